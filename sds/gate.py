@@ -20,7 +20,7 @@ from sds.engines.queueing import KeyLocks
 from sds.host import paths
 from sds.host.clock import now_ms
 from sds.host.keys import refuse_other_keys
-from sds.host.log import JsonLog
+from sds.host.log import JsonLog, Log
 from sds.kernel.context.reader import RecordedContext
 from sds.kernel.contract.schema import Contract, load_contract
 from sds.kernel.decision.packet import DecisionPacket
@@ -362,6 +362,14 @@ class Gate:
         From the next transaction on its cases go to a human. Raises TransitionError unless it is ACTIVE.
         """
         registry.request_retire(self.kernel.store, self.contract.agent_id, reason=reason, now_ms=self._now_ms())
+
+    def listen(self, listener: Log) -> None:
+        """Have `listener(event, facts)` called for all that is logged, and at the end of each stage of a decision
+        (`stage.begun`, `stage.proposed`, `stage.judged`, `stage.committed`, `stage.dispatched`), in the thread at work.
+
+        It must be quick, for decisions wait for it; what it raises is ignored.
+        """
+        self._log.listeners.append(listener)
 
     def on_close(self, action: Callable[[], object]) -> None:
         """Run `action` when the gate is closed, before its own parts are."""

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
-from sds.cancellation import Cancellation, StopCause, StoppedError
 from sds.engines.protocol import Engine, let_go
-from sds.engines.queueing import KeyLocks, QueueTimeoutError
+from sds.engines.queueing import Cancellation, KeyLocks, QueueTimeoutError, StopCause, StoppedError
 from sds.kernel.canonical import one_line
 from sds.kernel.decision.packet import NOT_ASKED, DecisionPacket, Decoding
 from sds.kernel.errors import ModelError, SdsError, UsageError, WorldError
@@ -126,6 +125,7 @@ class Stream:
     def _decide(self, turn: _Turn, *, anew: bool) -> Answer:
         """Decide it, in a fresh flow after each that came to nothing; a pending answer: somebody else is at work on it."""
         for tries in count():
+            self._kernel.log("stage.begun", {"event_id": turn.event.id})
             opened = self._kernel.open(turn.event, anew=anew and not tries, deadline_ms=turn.deadline_ms)
             if not isinstance(opened, DecisionPacket):
                 return opened
@@ -217,6 +217,7 @@ class Stream:
             with turn.cancellation.waiting(partial(self._end, packet), commits=True):
                 data, decoding = self._engine.propose(packet, tokens_max=tokens_max)
             refuse_unkeepable(data, decoding)
+            self._kernel.log("stage.proposed", _measured(packet, decoding))
         except StoppedError:
             raise
         except SdsError as error:
@@ -235,6 +236,10 @@ class Stream:
         with suppress(Exception):  # an engine may fail in any way: the flow is at its end
             let_go(self._engine, packet.dfid)
         return answer
+
+
+def _measured(packet: DecisionPacket, decoding: Decoding) -> dict[str, object]:
+    return {"dfid": packet.dfid, "tokens": decoding.tokens, "rows": decoding.facts.get("rows", ())}
 
 
 def _code(error: SdsError) -> str:

@@ -15,7 +15,7 @@ from concurrent.futures import CancelledError, Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager, suppress
 
-from sds.cancellation import CANCELLED, DRAINING, Cancellation, StopCause
+from sds.engines.queueing import CANCELLED, DRAINING, Cancellation, StopCause
 from sds.kernel.errors import SdsError, WorldError
 from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.intake import Event

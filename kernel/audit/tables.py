@@ -169,7 +169,9 @@ class Tables:
         if decision_record.CASE_KEY in seals:  # an erasure may follow: compared at the end
             self._erasures.sealed(dfid, seals[decision_record.CASE_KEY])
         self._found += [
-            f"entry {idx}: table {name} of flow {dfid} differs" for name in tables if now[name] != seals[name]
+            f"entry {idx}: table {name} of flow {dfid} differs"
+            for name in (*tables, decision_record.DEADLINE)
+            if now.get(name) != seals.get(name)
         ]
 
     def _same(self, what: str, rows: Iterable[tuple[Any, ...]], expected: Mapping[Any, Any]) -> None:
@@ -182,7 +184,7 @@ class Tables:
         orders = self._store.rows("SELECT dfid, status, external_receipt, executed_at_ms FROM execution_log")
         self._same("execution", ((row[0], row[1:]) for row in orders), self._orders)
         for tables, known in (
-            (decision_record.SEALED, self._flows.keys() | open_flows),
+            ((*decision_record.SEALED, decision_record.DEADLINE), self._flows.keys() | open_flows),
             (decision_record.RESERVED, self._orders.keys()),
             (SEALED_HUMAN, self._humans),
         ):

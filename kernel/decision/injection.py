@@ -23,3 +23,17 @@ def findings(text: str) -> tuple[str, ...]:
     """Return the names of the patterns found in the first `TEXT_CHARS_MAX` characters."""
     head = text[:TEXT_CHARS_MAX]
     return tuple(name for name, pattern in _COMPILED if pattern.search(head))
+
+
+def passages(text: str) -> tuple[tuple[int, int, tuple[str, ...]], ...]:
+    """Return where these patterns lie, in order, none overlapping another: (start, end, their names)."""
+    head = text[:TEXT_CHARS_MAX]
+    found = sorted((m.start(), m.end(), name) for name, pattern in _COMPILED for m in pattern.finditer(head))
+    joined: list[tuple[int, int, tuple[str, ...]]] = []
+    for start, end, name in found:
+        if joined and start < joined[-1][1]:
+            first, last, names = joined[-1]
+            joined[-1] = first, max(last, end), tuple(dict.fromkeys((*names, name)))
+        else:
+            joined.append((start, end, (name,)))
+    return tuple(joined)

@@ -22,6 +22,7 @@ from sds.kernel.storage.vault import JUSTIFICATION, PROMPT, PROPOSAL, Texts, key
 STEP_ID = "execute"
 
 CASE_KEY = "case_keys"  # among the seals of a flow: the digest of its case's wrapped key
+DEADLINE = "flow_deadlines"  # the same, of a flow that has a deadline: the digest of its row
 
 # Immutable columns of each sealed table, by flow. What may still change is derived from the ledger instead.
 SEALED = {
@@ -43,10 +44,15 @@ _ORDER = "SELECT dfid, idempotency_key, kind, params, resource_key, state_versio
 
 
 def seal(store: Reader, dfid: str, tables: Mapping[str, str]) -> dict[str, str]:
-    """Return one digest for each table: of all rows of this flow, in key order; and of the key of its case, if it has one."""
+    """Return one digest for each table: of all rows of this flow, in key order; and of the key of its case and of its
+    deadline, if it has them.
+    """
     seals: dict[str, str] = {}
-    if "decision_flows" in tables and (key := key_digest(store, dfid)):
-        seals[CASE_KEY] = key
+    if "decision_flows" in tables:
+        if key := key_digest(store, dfid):
+            seals[CASE_KEY] = key
+        if rows := store.rows("SELECT dfid, deadline_ms FROM flow_deadlines WHERE dfid = ?", (dfid,)):
+            seals[DEADLINE] = ledger.rows_digest(rows)
     for table, columns in tables.items():
         rows = store.rows(f"SELECT {columns} FROM {table} WHERE dfid = ? ORDER BY 1, 2", (dfid,))
         seals[table] = ledger.rows_digest(rows)

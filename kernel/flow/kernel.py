@@ -105,7 +105,10 @@ class Kernel:
 
     def known(self, event: intake.Event) -> Answer | None:
         """Return by reading alone what `open` would return of an event that needs no deciding; None: open it."""
-        return intake.known_event(self.store, self.contract, event, now_ms=self.now_ms)
+        found = intake.known_event(self.store, self.contract, event, now_ms=self.now_ms)
+        if found is not None and not found.pending:
+            self.log("stage.known", {"dfid": found.dfid})
+        return found
 
     def preview(self, event: intake.Event) -> DecisionPacket:
         """Compile the packet an event would get now, claiming and recording nothing."""
@@ -118,14 +121,18 @@ class Kernel:
         Raises UsageError when the flow is no longer open, StoreError when nothing could be recorded.
         """
         decoding = decoding or Decoding()
+        flow = {"dfid": packet.dfid}
         verdict = self.judge(packet, data, decoding)
+        self.log("stage.judged", flow)
         report = self.just_in_time(packet, verdict) if verdict.outcome == "ACCEPTED" else None
         order = self.commit(packet, data, decoding, verdict, report)
+        self.log("stage.committed", flow)
         if order is not None:
             # within the lease: what is reserved is reserved within the budget, which the lease is longer than by as much
             until_ms = decision_record.reserved_at_ms(self.store, packet.dfid) + self.contract.budget.dispatch_ms_max
             deadline_ms = in_flight.deadline_ms(self.store, packet.dfid)
             self.dispatcher.carry_out(order, until_ms=until_ms, deadline_ms=deadline_ms)
+            self.log("stage.dispatched", flow)
         return self.answer(packet.dfid)
 
     def compile(self, claimed: intake.ClaimedFlow) -> DecisionPacket:

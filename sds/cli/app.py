@@ -20,7 +20,7 @@ from sds.cli.judgement import evaluate, fit, label
 from sds.cli.records import backup, erase, keys, move, reconcile, record, replay
 from sds.cli.render import plain
 from sds.cli.service import keys as service_keys
-from sds.cli.service import serve
+from sds.cli.service import serve, webhooks
 from sds.cli.setup import agents, bench, context, contracts, doctor, models, new
 from sds.kernel.canonical import in_words, one_line
 from sds.kernel.errors import EventError, SdsError, UsageError
@@ -54,6 +54,7 @@ keys.add_to(app)
 service_keys.add_to(keys.keys)
 serve.add_to(app)
 move.add_to(app)
+webhooks.add_to(app)
 contracts.add_to(app)
 doctor.add_to(app)
 models.add_to(app)

@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 import typer
 
+from sds.host import clock
 from sds.kernel.envelope.bounds import format_literal
-from sds.kernel.errors import NOT_AS_WRITTEN
 from sds.kernel.identifiers import is_seen
+
+when = clock.when
 
 
 def plain(value: object) -> str:
     """Return a value on one line, what cannot be seen spelled out: a claim's text must not draw on this page."""
     return "".join(char if is_seen(char) else ascii(char)[1:-1] for char in str(value))
-
-
-def when(at_ms: int, timespec: str = "milliseconds") -> str:
-    """Return a time of the record as ISO 8601 in UTC; one that no calendar has, as it stands there."""
-    try:
-        return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec=timespec)
-    except (OSError, *NOT_AS_WRITTEN):
-        return f"{at_ms} ms"
 
 
 def counted(number: int, what: str) -> str:

@@ -1,11 +1,12 @@
 """Structured JSON logs: one object a line, with `event`, `timestamp` and, inside a flow, `dfid`. No personal data.
 
-The kernel hands over facts it chose itself: ids, kinds, codes. Events, evidence and snapshots are never logged.
+The kernel hands over facts it chose itself: ids, kinds, codes. Events, evidence and snapshots are never logged. What ends a
+stage of a decision (`stage.*`) is for those who listen, to measure by; it is not written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
@@ -14,6 +15,9 @@ import structlog
 
 from sds.kernel.errors import StoreError
 from sds.kernel.storage.private_files import make_private_file
+
+STAGES = "stage."
+Log = Callable[[str, Mapping[str, object]], None]
 
 _WARNINGS = (
     "security.",
@@ -27,9 +31,10 @@ _WARNINGS = (
 
 
 class JsonLog:
-    """Appends to one file, opened for the life of the gate."""
+    """Appends to one file, opened for the life of the gate. `listeners` hear of everything first, in the caller's thread."""
 
     def __init__(self, path: Path) -> None:
+        self.listeners: list[Log] = []
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             make_private_file(path)
@@ -46,6 +51,11 @@ class JsonLog:
         )
 
     def write(self, event: str, facts: Mapping[str, object]) -> None:
+        for listener in self.listeners:
+            with suppress(Exception):  # who measures must not stop what is measured
+                listener(event, facts)
+        if event.startswith(STAGES):
+            return
         level = "warning" if event.startswith(_WARNINGS) else "info"
         with suppress(OSError, ValueError):  # a full disk or a closed file: the record is the store, not this
             getattr(self._logger, level)(event, **facts)

@@ -13,12 +13,14 @@ from fastapi import FastAPI
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sds.service import console, operations, problems
+from sds.service import console, description, problems
 from sds.service.admission import Admission
 from sds.service.callers import Callers
 from sds.service.database import Database
 from sds.service.deciding.idempotency import KeptAnswers
 from sds.service.gates import OpenGates
+from sds.service.operations import Operations
+from sds.service.operations.requests import Measured
 from sds.service.problems import Log
 from sds.service.routes import agents, catalog, decisions, escalations, events, halt, health, looking
 from sds.service.settings import ServiceSettings
@@ -115,7 +117,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with operations.running(app.state.service):
+        async with app.state.operations.running():
             yield
 
     app = FastAPI(
@@ -137,9 +139,12 @@ def create_app(
     admission = Admission(parallel=gates.parallel, queue_max=settings.queue_max)
     kept = KeptAnswers(database, now_ms=now_ms, kept_ms=1_000 * settings.keys_kept_s)
     app.state.service = Service(settings, gates, database, callers, admission, kept, now_ms, log)
+    app.state.operations = Operations(app.state.service)
     app.state.token = token
     problems.add_to(app)
     for module in (health, catalog, decisions, looking, escalations, agents, halt, events, console):
         app.include_router(module.router)
+    description.describe(app, gates)
+    app.add_middleware(Measured, operations=app.state.operations)
     app.add_middleware(Outermost, log=log, token=token, body_within_s=settings.body_within_s)
     return app

@@ -62,24 +62,17 @@ webhooks = sa.Table(
     sa.Column("gates", sa.Text, nullable=False),
     sa.Column("made_at_ms", sa.BigInteger, nullable=False),
 )
-webhook_positions = sa.Table(
+webhook_positions = sa.Table(  # how far each endpoint has a gate's ledger, and how the next delivery goes
     "webhook_positions",
     metadata,
     sa.Column("webhook", sa.Text, primary_key=True),
     sa.Column("gate", sa.Text, primary_key=True),
-    sa.Column("idx", sa.BigInteger, nullable=False),  # the last entry of the gate's ledger that became a delivery
-)
-deliveries = sa.Table(
-    "deliveries",
-    metadata,
-    sa.Column("id", sa.Text, primary_key=True),
-    sa.Column("webhook", sa.Text, nullable=False),
-    sa.Column("gate", sa.Text, nullable=False),
-    sa.Column("idx", sa.BigInteger, nullable=False),
-    sa.Column("body", sa.Text, nullable=False),
-    sa.Column("attempts", sa.Integer, nullable=False),
+    sa.Column("idx", sa.BigInteger, nullable=False),  # of the last entry that is behind it
+    sa.Column("entry_hash", sa.Text, nullable=False),  # of that entry; "": of none
+    sa.Column("at_ms", sa.BigInteger, nullable=False),  # of that entry
+    sa.Column("attempts", sa.Integer, nullable=False),  # at the next delivery, in vain
     sa.Column("next_at_ms", sa.BigInteger, nullable=False),
-    sa.Column("delivered_at_ms", sa.BigInteger),
+    sa.Column("failing_since_ms", sa.BigInteger),
     sa.Column("failure", sa.Text),
 )
 sessions = sa.Table(
@@ -90,6 +83,15 @@ sessions = sa.Table(
     sa.Column("csrf", sa.Text, nullable=False),
     sa.Column("made_at_ms", sa.BigInteger, nullable=False),
     sa.Column("seen_at_ms", sa.BigInteger, nullable=False),
+)
+taken = sa.Table(
+    "taken",
+    metadata,
+    sa.Column("gate", sa.Text, primary_key=True),
+    sa.Column("dfid", sa.Text, primary_key=True),
+    sa.Column("key_digest", sa.Text, nullable=False),
+    sa.Column("who", sa.Text, nullable=False),
+    sa.Column("at_ms", sa.BigInteger, nullable=False),
 )
 
 

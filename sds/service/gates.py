@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from sds.definitions.definition import GateDefinition
 from sds.definitions.registry import find
 from sds.engines.protocol import Engine
-from sds.gate import THREADS_BESIDE, Gate
+from sds.gate import Gate
 from sds.host import paths
 from sds.kernel.errors import UsageError
+from sds.opening import THREADS_BESIDE
 from sds.policy.opening import open_policy
 from sds.service.settings import ServiceSettings
 

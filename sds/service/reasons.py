@@ -81,6 +81,18 @@ REASONS: dict[str, Reason] = {
         "What is asked does not fit the state that this is in.",
         "look at it again, then ask again",
     ),
+    "ACKNOWLEDGEMENT_REQUIRED": Reason(
+        409,
+        "It is of HIGH impact",
+        "What was decided cannot be undone outside, and that was not acknowledged. Nothing has changed.",
+        "if that is what you want, send it with `acknowledge`: true",
+    ),
+    "STATE_DRIFT_DETECTED": Reason(
+        409,
+        "The state has moved",
+        "The case is no longer as the human saw it. Nothing has changed.",
+        "look at the case again, and send what its `now.id` is as `seen`",
+    ),
     "ERASED": Reason(
         410, "The text was erased", "The key was destroyed under which the texts lay.", "none: it is final"
     ),
@@ -122,6 +134,9 @@ REASONS: dict[str, Reason] = {
     "DRAINING": Reason(
         503, "The service is being stopped", "It ends what is under way, and takes nothing new.", _AGAIN, retryable=True
     ),
+    "NOT_READY": Reason(
+        503, "Send no requests here now", "`checks` says what is not as it has to be.", "`sds doctor`", retryable=True
+    ),
     "STORE_UNAVAILABLE": Reason(
         503,
         "The record cannot be used",
@@ -152,7 +167,6 @@ REASONS: dict[str, Reason] = {
 _AS = {
     "TRANSITION_FORBIDDEN": "CONFLICT",
     "FLOW_CLOSED": "CONFLICT",
-    "ACKNOWLEDGEMENT_REQUIRED": "CONFLICT",
     "HALTED": "CONFLICT",
     "RECORD_DAMAGED": "STORE_UNAVAILABLE",
     "DEADLINE_EXCEEDED": "NOT_DECIDED",

@@ -42,6 +42,19 @@ class ServiceSettings:
     keys_kept_s: int = 24 * 3600  # answers under an Idempotency-Key
     key_cache_ms: int = 1_000  # a revoked key is refused after so long at the latest
 
+    metrics_open: bool = False  # /metrics without a key, for who asks from this machine
+    streams_max: int = 64  # streams of changes at once in one process
+    streams_of_key_max: int = 8
+    heartbeat_s: float = 15.0  # of a stream that has nothing to say
+    stream_check_s: float = 1.0  # a stream whose key was revoked ends after so long at the latest
+    follow_every_s: float = 0.2  # looks at the ledgers' heads, while anybody follows them
+    recover_every_s: float = 5.0
+    probe_every_s: float = 5.0  # of store, clock and model, for /readyz
+    sweep_every_s: float = 600.0
+    webhooks_every_s: float = 1.0
+    webhook_within_s: float = 10.0  # an endpoint that has not answered by then has failed
+    webhooks_parallel: int = 8
+
     def __post_init__(self) -> None:
         if not self.gates:
             raise UsageError("no gate is named", hint="sds serve --gate refund")

@@ -16,9 +16,21 @@ from sds.service.problems import Log, Problem
 from sds.service.settings import ServiceSettings
 
 
+def _untraced(_gate: str, _event_id: str, _traceparent: str) -> None:
+    """Trace nothing."""
+
+
+def _nothing() -> None:
+    """Stop nothing."""
+
+
 @dataclass(slots=True)
 class Service:
-    """`draining`: SIGTERM came, nothing new is decided. `gates_closed`: nothing can be read any more, either."""
+    """`draining`: SIGTERM came, nothing new is decided. `gates_closed`: nothing can be read any more, either.
+
+    `traced(gate, event_id, traceparent)` is called with every event that is asked about, once it has been read. `stop_background`
+    returns when nothing works in the background any more: before the gates are closed.
+    """
 
     settings: ServiceSettings
     gates: OpenGates
@@ -28,6 +40,8 @@ class Service:
     kept: KeptAnswers
     now_ms: Callable[[], int]
     log: Log
+    traced: Callable[[str, str, str], object] = _untraced
+    stop_background: Callable[[], object] = _nothing
     draining: bool = False
     gates_closed: bool = False
 

@@ -73,6 +73,7 @@ def full_record(folder: Path) -> World:
     made.tickets.put("T8", refundable_minor=1)
     made.kernel.decide(packet, refund()(packet))
     see_through(made.kernel, made.event("drifted", "T8"), refund("0.01"))
+    made.kernel.decide(packet := made.kernel.open(made.event("in time", "T5"), deadline_ms=made.clock()), deny(packet))
     made.packet("abandoned", "T5")
     made.clock.advance(LEASE_MS)
     made.rail.blind = True

@@ -5,20 +5,20 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from sds.cli.common import GateOption, JsonFlag, OpenedGate, Reason, defined, open_store, operator, whole_dfid
-from sds.cli.render import number_range, plain, print_json, when
-from sds.escalations import HumanDecision, Resolve
+from sds.cli.render import number_range, plain, print_json
+from sds.escalations import HumanDecision, Resolve, choices, decision_text, described, impacts, summary
 from sds.escalations import resolve as resolve_case
 from sds.gates.opening import preview_kernel, recovery_kernel
 from sds.host.clock import now_ms
 from sds.host.paths import gate_home
-from sds.kernel.contract.human_terms import Impact, human_contract, impact
+from sds.kernel.contract.human_terms import human_contract
 from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.snapshot import parse_type, show
 from sds.kernel.envelope.bounds import format_literal
@@ -57,10 +57,10 @@ def list_cases(
         terms = cases.registered_terms(store, gate)
         found = cases.waiting(store, terms, limit=limit)
     if as_json:
-        print_json([_summary(terms, case) for case in found])
+        print_json([summary(terms, case) for case in found])
         return
     for case in found:
-        facts = _summary(terms, case)
+        facts = summary(terms, case)
         typer.echo(
             f"{facts['since']}  {case.dfid}  {plain(case.event_id)}  {facts['reason']}"
             f"  {facts['proposed'] or '-'}  {case.impact(terms) or '-'}"
@@ -69,29 +69,6 @@ def list_cases(
         typer.echo("nothing waits for a human")
     if any(case.damaged for case in found):
         typer.echo("what is damaged cannot be read: sds ledger verify", err=True)
-
-
-def _summary(terms: Contract, case: Case) -> dict[str, Any]:
-    return {
-        "dfid": case.dfid,
-        "event_id": case.event_id,
-        "since": when(case.since_ms),
-        "reason": "RECORD_DAMAGED" if case.damaged else "UNKNOWN" if case.unknown else case.reason_code,
-        "proposed": _decision(terms, case.action, case.numbers) if case.action else None,
-        "action": case.action,
-        "params": case.numbers if case.action else {},
-        "impact": case.impact(terms),
-    }
-
-
-def _decision(terms: Contract, action: str, numbers: Any) -> str:
-    spec = terms.kinds.get(action)
-    return " ".join([action, *(f"{name} {_number(spec, name, value)}" for name, value in numbers.items())])
-
-
-def _number(spec: Any, name: str, value: int) -> str:
-    known = spec is not None and (name in spec.params or name in spec.fills)
-    return format_literal(value, spec.scale(name)) if known else str(value)
 
 
 def show_case(dfid: Dfid, gate: OpenedGate = "refund", as_json: JsonFlag = False) -> None:
@@ -105,67 +82,29 @@ def show_case(dfid: Dfid, gate: OpenedGate = "refund", as_json: JsonFlag = False
         at = HumanReview(kernel, now_ms=now_ms)
         case = at.case(whole_dfid(kernel.store, dfid))
         look = at.view(case)
-    facts = _facts(at.contract, case, look, found.option)
+    facts = described(at.contract, case, look) | {"commands": _commands(at.contract, case, look, found.option)}
     if as_json:
         print_json(facts)
     else:
         _print(at.contract, case, look, facts)
 
 
-def _facts(terms: Contract, case: Case, look: CaseView, gate: str) -> dict[str, Any]:
-    waits = case.unknown or (case.state == "ESCALATED" and case.resolved is None)
-    return {
-        **_summary(terms, case),
-        "state": case.state,
-        "resolved": case.resolved,
-        "why": case.reasons,
-        "event": case.trigger,
-        "snapshot": {"id": case.snapshot_id, "fields": case.fields},
-        "now": {"id": look.seen, "fields": look.packet.snapshot.fields, "notes": look.packet.notes},
-        "moved": look.moved,
-        "proposal": case.said.decode("utf-8", "backslashreplace"),
-        "confidence": case.confidence,
-        "alternatives": case.alternatives,
-        "may_decide": look.packet.envelope.as_data(),
-        "commands": _commands(terms, case, look, gate) if waits else [],
-    }
-
-
 def _commands(terms: Contract, case: Case, look: CaseView, gate: str) -> list[str]:
     """Return what a human may type now, most likely first. A number stands at its lower bound."""
     start, why = f"sds escalations resolve {case.dfid}{gate}", '--reason "..."'
-    if case.unknown:
-        return [f"{start} --settled REFERENCE {why} --acknowledge", f"{start} --rejected {why} --acknowledge"]
-    if not case.can_be_carried_out:
-        return [f"{start} --abort {why}"]
     seen = f" --seen {look.seen}" if look.moved else ""
-    commands, envelope = [], look.packet.envelope
-    if case.proposal and not envelope.objections(replace(case.proposal, rationale=None)):
-        commands.append(f"{start} --override {why}{seen}{_acknowledge(case.impact(terms))}")
-    commands += [
-        f"{start} --modify {shlex.quote(_example(kind))} {why}{seen}{_acknowledge(_impacts(terms, kind)[0])}"
-        for kind in envelope.kinds
-        if kind.kind != ESCALATE
+    lines = {
+        "OVERRIDE": f"--override {why}{seen}",
+        "MODIFY": f"--modify {{}} {why}{seen}",
+        "ABORT": f"--abort {why}",
+        "SETTLED": f"--settled REFERENCE {why}",
+        "REJECTED": f"--rejected {why}",
+    }
+    return [
+        f"{start} {lines[each.decision].replace('{}', shlex.quote(each.example()), 1)}"
+        + (" --acknowledge" if each.acknowledge else "")
+        for each in choices(terms, case, look)
     ]
-    return [*commands, f"{start} --abort {why}"]
-
-
-def _example(kind: KindBound) -> str:
-    numbers = ",".join(f'"{name}":{format_literal(bound.lo, bound.scale)}' for name, bound in kind.params)
-    params = f'"params":{{{numbers}}},' if numbers else ""
-    return f'{{"action":"{kind.kind}",{params}"reason":"{kind.reasons[0]}"}}'
-
-
-def _acknowledge(level: Impact | None) -> str:
-    return " --acknowledge" if level == "HIGH" else ""
-
-
-def _impacts(terms: Contract, kind: KindBound) -> list[Impact]:
-    """Return the impact of the least and of the most that a kind may be now."""
-    fixed = {name: value for name, value, _ in kind.fills}
-    least = fixed | {name: bound.lo for name, bound in kind.params}
-    most = fixed | {name: bound.hi for name, bound in kind.params}
-    return [impact(terms, kind.kind, numbers) for numbers in (least, most)]
 
 
 def _print(terms: Contract, case: Case, look: CaseView, facts: dict[str, Any]) -> None:
@@ -215,7 +154,7 @@ def _state(terms: Contract, case: Case, look: CaseView) -> dict[str, str]:
 def _bounds(terms: Contract, kind: KindBound) -> str:
     numbers = [number_range(name, bound) for name, bound in kind.params]
     numbers += [f"{name} {format_literal(value, scale)}" for name, value, scale in kind.fills]
-    levels = " to ".join(dict.fromkeys(_impacts(terms, kind)))
+    levels = " to ".join(dict.fromkeys(impacts(terms, kind)))
     return "; ".join([*numbers, f"{levels} impact", f"reasons {', '.join(kind.reasons)}"])
 
 
@@ -271,7 +210,7 @@ def _wanted(*, override: bool, modify: str | None, abort: bool, settled: str | N
 
 
 def _tell(terms: Contract, answer: Answer, wanted: Resolve, gate: str) -> None:
-    done = _decision(terms, answer.action, answer.params) if answer.action else "-"
+    done = decision_text(terms, answer.action, answer.params) if answer.action else "-"
     done = "nothing is carried out" if wanted == "ABORT" else done
     became = " ".join(part for part in (answer.execution, answer.reference) if part)
     typer.echo("  ".join(part for part in (answer.dfid, answer.state, wanted, done, became) if part))

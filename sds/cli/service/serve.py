@@ -45,6 +45,9 @@ def serve(
     drain_s: Annotated[
         float, typer.Option("--drain-s", min=0.0, max=3_600.0, help="Seconds that what is under way has after SIGTERM.")
     ] = 25.0,
+    metrics_open: Annotated[
+        bool, typer.Option("--metrics-open", help="Show /metrics without a key to who asks from this machine.")
+    ] = False,
     dev: Annotated[bool, typer.Option("--dev", help="On this machine alone: makes a key and prints it.")] = False,
 ) -> None:
     """Serve gates over HTTP until SIGTERM. Callers have keys: sds keys add.
@@ -69,6 +72,7 @@ def serve(
         rate_per_s=rate,
         rate_burst=max(1, int(2 * rate)),
         drain_s=drain_s,
+        metrics_open=metrics_open,
         dev=dev,
         dev_keys=(callers.digest_of(key),) if key else (),
     )

@@ -1,7 +1,12 @@
-"""Pages for people, under /console."""
+"""Pages for people, under /console: what waits for a human, one case at a time, what is decided now, and who may stop it.
+
+They are made here, on the server; without scripts a browser loses only that the live page renews itself.
+"""
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from sds.service.console import actions, routes
 
-router = APIRouter(prefix="/console", include_in_schema=False)
+__all__ = ["actions", "router"]
+
+router = routes.router  # and the routes that `actions` has added

@@ -19,16 +19,25 @@ _ESCAPED = re.compile(r'\\(["\\])')
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """`deadline_ms`: from the request's arrival; None: what the contract gives. `key`: the idempotency key, unquoted."""
+    """`deadline_ms`: from the request's arrival; None: what the contract gives. `key`: the idempotency key, unquoted.
+
+    `traceparent`: as it was sent (W3C); what is none counts for nothing.
+    """
 
     deadline_ms: int | None
     respond_async: bool
     key: str | None
+    traceparent: str = ""
 
 
 def asked_by(request: Request, deadline_ms_max: int) -> Asked:
     """Read headers and query of a request. Raises Problem: 400."""
-    return Asked(_deadline(request, deadline_ms_max), _responds_async(request), _key(request))
+    return Asked(
+        _deadline(request, deadline_ms_max),
+        _responds_async(request),
+        _key(request),
+        request.headers.get("traceparent", ""),
+    )
 
 
 def _deadline(request: Request, most: int) -> int | None:

@@ -87,6 +87,7 @@ def _begin(service: Service, request: Request) -> _Begun:
     """Answer by reading alone where that can be; else take a place, claim the key and submit the event."""
     gate = request.gate.gate
     event = gate.read(request.body)
+    service.traced(request.gate.name, event.id, request.asked.traceparent)
     claim = None if request.asked.key is None else claim_of(request.caller, gate, request.asked.key, event)
     if claim is not None and (found := service.kept.find(claim, gate, event)) is not None:
         return _Begun(event, claim, _replayed(found))

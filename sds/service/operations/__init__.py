@@ -1,15 +1,56 @@
-"""What runs beside the requests: recovery, webhooks, metrics, traces."""
+"""What a process of the service does beside answering: it measures, follows its ledgers, recovers, delivers, looks around."""
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from starlette.requests import HTTPConnection
+
+from sds.service.operations.background import Background
+from sds.service.operations.following import Tail
+from sds.service.operations.health import Health
+from sds.service.operations.measuring import Standing
+from sds.service.operations.metrics import Metrics
+from sds.service.operations.observing import Observer
+from sds.service.operations.tracing import Spans, configured_tracer
 from sds.service.state import Service
 
 
-@asynccontextmanager
-async def running(service: Service) -> AsyncIterator[None]:
-    """Run the service's own work for the time of a block."""
-    del service
-    yield
+class Operations:
+    """The parts of one process. `streams`: how many streams of changes each caller has open."""
+
+    def __init__(self, service: Service) -> None:
+        self.metrics = Metrics()
+        self.spans = Spans(configured_tracer())
+        self.streams = Counter[str]()
+        service.traced = self.spans.asked
+        self.health = Health(service)
+        self.standing = Standing(service, self.metrics, self.streams)
+        self.tail = Tail(
+            lambda: {name: each.gate.store for name, each in service.gates.items()},
+            every_s=service.settings.follow_every_s,
+            failed=self.metrics.store_errors.labels("follow").inc,
+        )
+        self.background = Background(service, self.metrics, self.health)
+        service.stop_background = self.background.stop
+        for name, each in service.gates.items():
+            agent_id = each.gate.contract.agent_id
+            each.gate.listen(Observer(name, agent_id, self.metrics, ended=self.spans.ended))
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Do what is done in the background for a block."""
+        self.background.start()
+        try:
+            yield
+        finally:
+            await asyncio.to_thread(self.background.stop)
+
+
+def operations(request: HTTPConnection) -> Operations:
+    """Return the operations of the service that a request came to."""
+    found: Operations = request.app.state.operations
+    return found

@@ -1,7 +1,97 @@
-"""Cases that wait for a human: looking, and deciding."""
+"""Cases that wait for a human: looking, and deciding. What the texts of a case say only the role `review` is shown."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from typing import Annotated, Any, get_args
+
+from fastapi import APIRouter, Query, Request
+from starlette.concurrency import run_in_threadpool
+
+from sds.escalations import HumanDecision, Resolve
+from sds.gate import Gate
+from sds.kernel.errors import SdsError
+from sds.service import review
+from sds.service.callers import Caller, Reviewer, Viewer
+from sds.service.fields import FLAG, OBJECT, TEXT, as_written, body_schema, read_fields
+from sds.service.problems import Problem
+from sds.service.state import service
+
+LIMIT_MAX = 1_000
+
+_REQUIRED = {"decision": TEXT, "reason": TEXT}
+_OPTIONAL = {"change": OBJECT, "seen": TEXT, "reference": TEXT, "acknowledge": FLAG}
 
 router = APIRouter(prefix="/v1/escalations", tags=["escalations"])
+
+
+@router.get("")
+async def waiting(
+    request: Request,
+    who: Viewer,
+    gate: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=LIMIT_MAX)] = 100,
+) -> dict[str, list[dict[str, Any]]]:
+    """List what waits for a human at the gates that the key may see, the oldest first: age, impact, reason, proposal."""
+    state = service(request)
+    who.check("read", gate)
+    gates = [state.gate(gate)] if gate is not None else state.gates_of(who).values()
+
+    def found() -> list[dict[str, Any]]:
+        now_ms = state.now_ms()
+        listed = [case for each in gates for case in review.waiting(each.gate, limit=limit, now_ms=now_ms)]
+        return sorted(listed, key=lambda case: (-case["age_ms"], case["dfid"]))[:limit]
+
+    return {"escalations": await run_in_threadpool(found)}
+
+
+@router.get("/{dfid}")
+async def show(request: Request, dfid: str, who: Reviewer) -> dict[str, Any]:
+    """Show one case with all that is needed to decide it: packet, evidence, alternatives, what changed since."""
+    state = service(request)
+
+    def found() -> dict[str, Any]:
+        return review.case(_gate_of(request, who, dfid), dfid, now_ms=state.now_ms())
+
+    return await run_in_threadpool(found)
+
+
+@router.post("/{dfid}/resolution", openapi_extra=body_schema(_REQUIRED, _OPTIONAL))
+async def resolve(request: Request, dfid: str, who: Reviewer) -> dict[str, Any]:
+    """Resolve a case, once: OVERRIDE, MODIFY (with `change`), ABORT; of an order that nobody knows the end of: SETTLED
+    (with `reference`), REJECTED. `seen`: `now.id` of the case as it was shown; `acknowledge`: it is of HIGH impact.
+    """
+    given = await read_fields(request, _REQUIRED, _OPTIONAL)
+    decided = _decision(given, who)
+
+    def made() -> dict[str, Any]:
+        return review.decide(_gate_of(request, who, dfid), dfid, decided).as_data()
+
+    try:
+        return await run_in_threadpool(made)
+    except SdsError as error:
+        if error.reason_code == "ACKNOWLEDGEMENT_REQUIRED":
+            raise Problem(error.reason_code, str(error), dfid=error.dfid) from None
+        raise
+
+
+def _decision(given: dict[str, Any], who: Caller) -> HumanDecision:
+    if given["decision"] not in get_args(Resolve):
+        raise Problem("USAGE", "the field `decision` is no decision", hint=f"one of {', '.join(get_args(Resolve))}")
+    return HumanDecision(
+        decision=given["decision"],
+        who=who.name,
+        reason=given["reason"],
+        change=as_written(given["change"]) if "change" in given else "",
+        seen=given.get("seen", ""),
+        reference=given.get("reference", ""),
+        acknowledge=given.get("acknowledge", False),
+    )
+
+
+def _gate_of(request: Request, who: Caller, dfid: str) -> Gate:
+    """Return the gate that has a flow, among those that the caller may see. Raises Problem: 404."""
+    gates = [each.gate for each in service(request).gates_of(who).values()]
+    found = review.gate_of(gates, dfid)
+    if found is None:
+        raise Problem("DFID_UNKNOWN")
+    return found

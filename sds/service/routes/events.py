@@ -1,7 +1,137 @@
-"""Changes as they happen, as server-sent events."""
+"""Changes as they happen, as server-sent events: the ledgers are the outbox, and an event's id says how far each was read.
+
+Whoever comes back with `Last-Event-ID` goes on behind it, with no loss and nothing twice. No text of a case is sent.
+"""
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from typing import Annotated
+
+import orjson
+from fastapi import APIRouter, Header, Query, Request
+from sse_starlette import EventSourceResponse, ServerSentEvent
+from sse_starlette.sse import AppStatus, SendTimeoutError
+from starlette.concurrency import run_in_threadpool
+from starlette.types import Receive, Scope, Send
+
+from sds.kernel.errors import SdsError
+from sds.kernel.storage.store import Reader
+from sds.service.callers import Caller, Viewer, digest_of
+from sds.service.operations import operations
+from sds.service.operations.changes import Change, head, parse_positions, read_changes, write_positions
+from sds.service.operations.following import Tail
+from sds.service.problems import Problem
+from sds.service.state import Service, service
+
+SEND_S_MAX = 30.0  # a reader that takes nothing for so long is let go
+
+# The service ends its streams itself when it drains; what the library would set for that stays set in the whole process.
+AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
 
 router = APIRouter(prefix="/v1/events", tags=["events"])
+
+
+class ChangeStream(EventSourceResponse):
+    """A stream that counts while it is sent, and whose reader may go or fall asleep without that being a fault."""
+
+    def __init__(
+        self, streams: Counter[str], who: Caller, content: AsyncIterator[ServerSentEvent], ping_s: float
+    ) -> None:
+        super().__init__(content, ping=ping_s, send_timeout=SEND_S_MAX)
+        self._streams, self._name = streams, who.name
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._streams[self._name] += 1
+        try:
+            await super().__call__(scope, receive, send)
+        except SendTimeoutError:
+            pass
+        finally:
+            self._streams[self._name] -= 1
+            if not self._streams[self._name]:
+                del self._streams[self._name]
+
+
+@router.get("", response_class=EventSourceResponse)
+async def events(
+    request: Request,
+    who: Viewer,
+    gate: Annotated[list[str] | None, Query()] = None,
+    after: str | None = None,
+    last_event_id: Annotated[str | None, Header()] = None,
+) -> ChangeStream:
+    """Send what changes at the gates that the key may see, or at those named, from now on or behind `Last-Event-ID`.
+
+    `after` is the same as that header, for readers that cannot set it. Heartbeats are comments. The stream ends when the
+    key is revoked and when the service drains.
+    """
+    state = service(request)
+    for name in gate or ():
+        who.check("read", name)
+    seen = state.gates_of(who)
+    records = {name: state.gate(name).gate.kernel.store for name in (gate or seen)}
+    streams = operations(request).streams
+    _check_room(state, streams, who)
+    positions = await run_in_threadpool(_start, records, last_event_id or after)
+    digest = digest_of(request.headers["authorization"].partition(" ")[2])
+    sent = _sent(state, operations(request).tail, digest, records, positions)
+    return ChangeStream(streams, who, sent, state.settings.heartbeat_s)
+
+
+def _check_room(state: Service, streams: Counter[str], who: Caller) -> None:
+    """Raise Problem where there are as many streams as may be, of this key or at all."""
+    settings = state.settings
+    if state.draining:
+        raise Problem("DRAINING")
+    if streams[who.name] >= settings.streams_of_key_max:
+        raise Problem("RATE_LIMITED", f"a key has {settings.streams_of_key_max} streams at most in a process")
+    if streams.total() >= settings.streams_max:
+        raise Problem("UNAVAILABLE", "as many streams are open as may be")
+
+
+def _start(records: Mapping[str, Reader], behind: str | None) -> dict[str, int]:
+    """Return from where to go on at each gate: behind the event that was seen last, else from now on."""
+    try:
+        known = parse_positions(behind) if behind else {}
+    except ValueError:
+        raise Problem("CURSOR_INVALID", "`Last-Event-ID` is no id of an event of this service") from None
+    heads = {gate: head(record) for gate, record in records.items()}
+    if any(known.get(gate, 0) > idx for gate, idx in heads.items()):
+        raise Problem(
+            "CURSOR_INVALID", "`Last-Event-ID` is ahead of the record", hint="was it restored? begin without one"
+        )
+    return {gate: known.get(gate, idx) for gate, idx in heads.items()}
+
+
+async def _sent(
+    state: Service, tail: Tail, digest: str, records: Mapping[str, Reader], positions: dict[str, int]
+) -> AsyncIterator[ServerSentEvent]:
+    """Send the changes behind `positions`, which move on with them, as long as the key is good."""
+    check_s = state.settings.stream_check_s
+    yield ServerSentEvent(id=write_positions(positions), retry=2_000)
+    async with tail.followed():
+        while not state.draining:
+            try:
+                page = await run_in_threadpool(_page, state, digest, records, positions)
+            except SdsError:  # the reader comes back, and goes on where it was
+                return
+            if page is None:
+                return
+            for change in page:
+                positions[change.gate] = change.idx
+                data = orjson.dumps(change.as_data()).decode()
+                yield ServerSentEvent(data, event=change.kind.lower(), id=write_positions(positions))
+            if not page:
+                await tail.grown(positions, check_s)
+
+
+def _page(
+    state: Service, digest: str, records: Mapping[str, Reader], positions: Mapping[str, int]
+) -> list[Change] | None:
+    """Return what changed next: of each gate in the order of its ledger, of several in none. None: the key is not good."""
+    known = state.callers.look_up(digest)
+    if known is None or not all(known.may_see(gate) for gate in records):
+        return None
+    return [change for gate, record in records.items() for change in read_changes(record, gate, positions[gate])]

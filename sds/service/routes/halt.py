@@ -1,7 +1,45 @@
-"""Halting and resuming a gate."""
+"""Halting and resuming: one gate, or all that the key is for. It binds from the next transaction on, in every process."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.concurrency import run_in_threadpool
+
+from sds.service import review
+from sds.service.callers import Operator, Viewer
+from sds.service.fields import FLAG, TEXT, body_schema, read_fields
+from sds.service.state import service
+
+_REQUIRED = {"halted": FLAG, "reason": TEXT}
+_OPTIONAL = {"gate": TEXT}
 
 router = APIRouter(prefix="/v1/halt", tags=["halt"])
+
+
+@router.get("")
+async def halted(request: Request, who: Viewer) -> dict[str, list[dict[str, Any]]]:
+    """Tell of each gate that the key may see whether it is halted, since when, by whom and why."""
+    gates = service(request).gates_of(who).values()
+    return {"gates": await run_in_threadpool(lambda: [review.halt_state(each.gate) for each in gates])}
+
+
+@router.put("", openapi_extra=body_schema(_REQUIRED, _OPTIONAL))
+async def set_halted(request: Request, who: Operator) -> dict[str, list[dict[str, Any]]]:
+    """Halt (`halted`: true) or resume (false) one `gate`, or, where none is named, all that the key is for.
+
+    Of several the one that cannot be halted does not keep the others from it: `error` says why, by its reason code.
+    """
+    given = await read_fields(request, _REQUIRED, _OPTIONAL)
+    state, wanted = service(request), given.get("gate")
+    who.check("operate", wanted)
+    gates = [state.gate(wanted)] if wanted is not None else list(state.gates_of(who).values())
+    wanted_now, reason = given["halted"], given["reason"]
+
+    def done() -> list[dict[str, Any]]:
+        return review.set_all_halted(
+            [each.gate for each in gates], wanted_now, who=who.name, reason=reason, now_ms=state.now_ms()
+        )
+
+    return {"gates": await run_in_threadpool(done)}

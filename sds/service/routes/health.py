@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse
+from ipaddress import ip_address
 
+import orjson
+from fastapi import APIRouter, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import JSONResponse, Response
+
+from sds.service.operations import operations
+from sds.service.operations.metrics import CONTENT_TYPE
+from sds.service.problems import Problem, response_of
 from sds.service.state import service
 
 router = APIRouter(tags=["health"])
@@ -16,8 +23,36 @@ async def livez() -> dict[str, str]:
     return {"status": "live"}
 
 
-@router.get("/readyz")
-async def readyz(request: Request) -> JSONResponse:
-    """Tell whether decisions can be asked for."""
-    draining = service(request).draining
-    return JSONResponse({"status": "draining" if draining else "ready"}, 503 if draining else 200)
+@router.get("/readyz", responses={503: {"description": "Not ready"}})
+async def readyz(request: Request) -> Response:
+    """Tell whether decisions can be asked for, by the last look at each of what they need."""
+    health = operations(request).health
+    checks = health.checks()
+    if health.ready(checks):
+        return JSONResponse({"status": "ready", "checks": checks})
+    response = response_of(Problem("NOT_READY"))
+    response.body = orjson.dumps({**orjson.loads(response.body), "checks": checks})
+    response.headers["content-length"] = str(len(response.body))
+    return response
+
+
+@router.get("/metrics", response_class=Response)
+async def metrics(request: Request) -> Response:
+    """Show what is measured, for Prometheus: to who has the role `read`, or, where it was opened so, to this machine."""
+    state, running = service(request), operations(request)
+    if not (state.settings.metrics_open and _is_local(request)):
+        who = await state.callers.of(request.headers.get("authorization"))
+        who.check("read")
+
+    def rendered() -> bytes:
+        running.standing.sample()
+        return running.metrics.render()
+
+    return Response(await run_in_threadpool(rendered), media_type=CONTENT_TYPE)
+
+
+def _is_local(request: Request) -> bool:
+    try:
+        return request.client is not None and ip_address(request.client.host).is_loopback
+    except ValueError:
+        return False

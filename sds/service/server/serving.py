@@ -140,7 +140,9 @@ class Server(uvicorn.Server):
         service.draining = True
         service.log("service.draining", {"in_hand": service.admission.in_hand})
         try:
-            await asyncio.to_thread(service.gates.close, service.settings.drain_s)
+            await asyncio.to_thread(service.stop_background)
+            left_s = max(0.0, service.settings.drain_s - (time.monotonic() - began_s))
+            await asyncio.to_thread(service.gates.close, left_s)
         except SdsError as error:
             service.log("service.closing_failed", {"reason_code": error.reason_code})
         finally:

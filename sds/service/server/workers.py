@@ -19,6 +19,7 @@ from multiprocessing.context import SpawnProcess
 from typing import Any
 
 from sds.kernel.errors import SdsError
+from sds.service.operations.metrics import forget_process, shared_values
 from sds.service.server.serving import LAST_ANSWERS_S, log, serve
 from sds.service.settings import ServiceSettings
 
@@ -86,6 +87,10 @@ class Supervisor:
 
     def run(self) -> None:
         """Run until told to stop. Raises SdsError where a worker cannot start."""
+        with shared_values():
+            self._run()
+
+    def _run(self) -> None:
         before = {sig: signal.signal(sig, self._stop) for sig in (signal.SIGTERM, signal.SIGINT)}
         failure = ""
         try:
@@ -118,6 +123,7 @@ class Supervisor:
                 return failure or "a worker ended before it served"
             if self._stopping:
                 break
+            forget_process(worker.process.pid or 0)
             log("service.worker_died", {"pid": worker.process.pid, "exit": worker.process.exitcode})
             time.sleep(max(0.0, worker.began_s + REPLACED_AFTER_S - time.monotonic()))
             worker.close()

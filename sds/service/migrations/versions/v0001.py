@@ -1,4 +1,4 @@
-"""Keys of callers, idempotency, webhooks with their deliveries, sessions of the console."""
+"""Keys of callers, idempotency, webhooks and how far they are, sessions of the console."""
 
 from alembic import op
 
@@ -14,12 +14,9 @@ CREATE TABLE idempotency (caller TEXT NOT NULL, gate TEXT NOT NULL, key TEXT NOT
 CREATE INDEX idempotency_by_age ON idempotency (made_at_ms);
 CREATE TABLE webhooks (name TEXT PRIMARY KEY, url TEXT NOT NULL, secret TEXT NOT NULL, gates TEXT NOT NULL,
     made_at_ms BIGINT NOT NULL);
-CREATE TABLE webhook_positions (webhook TEXT NOT NULL, gate TEXT NOT NULL, idx BIGINT NOT NULL,
+CREATE TABLE webhook_positions (webhook TEXT NOT NULL, gate TEXT NOT NULL, idx BIGINT NOT NULL, entry_hash TEXT NOT NULL,
+    at_ms BIGINT NOT NULL, attempts INTEGER NOT NULL, next_at_ms BIGINT NOT NULL, failing_since_ms BIGINT, failure TEXT,
     PRIMARY KEY (webhook, gate));
-CREATE TABLE deliveries (id TEXT PRIMARY KEY, webhook TEXT NOT NULL, gate TEXT NOT NULL, idx BIGINT NOT NULL,
-    body TEXT NOT NULL, attempts INTEGER NOT NULL, next_at_ms BIGINT NOT NULL, delivered_at_ms BIGINT, failure TEXT,
-    UNIQUE (webhook, gate, idx));
-CREATE INDEX deliveries_due ON deliveries (next_at_ms) WHERE delivered_at_ms IS NULL;
 CREATE TABLE sessions (digest TEXT PRIMARY KEY, key_digest TEXT NOT NULL, csrf TEXT NOT NULL,
     made_at_ms BIGINT NOT NULL, seen_at_ms BIGINT NOT NULL)
 """

@@ -1,0 +1,148 @@
+"""`sds webhooks`: where final states of decisions are sent."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
+
+import typer
+
+from sds.cli.common import JsonFlag, open_store
+from sds.cli.render import counted, print_json
+from sds.cli.service import needs_service
+from sds.cli.service.serve import StoreUrl
+from sds.host.clock import now_ms, when
+from sds.kernel.errors import SdsError, UsageError
+
+if TYPE_CHECKING:
+    from sds.service.database import Database
+    from sds.service.operations.endpoints import Position
+
+SECRET_CHARS_MAX = 200
+
+webhooks = typer.Typer(
+    help="Add, list and remove the endpoints that final states are sent to.\n\nExample: sds webhooks list",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+def add_to(app: typer.Typer) -> None:
+    webhooks.command("add")(add)
+    webhooks.command("list")(list_webhooks)
+    webhooks.command("remove")(remove)
+    app.add_typer(webhooks, name="webhooks")
+
+
+def add(
+    url: Annotated[str, typer.Argument(help="Where to: https, or http on this machine.", metavar="URL")],
+    gate: Annotated[list[str], typer.Option("--gate", help="Of which gates: names, several with a comma.")],
+    name: Annotated[str, typer.Option("--name", help="What it is called; without it, one is made.")] = "",
+    secret_file: Annotated[
+        str, typer.Option("--secret-file", help="A file with its secret, or -; without it, one is made and printed.")
+    ] = "",
+    store: StoreUrl = "",
+) -> None:
+    """Send the final states of decisions to an endpoint, from now on: signed, at least once, in order.
+
+    Example: sds webhooks add https://shop.example/decided --gate refund
+    """
+    gates = dict.fromkeys(part.strip() for each in gate for part in each.split(","))
+    secret = _read_secret(secret_file) if secret_file else ""
+    with ExitStack() as opened:
+        database = _database(store, opened)
+        from sds.service.operations.endpoints import add_endpoint  # noqa: PLC0415
+
+        records = {each: open_store(each) for each in gates}
+        for record in records.values():
+            opened.callback(record.close)
+        made = add_endpoint(database, url, records, name=name, secret=secret, now_ms=now_ms())
+    typer.echo(f"{made.name}  {','.join(made.gates)}")
+    if not secret:
+        typer.echo(f"secret (shown this once): {made.secret}")
+
+
+def list_webhooks(store: StoreUrl = "", as_json: JsonFlag = False) -> None:
+    """List the endpoints: for which gates, how much is undelivered, since when deliveries fail and why.
+
+    Example: sds webhooks list
+    """
+    with ExitStack() as opened:
+        database = _database(store, opened)
+        from sds.service.operations.endpoints import endpoints, positions  # noqa: PLC0415
+
+        where, found = {each.name: each.url for each in endpoints(database)}, positions(database)
+    rows = [_facts(at, where.get(at.webhook, "")) for at in found]
+    if as_json:
+        print_json(rows)
+        return
+    for row in rows:
+        undelivered = row["undelivered"]
+        line = "is not known" if undelivered is None else counted(int(str(undelivered)), "final state")
+        failing = f"  failing since {row['failing_since']}: {row['failure']}" if row["failing_since"] else ""
+        typer.echo(f"{row['name']}  {row['gate']}  {row['host']}  undelivered {line}{failing}")
+    if not rows:
+        typer.echo("no webhooks", err=True)
+
+
+def remove(
+    name: Annotated[str, typer.Argument(help="What it is called.", metavar="NAME")], store: StoreUrl = ""
+) -> None:
+    """Remove an endpoint: what was not delivered to it will not be.
+
+    Example: sds webhooks remove wh-1a2b3c4d
+    """
+    with ExitStack() as opened:
+        database = _database(store, opened)
+        from sds.service.operations.endpoints import remove_endpoint  # noqa: PLC0415
+
+        remove_endpoint(database, name)
+    typer.echo(f"{name}: removed")
+
+
+def _facts(at: Position, url: str) -> dict[str, object]:
+    return {
+        "name": at.webhook,
+        "gate": at.gate,
+        "host": urlsplit(url).hostname,  # the rest of a URL may hold a token
+        "undelivered": _undelivered(at),
+        "failing_since": None if at.failing_since_ms is None else when(at.failing_since_ms),
+        "attempts": at.attempts,
+        "failure": at.failure,
+    }
+
+
+def _undelivered(at: Position) -> int | None:
+    """Return how many final states are ahead of an endpoint; None where the record cannot be read."""
+    from sds.service.operations.changes import final_changes  # noqa: PLC0415
+
+    try:
+        with ExitStack() as opened:
+            record = open_store(at.gate)
+            opened.callback(record.close)
+            return sum(1 for _ in final_changes(record, at.gate, at.idx))
+    except SdsError:
+        return None
+
+
+def _read_secret(file: str) -> str:
+    try:
+        text = sys.stdin.read(SECRET_CHARS_MAX) if file == "-" else Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"`{file}` cannot be read", hint="a file with a line `whsec_...`") from error
+    return text.strip() or "-"
+
+
+def _database(store: str, opened: ExitStack) -> Database:
+    with needs_service():
+        from sds.service.database import open_database  # noqa: PLC0415  the extra
+        from sds.service.operations import endpoints  # noqa: F401, PLC0415
+    if store:  # the records lie there, too
+        os.environ["SDS_STORE"] = store
+    database = open_database(store, durable=True)
+    opened.callback(database.close)
+    return database

@@ -1,0 +1,194 @@
+"""The client for programs with an event loop: the same calls, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from random import Random, SystemRandom
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import httpx2
+
+from sds.client.calls import Calls, Event, segment
+from sds.client.connection import TIMEOUT_S, Connection
+from sds.client.following import Following
+from sds.client.http import Collector, arguments, limits, lost
+from sds.client.replies import Changed, Lost, Reply, answer_of, items_of, object_of
+from sds.client.steps import HttpRequest, Said, Steps, Wait
+from sds.kernel.flow.answer import Answer
+
+T = TypeVar("T")
+
+
+class AsyncDecisionClient:
+    """Asks a decision service. Use it as an async context manager, or await `close()`. For one event loop.
+
+    What it takes, gives and raises is what `DecisionClient` does. A call that is cancelled may have been decided: the same
+    event again returns its answer.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        key: str,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        transport: httpx2.AsyncBaseTransport | None = None,
+        random: Random | None = None,
+        now_s: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._connection = Connection(url, key, timeout_s)
+        self._random, self._now_s, self._sleep = random or SystemRandom(), now_s, sleep
+        self._calls = Calls(self._connection, now_s=now_s, random=self._random)
+        self._http = httpx2.AsyncClient(base_url=url, transport=transport, limits=limits())
+
+    def __repr__(self) -> str:
+        return f"AsyncDecisionClient({self._connection!r})"
+
+    async def decide(
+        self, gate: str, event: Event, *, deadline_ms: int | None = None, idempotency_key: str | None = None
+    ) -> Answer:
+        """Decide one event: see `DecisionClient.decide`."""
+        return await self._run(
+            self._calls.decide(gate, event, deadline_ms=deadline_ms, idempotency_key=idempotency_key)
+        )
+
+    async def submit(
+        self, gate: str, event: Event, *, deadline_ms: int | None = None, idempotency_key: str | None = None
+    ) -> Answer:
+        """See `DecisionClient.submit`."""
+        steps = self._calls.decide(gate, event, deadline_ms=deadline_ms, idempotency_key=idempotency_key, wait=False)
+        return await self._run(steps)
+
+    async def get(self, dfid: str) -> Answer:
+        """Return a decision as it stands now. Without the role `review`, its reasons are codes alone."""
+        found = await self._run(self._calls.one(f"/v1/decisions/{segment(dfid, 'decision')}"))
+        return answer_of(found.get("decision"))
+
+    async def audit(self, dfid: str) -> Mapping[str, Any]:
+        """Return what the record says of a decision: `decision`, `audit`; `record`, with all texts, for the role `review`."""
+        return await self._run(self._calls.one(f"/v1/decisions/{segment(dfid, 'decision')}"))
+
+    async def decisions(
+        self, *, gate: str | None = None, state: str | None = None, since_ms: int | None = None
+    ) -> AsyncIterator[Mapping[str, Any]]:
+        """List decisions, the newest first, without texts; a page is asked for when it is read. `state`: as ESCALATED."""
+        after: str | None = None
+        while True:
+            given = {"gate": gate, "state": state, "since": since_ms, "cursor": after}
+            page = await self._run(self._calls.page("/v1/decisions", "decisions", **given))
+            for item in page.items:
+                yield item
+            if (after := page.after) is None:
+                return
+
+    async def gates(self) -> Sequence[Mapping[str, Any]]:
+        """List the gates that the key may see, with what each takes."""
+        return await self._run(self._calls.listed("/v1/gates", "gates"))
+
+    async def escalations(self, *, gate: str | None = None, limit: int | None = None) -> Sequence[Mapping[str, Any]]:
+        """List what waits for a human, the oldest first."""
+        return await self._run(self._calls.listed("/v1/escalations", "escalations", gate=gate, limit=limit))
+
+    async def case(self, dfid: str) -> Mapping[str, Any]:
+        """Return one case as it is now, with what may be decided about it."""
+        return await self._run(self._calls.one(f"/v1/escalations/{segment(dfid, 'case')}"))
+
+    async def resolve(
+        self,
+        dfid: str,
+        decision: str,
+        *,
+        reason: str,
+        change: str = "",
+        seen: str = "",
+        reference: str = "",
+        acknowledge: bool = False,
+    ) -> Answer:
+        """Carry out what a human decided: see `DecisionClient.resolve`."""
+        steps = self._calls.resolve(
+            dfid, decision, change=change, reason=reason, seen=seen, reference=reference, acknowledge=acknowledge
+        )
+        return await self._run(steps)
+
+    async def agents(self) -> Sequence[Mapping[str, Any]]:
+        """List the agents of the gates that the key may see, and their state."""
+        return await self._run(self._calls.listed("/v1/agents", "agents"))
+
+    async def move_agent(self, agent_id: str, move: str, *, reason: str) -> Mapping[str, Any]:
+        """Have an agent `suspend`ed, `reactivate`d or `retire`d."""
+        path = f"/v1/agents/{segment(agent_id, 'agent')}/{segment(move, 'move')}"
+        return object_of(await self._run(self._calls.act("POST", path, reason=reason)))
+
+    async def halted(self) -> Sequence[Mapping[str, Any]]:
+        """Tell of each gate whether it is halted, since when, by whom and why."""
+        return await self._run(self._calls.listed("/v1/halt", "gates"))
+
+    async def halt(self, *, reason: str, gate: str | None = None) -> Sequence[Mapping[str, Any]]:
+        """Halt a gate, or all that the key is for: from the next transaction on nothing is decided or sent."""
+        return items_of(
+            await self._run(self._calls.act("PUT", "/v1/halt", halted=True, reason=reason, gate=gate)), "gates"
+        )
+
+    async def resume(self, *, reason: str, gate: str | None = None) -> Sequence[Mapping[str, Any]]:
+        """Have halted gates go on."""
+        return items_of(
+            await self._run(self._calls.act("PUT", "/v1/halt", halted=False, reason=reason, gate=gate)), "gates"
+        )
+
+    async def _run(self, steps: Steps[T]) -> T:
+        said: Said = None
+        try:
+            while True:
+                step = steps.send(said)
+                if isinstance(step, Wait):
+                    await self._sleep(step.s)
+                said = None if isinstance(step, Wait) else await self._sent(step)
+        except StopIteration as done:
+            found: T = done.value
+            return found
+
+    async def _sent(self, request: HttpRequest) -> Reply | Lost:
+        try:
+            async with self._http.stream(**arguments(self._connection, request)) as response:
+                return await self._collected(response, request)
+        except httpx2.HTTPError as error:
+            return lost(error)
+
+    async def _collected(self, response: httpx2.Response, request: HttpRequest) -> Reply:
+        collector = Collector(response, request, now_s=self._now_s)
+        async for part in response.aiter_bytes():
+            collector.add(part)
+        return collector.reply()
+
+    async def events(self, last_event_id: str = "") -> AsyncIterator[Changed]:
+        """Follow what changes: see `DecisionClient.events`."""
+        following = Following(last_event_id, now_s=self._now_s, random=self._random)
+        while True:
+            request = following.request()
+            said: Reply | Lost = Lost("the stream ended")
+            try:
+                async with self._http.stream(**arguments(self._connection, request)) as response:
+                    if not response.is_success:
+                        said = await self._collected(response, request)
+                    else:
+                        async for sent in httpx2.EventSource(response):
+                            if (change := following.seen(sent)) is not None:
+                                yield change
+            except httpx2.HTTPError as error:
+                said = lost(error)
+            await self._sleep(following.pause_s(said))
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.close()

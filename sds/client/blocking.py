@@ -1,0 +1,196 @@
+"""The client that waits in the thread which asks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from random import Random, SystemRandom
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import httpx2
+
+from sds.client.calls import Calls, Event, segment
+from sds.client.connection import TIMEOUT_S, Connection
+from sds.client.following import Following
+from sds.client.http import Collector, arguments, limits, lost
+from sds.client.replies import Changed, Lost, Reply, answer_of, items_of, object_of
+from sds.client.steps import HttpRequest, Said, Steps, Wait
+from sds.kernel.flow.answer import Answer
+
+T = TypeVar("T")
+
+
+class DecisionClient:
+    """Asks a decision service. Use it as a context manager, or call `close()`. Safe in several threads.
+
+    `url`: of the service; `key`: what `sds keys add` showed; `timeout_s`: how long a call without a deadline of its own may
+    take, retries included. Every call raises UsageError (yours: key, gate, event) or WorldError (the service's).
+    """
+
+    def __init__(
+        self,
+        url: str,
+        key: str,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        transport: httpx2.BaseTransport | None = None,
+        random: Random | None = None,
+        now_s: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._connection = Connection(url, key, timeout_s)
+        self._random, self._now_s, self._sleep = random or SystemRandom(), now_s, sleep
+        self._calls = Calls(self._connection, now_s=now_s, random=self._random)
+        self._http = httpx2.Client(base_url=url, transport=transport, limits=limits())
+
+    def __repr__(self) -> str:
+        return f"DecisionClient({self._connection!r})"
+
+    def decide(
+        self, gate: str, event: Event, *, deadline_ms: int | None = None, idempotency_key: str | None = None
+    ) -> Answer:
+        """Decide one event of a gate, a mapping or JSON text. The same event again returns the stored answer.
+
+        `deadline_ms`: milliseconds from now, retries included. Left out, each try has what the contract gives a decision,
+        and all of them the client's `timeout_s`. `idempotency_key`: left out, one is made, for all tries of this call.
+        """
+        return self._run(self._calls.decide(gate, event, deadline_ms=deadline_ms, idempotency_key=idempotency_key))
+
+    def submit(
+        self, gate: str, event: Event, *, deadline_ms: int | None = None, idempotency_key: str | None = None
+    ) -> Answer:
+        """Have one event taken, and return at once: an answer that is `pending`, until `get` says otherwise."""
+        steps = self._calls.decide(gate, event, deadline_ms=deadline_ms, idempotency_key=idempotency_key, wait=False)
+        return self._run(steps)
+
+    def get(self, dfid: str) -> Answer:
+        """Return a decision as it stands now. Without the role `review`, its reasons are codes alone."""
+        found = self._run(self._calls.one(f"/v1/decisions/{segment(dfid, 'decision')}"))
+        return answer_of(found.get("decision"))
+
+    def audit(self, dfid: str) -> Mapping[str, Any]:
+        """Return what the record says of a decision: `decision`, `audit`; `record`, with all texts, for the role `review`."""
+        return self._run(self._calls.one(f"/v1/decisions/{segment(dfid, 'decision')}"))
+
+    def decisions(
+        self, *, gate: str | None = None, state: str | None = None, since_ms: int | None = None
+    ) -> Iterator[Mapping[str, Any]]:
+        """List decisions, the newest first, without texts; a page is asked for when it is read. `state`: as ESCALATED."""
+        after: str | None = None
+        while True:
+            given = {"gate": gate, "state": state, "since": since_ms, "cursor": after}
+            page = self._run(self._calls.page("/v1/decisions", "decisions", **given))
+            yield from page.items
+
+            if (after := page.after) is None:
+                return
+
+    def gates(self) -> Sequence[Mapping[str, Any]]:
+        """List the gates that the key may see, with what each takes."""
+        return self._run(self._calls.listed("/v1/gates", "gates"))
+
+    def escalations(self, *, gate: str | None = None, limit: int | None = None) -> Sequence[Mapping[str, Any]]:
+        """List what waits for a human, the oldest first."""
+        return self._run(self._calls.listed("/v1/escalations", "escalations", gate=gate, limit=limit))
+
+    def case(self, dfid: str) -> Mapping[str, Any]:
+        """Return one case as it is now, with what may be decided about it."""
+        return self._run(self._calls.one(f"/v1/escalations/{segment(dfid, 'case')}"))
+
+    def resolve(
+        self,
+        dfid: str,
+        decision: str,
+        *,
+        reason: str,
+        change: str = "",
+        seen: str = "",
+        reference: str = "",
+        acknowledge: bool = False,
+    ) -> Answer:
+        """Carry out what a human decided about a case, once: as `Gate.resolve`; who it was is the key's owner.
+
+        What nobody answers is not sent again: look first. Raises UsageError where the case is not in this state.
+        """
+        steps = self._calls.resolve(
+            dfid, decision, change=change, reason=reason, seen=seen, reference=reference, acknowledge=acknowledge
+        )
+        return self._run(steps)
+
+    def agents(self) -> Sequence[Mapping[str, Any]]:
+        """List the agents of the gates that the key may see, and their state."""
+        return self._run(self._calls.listed("/v1/agents", "agents"))
+
+    def move_agent(self, agent_id: str, move: str, *, reason: str) -> Mapping[str, Any]:
+        """Have an agent `suspend`ed, `reactivate`d or `retire`d."""
+        path = f"/v1/agents/{segment(agent_id, 'agent')}/{segment(move, 'move')}"
+        return object_of(self._run(self._calls.act("POST", path, reason=reason)))
+
+    def halted(self) -> Sequence[Mapping[str, Any]]:
+        """Tell of each gate whether it is halted, since when, by whom and why."""
+        return self._run(self._calls.listed("/v1/halt", "gates"))
+
+    def halt(self, *, reason: str, gate: str | None = None) -> Sequence[Mapping[str, Any]]:
+        """Halt a gate, or all that the key is for: from the next transaction on nothing is decided or sent."""
+        return items_of(self._run(self._calls.act("PUT", "/v1/halt", halted=True, reason=reason, gate=gate)), "gates")
+
+    def resume(self, *, reason: str, gate: str | None = None) -> Sequence[Mapping[str, Any]]:
+        """Have halted gates go on."""
+        return items_of(self._run(self._calls.act("PUT", "/v1/halt", halted=False, reason=reason, gate=gate)), "gates")
+
+    def _run(self, steps: Steps[T]) -> T:
+        said: Said = None
+        try:
+            while True:
+                step = steps.send(said)
+                if isinstance(step, Wait):
+                    self._sleep(step.s)
+                said = None if isinstance(step, Wait) else self._sent(step)
+        except StopIteration as done:
+            found: T = done.value
+            return found
+
+    def _sent(self, request: HttpRequest) -> Reply | Lost:
+        try:
+            with self._http.stream(**arguments(self._connection, request)) as response:
+                return self._collected(response, request)
+        except httpx2.HTTPError as error:
+            return lost(error)
+
+    def _collected(self, response: httpx2.Response, request: HttpRequest) -> Reply:
+        collector = Collector(response, request, now_s=self._now_s)
+        for part in response.iter_bytes():
+            collector.add(part)
+        return collector.reply()
+
+    def events(self, last_event_id: str = "") -> Iterator[Changed]:
+        """Follow what changes in the records of the gates, for as long as it is read; a connection that ends is opened anew.
+
+        `last_event_id`: the `id` of a change that was seen: the next is the one behind it. Left out: what comes from now on.
+        Each change comes at least once.
+        """
+        following = Following(last_event_id, now_s=self._now_s, random=self._random)
+        while True:
+            request = following.request()
+            said: Reply | Lost = Lost("the stream ended")
+            try:
+                with self._http.stream(**arguments(self._connection, request)) as response:
+                    if not response.is_success:
+                        said = self._collected(response, request)
+                    else:
+                        for sent in httpx2.EventSource(response):
+                            if (change := following.seen(sent)) is not None:
+                                yield change
+            except httpx2.HTTPError as error:
+                said = lost(error)
+            self._sleep(following.pause_s(said))
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,144 @@
+"""Every call that a client may make of a service, without I/O: what is asked, for how long, and how the reply is read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import Any
+from urllib.parse import quote
+
+from sds.client.connection import Connection
+from sds.client.replies import Page, Reply, answer_of, data_of, items_of, object_of, page_of
+from sds.client.steps import GRACE_S, HttpRequest, Patience, Steps, insist
+from sds.kernel.errors import EventError, UsageError
+from sds.kernel.flow.answer import Answer
+from sds.kernel.flow.states import NOT_DECIDED
+
+Event = Mapping[str, object] | str | bytes
+DEADLINE = "Deadline-Ms"
+JSON = {"Content-Type": "application/json"}
+KEY_CHARS_MAX = 255
+ATTEMPT_S_MAX = 60.0  # a reply that did not come by then is asked for again
+
+
+class Calls:
+    """Makes the steps of each call. `now_s`: a monotonic clock; `random`: of keys and of pauses."""
+
+    def __init__(self, connection: Connection, *, now_s: Callable[[], float], random: Random) -> None:
+        self._connection, self._now_s, self._random = connection, now_s, random
+
+    def decide(
+        self, gate: str, event: Event, *, deadline_ms: int | None, idempotency_key: str | None, wait: bool = True
+    ) -> Steps[Answer]:
+        """Have one event decided, or with `wait` false only taken. The key is one for all tries: they are one request."""
+        path, body = f"/v1/gates/{segment(gate, 'gate')}/decisions", _body(event)
+        headers = JSON | {"Idempotency-Key": self._key(idempotency_key)}
+        if not wait:
+            headers["Prefer"] = "respond-async"
+        patience = self._patience(deadline_ms)
+
+        def ask(left_s: float) -> HttpRequest:
+            if deadline_ms is None:
+                return HttpRequest("POST", path, headers=headers, body=body, timeout_s=min(left_s, ATTEMPT_S_MAX))
+            until = {DEADLINE: str(max(1, int(left_s * 1000)))}
+            return HttpRequest("POST", path, headers=headers | until, body=body, timeout_s=left_s + GRACE_S)
+
+        reply = yield from insist(ask, patience, open_still=_undecided)
+        return answer_of(data_of(reply))
+
+    def listed(self, path: str, name: str, **params: str | int | None) -> Steps[tuple[Mapping[str, Any], ...]]:
+        """Return the list of this name that stands at a path. Parameters that are None are left out."""
+        return items_of((yield from self._read(path, params)), name)
+
+    def page(self, path: str, name: str, **params: str | int | None) -> Steps[Page]:
+        return page_of((yield from self._read(path, params)), name)
+
+    def one(self, path: str) -> Steps[Mapping[str, Any]]:
+        """Return the object that stands at a path."""
+        return object_of((yield from self._read(path, {})))
+
+    def act(self, method: str, path: str, **given: object) -> Steps[Any]:
+        """Have something done, and return the JSON of what came of it. What may have been done is not asked for twice."""
+        body = _object({name: json.dumps(value) for name, value in given.items() if value is not None})
+        return (yield from self._acted(method, path, body))
+
+    def resolve(self, dfid: str, decision: str, *, change: str, **given: object) -> Steps[Answer]:
+        """Resolve a case. `change`: JSON text, whose numbers go out as they are written: 150.00 has two decimals."""
+        fields = {"decision": json.dumps(decision)}
+        fields |= {name: json.dumps(value) for name, value in given.items() if value not in ("", False)}
+        if change:
+            fields["change"] = _json(change)
+        path = f"/v1/escalations/{segment(dfid, 'case')}/resolution"
+        return answer_of((yield from self._acted("POST", path, _object(fields))))
+
+    def _acted(self, method: str, path: str, body: bytes) -> Steps[Any]:
+
+        def ask(left_s: float) -> HttpRequest:
+            return HttpRequest(method, path, {}, JSON, body, min(left_s, ATTEMPT_S_MAX))
+
+        return data_of((yield from insist(ask, self._patience(None), once=True)))
+
+    def _read(self, path: str, params: Mapping[str, str | int | None]) -> Steps[Any]:
+        given = {name: str(value) for name, value in params.items() if value is not None}
+
+        def ask(left_s: float) -> HttpRequest:
+            return HttpRequest("GET", path, given, timeout_s=min(left_s, ATTEMPT_S_MAX))
+
+        return data_of((yield from insist(ask, self._patience(None))))
+
+    def _patience(self, deadline_ms: int | None) -> Patience:
+        if deadline_ms is not None and deadline_ms <= 0:
+            raise UsageError(
+                "the deadline is none", reason_code="DEADLINE_INVALID", hint="milliseconds from now, more than 0"
+            )
+        lasts_s = self._connection.timeout_s if deadline_ms is None else deadline_ms / 1000
+        return Patience(lasts_s, now_s=self._now_s, random=self._random)
+
+    def _key(self, given: str | None) -> str:
+        key = f"{self._random.getrandbits(128):032x}" if given is None else given
+        if not 1 <= len(key) <= KEY_CHARS_MAX or not (key.isascii() and key.isprintable()):
+            hint = f"1 to {KEY_CHARS_MAX} printable ASCII characters"
+            raise UsageError("the idempotency key is none", reason_code="IDEMPOTENCY_KEY_INVALID", hint=hint)
+        return '"' + key.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def segment(text: str, what: str) -> str:
+    """Return a name as a part of a path. Raises UsageError for what names nothing there."""
+    if text in ("", ".", ".."):
+        raise UsageError(f"`{text}` is no {what}")
+    return quote(text, safe="")
+
+
+def _object(fields: Mapping[str, str]) -> bytes:
+    """Return the object of fields whose values are JSON already."""
+    return ("{" + ",".join(f"{json.dumps(name)}:{value}" for name, value in fields.items()) + "}").encode()
+
+
+def _json(text: str) -> str:
+    try:
+        if isinstance(json.loads(text), dict):
+            return text
+    except (ValueError, RecursionError):
+        pass
+    raise UsageError(
+        "the change is no JSON object",
+        hint="""as {"action": "VOUCHER", "params": {"amount": 150.00}, "reason": "GOODWILL"}""",
+    )
+
+
+def _undecided(reply: Reply) -> bool:
+    """Tell whether an answer says that nothing was decided for the load alone: another try may be."""
+    data = data_of(reply)
+    return isinstance(data, dict) and data.get("retryable") is True and data.get("tag") == NOT_DECIDED
+
+
+def _body(event: Event) -> bytes:
+    """Return an event as the bytes that every try sends. Raises EventError for what has no JSON."""
+    if isinstance(event, bytes):
+        return event
+    try:
+        text = event if isinstance(event, str) else json.dumps(dict(event), ensure_ascii=False, allow_nan=False)
+        return text.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise EventError("the event has no JSON", hint="an object of texts and whole numbers") from error

@@ -1,0 +1,39 @@
+"""Where a service is, who asks it, and for how long at most: what both clients are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from sds.client.steps import HttpRequest
+from sds.kernel.errors import UsageError
+
+TIMEOUT_S, TIMEOUT_S_MAX = 60.0, 3600.0
+CONNECT_S_MAX = 5.0
+
+
+@dataclass(frozen=True)
+class Connection:
+    """`url`: of the service, as `https://decisions.example`; `key`: what `sds keys add` showed, never shown here;
+    `timeout_s`: how long a call without a deadline of its own may take, retries included.
+    """
+
+    url: str
+    key: str = field(repr=False)
+    timeout_s: float = TIMEOUT_S
+
+    def __post_init__(self) -> None:
+        try:
+            parts = urlsplit(self.url)
+            good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            good = False
+        if not good or parts.username is not None or parts.query or parts.fragment:
+            raise UsageError("the service's address is none", hint="as https://decisions.example, without a key in it")
+        if not self.key or not (self.key.isascii() and self.key.isprintable()) or " " in self.key:
+            raise UsageError("the key is none", hint="sds keys add shows one, once")
+        if not 0 < self.timeout_s <= TIMEOUT_S_MAX:
+            raise UsageError(f"the timeout is none: more than 0 and at most {TIMEOUT_S_MAX:.0f} seconds")
+
+    def headers(self, request: HttpRequest) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.key}", "Accept": "application/json", **request.headers}

@@ -1,0 +1,56 @@
+"""What both clients need of httpx: how a request is written, and how a reply is read within its limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx2
+
+from sds.client.connection import CONNECT_S_MAX, Connection
+from sds.client.replies import REPLY_BYTES_MAX, Lost, Reply, unreadable
+from sds.client.steps import HttpRequest
+from sds.kernel.canonical import in_words
+
+CONNECTIONS_MAX = 100
+
+
+def limits() -> httpx2.Limits:
+    return httpx2.Limits(max_connections=CONNECTIONS_MAX, max_keepalive_connections=CONNECTIONS_MAX)
+
+
+def arguments(connection: Connection, request: HttpRequest) -> dict[str, Any]:
+    """Return a request as `stream` of either client of httpx takes it."""
+    return {
+        "method": request.method,
+        "url": request.path,
+        "params": dict(request.params),
+        "headers": connection.headers(request),
+        "content": request.body,
+        "timeout": httpx2.Timeout(request.timeout_s, connect=min(CONNECT_S_MAX, request.timeout_s)),
+    }
+
+
+class Collector:
+    """Collects a reply: no longer than the request's `timeout_s` from now, and no more than `REPLY_BYTES_MAX`."""
+
+    def __init__(self, response: httpx2.Response, request: HttpRequest, *, now_s: Callable[[], float]) -> None:
+        self._response, self._now_s, self._until_s = response, now_s, now_s() + request.timeout_s
+        self._body = bytearray()
+
+    def add(self, part: bytes) -> None:
+        """Raise WorldError for a reply that is too long, ReadTimeout for one that is too slow."""
+        self._body += part
+        if len(self._body) > REPLY_BYTES_MAX:
+            raise unreadable(f"longer than {REPLY_BYTES_MAX} bytes")
+        if self._now_s() > self._until_s:
+            raise httpx2.ReadTimeout("the reply took too long")
+
+    def reply(self) -> Reply:
+        headers = {name.lower(): value for name, value in self._response.headers.items()}
+        return Reply(self._response.status_code, headers, bytes(self._body))
+
+
+def lost(error: httpx2.HTTPError) -> Lost:
+    before = httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.PoolTimeout
+    return Lost(in_words(error), sent=not isinstance(error, before))

@@ -1,0 +1,159 @@
+"""What a service replies, read: an answer, a page, a change; or one error, with its reason code, its hint and its flow.
+
+    UsageError   your mistake: the key, the gate, the event. The same call fails again
+    WorldError   not your mistake: the service is full, draining, cannot be reached, or what lies behind it fails.
+                 `retryable` says whether the same call may do later
+
+Whatever comes of the network is foreign: it is read strictly, cut to one line, and never a traceback.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from sds.kernel.canonical import one_line
+from sds.kernel.errors import NOT_AS_WRITTEN, SdsError, UsageError, WorldError
+from sds.kernel.flow.answer import Answer
+
+LINE_CHARS_MAX = 500
+REPLY_BYTES_MAX = 16 << 20
+_PROBLEM = "application/problem+json"
+# Where a reply is no problem of the service (a balancer's page): what may be better a moment later
+_AGAIN = frozenset({408, 425, 429, 502, 503, 504})
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came. `headers`: by lower-case names."""
+
+    status: int
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+    @property
+    def retry_after_s(self) -> float:
+        """Return how long the service asks to wait; 0: it does not, or in no whole number of seconds."""
+        given = self.headers.get("retry-after", "").strip()
+        return float(given) if given.isascii() and given.isdecimal() and len(given) <= 6 else 0.0
+
+
+@dataclass(frozen=True)
+class Lost:
+    """No reply came. `sent`: the request may have arrived all the same."""
+
+    why: str
+    sent: bool = True
+    retry_after_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Changed:
+    """What changed in a record. `id`: from where to go on (`last_event_id`); `data`: as the service sent it."""
+
+    id: str
+    kind: str
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Page:
+    """Part of a list. `after`: the cursor behind it; None: it is the last."""
+
+    items: tuple[Mapping[str, Any], ...]
+    after: str | None
+
+
+def failure(said: Reply | Lost) -> SdsError | None:
+    """Return the error that a reply is, or None for one of success."""
+    if isinstance(said, Lost):
+        hint = "is it running, and is this its address?"
+        message = f"the service did not answer: {one_line(said.why, LINE_CHARS_MAX)}"
+        return WorldError(message, reason_code="SERVICE_UNREACHABLE", hint=hint, retryable=True)
+    if 200 <= said.status < 300:
+        return None
+    if 300 <= said.status < 400:
+        where = one_line(said.headers.get("location", ""), LINE_CHARS_MAX)
+        message = f"the service is elsewhere: `{where}`; a key is not carried there"
+        return UsageError(message, reason_code="SERVICE_MOVED", hint="give that address")
+    return _problem(said)
+
+
+def lost_act(said: Lost) -> SdsError:
+    """Return the error where nobody knows whether something was done that is not to be done twice."""
+    message = f"nobody knows whether it was done: {one_line(said.why, LINE_CHARS_MAX)}"
+    return WorldError(message, reason_code="SERVICE_UNREACHABLE", hint="look first, then ask again", retryable=False)
+
+
+def _problem(reply: Reply) -> SdsError:
+    said = _object(reply.body) if reply.headers.get("content-type", "").startswith(_PROBLEM) else {}
+    kept = {
+        name: one_line(said.get(name) or "", LINE_CHARS_MAX)
+        for name in ("detail", "title", "reason_code", "hint", "dfid")
+    }
+    given = said.get("retryable")
+    retryable = given if isinstance(given, bool) else reply.status in _AGAIN
+    kind = UsageError if 400 <= reply.status < 500 and not retryable else WorldError
+    return kind(
+        kept["detail"] or kept["title"] or f"the service answered with status {reply.status}",
+        reason_code=kept["reason_code"] or f"HTTP_{reply.status}",
+        hint=kept["hint"],
+        dfid=kept["dfid"],
+        retryable=retryable,
+    )
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def answer_of(data: object) -> Answer:
+    """Return the answer that a reply holds; what a newer service says besides is left out. Raises WorldError: it is none."""
+    try:
+        known = {f.name: data[f.name] for f in fields(Answer) if f.name in data}  # type: ignore[operator,index]
+        known["reasons"] = tuple(known.get("reasons", ()))
+        known["params"] = dict(known.get("params") or {})
+        return Answer(**known)
+    except NOT_AS_WRITTEN as error:
+        raise unreadable("no answer") from error
+
+
+def data_of(reply: Reply) -> Any:
+    """Return the JSON of a reply. Raises WorldError: it is none."""
+    try:
+        return json.loads(reply.body)
+    except (ValueError, RecursionError) as error:
+        raise unreadable("no JSON") from error
+
+
+def unreadable(why: str) -> WorldError:
+    hint = "is this the address of a decision service, and not of something before it?"
+    return WorldError(f"the service's reply is {why}", reason_code="SERVICE_REPLY_INVALID", hint=hint)
+
+
+def page_of(data: object, name: str) -> Page:
+    """Return one page of a list, which stands under its name beside `next`. Raises WorldError: it is none."""
+    items, after = items_of(data, name), data.get("next") if isinstance(data, dict) else None
+    if not (after is None or isinstance(after, str)):
+        raise unreadable("no page")
+    return Page(items, after)
+
+
+def items_of(data: object, name: str) -> tuple[Mapping[str, Any], ...]:
+    """Return a list of objects that stands under a name. Raises WorldError: there is none."""
+    found = data.get(name) if isinstance(data, dict) else None
+    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+        raise unreadable("no list")
+    return tuple(found)
+
+
+def object_of(data: object) -> Mapping[str, Any]:
+    if not isinstance(data, dict):
+        raise unreadable("no object")
+    return data

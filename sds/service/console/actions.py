@@ -1,0 +1,150 @@
+"""What the console changes: logging in and out, taking a case, deciding it, stopping and starting. Every form carries its
+session's token; who did it is the owner of the key, and stands in the ledger.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Annotated
+
+from fastapi import Depends, Request, Response
+from starlette.responses import RedirectResponse
+
+from sds.gate import Gate
+from sds.kernel.canonical import one_line
+from sds.kernel.errors import SdsError, StoreError, UsageError
+from sds.service import review
+from sds.service.console import forms, taken
+from sds.service.console.forms import form
+from sds.service.console.rendering import Refusal, refusal, render
+from sds.service.console.routes import SESSION, Me, allowed, router, sessions, show_case, show_live
+from sds.service.console.session import PATH, Tries, cookie_of, is_ours, login_csrf, set_cookie
+from sds.service.console.taken import Taken
+from sds.service.problems import Problem
+from sds.service.review import Move
+from sds.service.state import service
+
+LOGIN = "sds_login"
+_NOT_OURS = "the form was not sent by a page of this session: nothing was done"
+
+_HALTS = {"halt": True, "resume": False}
+_MOVES: dict[str, Move] = {"suspend": "suspend", "reactivate": "reactivate"}
+
+Form = Annotated[dict[str, str], Depends(form)]
+
+
+def ours(request: Request, me: Me, sent: Form) -> dict[str, str]:
+    """Return a form that a page of this session has sent. Raises Problem: 403."""
+    if not is_ours(request, sent.get("csrf", ""), me.csrf):
+        raise Problem("ROLE_MISSING", _NOT_OURS, hint="load the page again, then send it from there")
+    return sent
+
+
+Ours = Annotated[dict[str, str], Depends(ours)]
+
+
+@router.get("/login")
+def login_page(request: Request) -> Response:
+    """Ask for a key."""
+    return _login(request)
+
+
+def _login(request: Request, status: int = 200, refused: Refusal | None = None) -> Response:
+    cookie = cookie_of(request, LOGIN) or request.app.state.token(32)
+    response = render(request, "login.html", status, csrf=login_csrf(cookie), refusal=refused)
+    set_cookie(request, response, LOGIN, cookie)
+    return response
+
+
+def _tries(request: Request) -> Tries:
+    state = request.app.state
+    if not hasattr(state, "console_tries"):
+        state.console_tries = Tries(service(request).now_ms)
+    found: Tries = state.console_tries
+    return found
+
+
+@router.post("/login")
+def log_in(request: Request, sent: Form) -> Response:
+    """Open a session for a key."""
+    tries, address = _tries(request), request.client.host if request.client else ""
+    if not is_ours(request, sent.get("csrf", ""), login_csrf(cookie_of(request, LOGIN))):
+        return _login(request, 403, Refusal("This form was not sent by our page.", "It is a fresh one now: try again."))
+    if wait_s := tries.wait_s(address):
+        response = _login(request, 429, Refusal("Too many tries.", f"Try again in {wait_s} seconds."))
+        response.headers["Retry-After"] = str(wait_s)
+        return response
+    made = sessions(request).open(sent.get("key", "").strip())
+    if made is None:
+        tries.failed(address)
+        return _login(request, 401, Refusal("This key does not open the console.", "Is it whole, and not revoked?"))
+    response = RedirectResponse(PATH, 303)
+    set_cookie(request, response, SESSION, made.cookie)
+    set_cookie(request, response, LOGIN, "")
+    return response
+
+
+@router.post("/logout")
+def log_out(request: Request, me: Me, _: Ours) -> Response:
+    """End the session."""
+    sessions(request).end(me)
+    response = RedirectResponse(f"{PATH}/login", 303)
+    set_cookie(request, response, SESSION, "")
+    return response
+
+
+@router.post("/cases/{gate}/{dfid}/take")
+def take(request: Request, me: Me, gate: str, dfid: str, sent: Ours) -> Response:
+    """Take a case, or give it back, for others to see."""
+    allowed(request, me, gate, "review", dfid)
+    state = service(request)
+    if sent.get("take") == "yes":
+        taken.take(state.database, gate, dfid, Taken(me.name, me.key_digest, state.now_ms()))
+    else:
+        taken.give_back(state.database, gate, dfid)
+    return RedirectResponse(f"{PATH}/cases/{gate}/{dfid}", 303)
+
+
+@router.post("/cases/{gate}/{dfid}")
+def decide(request: Request, me: Me, gate: str, dfid: str, sent: Ours) -> Response:
+    """Decide a case as its form says; where that is refused, show it as it is now, and why."""
+    opened = allowed(request, me, gate, "review", dfid)
+    state = service(request)
+    try:
+        wanted = forms.decided(sent, me.name, _decimals(opened.gate, sent.get("action", "")))
+        review.decide(opened.gate, dfid, wanted)
+    except SdsError as error:
+        status = 503 if isinstance(error, StoreError) else 409
+        looked = forms.looked_at(sent)
+        return show_case(request, opened, dfid, status=status, refused=refusal(error), sent=sent, looked=looked)
+    with suppress(StoreError):  # it is decided, whatever this says
+        taken.give_back(state.database, gate, dfid)
+    return RedirectResponse(f"{PATH}/cases/{gate}/{dfid}", 303)
+
+
+def _decimals(gate: Gate, action: str) -> dict[str, int]:
+    """Return how many decimals each number of a kind has, by the terms that a human decides under."""
+    spec = gate.contract.human.kinds.get(action) or gate.contract.kinds.get(action)
+    return {name: spec.scale(name) for name in spec.params} if spec else {}
+
+
+@router.post("/live/{gate}")
+def operate(request: Request, me: Me, gate: str, sent: Ours) -> Response:
+    """Halt, resume, suspend or reactivate, with a reason."""
+    opened = allowed(request, me, gate, "operate")
+    try:
+        _operate(opened.gate, me.name, sent, service(request).now_ms())
+    except SdsError as error:
+        return show_live(request, me, 409, refusal=refusal(error), sent={"gate": gate})
+    return RedirectResponse(f"{PATH}/live", 303)
+
+
+def _operate(gate: Gate, who: str, sent: dict[str, str], now_ms: int) -> None:
+    act, agent, reason = (sent.get(name, "") for name in ("act", "agent", "reason"))
+    if act in _HALTS:
+        if not review.set_halted(gate, _HALTS[act], who=who, reason=reason, now_ms=now_ms)["changed"]:
+            raise UsageError(f"the gate is {'halted' if _HALTS[act] else 'running'} already")
+    elif act in _MOVES:
+        review.move_agent(gate, agent, _MOVES[act], who=who, reason=reason, now_ms=now_ms)
+    else:
+        raise UsageError(f"there is nothing called `{one_line(act, 80)}` to do here")

@@ -1,0 +1,236 @@
+"""One case as its page shows it: what happened, what was proposed and why it was not done, what may be decided now.
+
+Everything is read; nothing is claimed or recorded. Texts are as the record has them: the template escapes them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sds.escalations import choices, waits
+from sds.gate import Gate
+from sds.kernel.audit.verify import flow_record
+from sds.kernel.contract.human_terms import Impact
+from sds.kernel.contract.schema import Contract
+from sds.kernel.envelope.bounds import format_literal
+from sds.kernel.envelope.envelope import KindBound
+from sds.kernel.errors import NOT_AS_WRITTEN, SdsError, unreadable
+from sds.kernel.human.cases import Case
+from sds.kernel.human.review import CaseView, HumanReview
+from sds.service.console import words
+from sds.service.console.words import Piece
+
+_SAID = ("outcome", "decision", "who", "reason", "reason_code", "status", "reference", "right")  # of a ledger entry
+
+
+@dataclass(frozen=True, slots=True)
+class FieldRow:
+    """One field of the state. `looked`: what it was when the page was shown whose form was sent, where that is known."""
+
+    path: str
+    then: str
+    now: str
+    moved: bool
+    looked: str = ""
+
+    @property
+    def changed(self) -> bool:
+        return bool(self.looked) and self.looked != self.now
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    label: str
+    probability: float
+    chosen: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Alternatives:
+    """What the model could choose between at one place, likeliest first."""
+
+    name: str
+    shares: tuple[Share, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NumberField:
+    """A number a human may set. `least`, `most`, `step` are decimals in major units, as they are typed."""
+
+    name: str
+    least: str
+    most: str
+    step: str
+    unit: str
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One decision a human may make instead. `fixed`: numbers that the rules set; `impacts`: of its least and its most."""
+
+    name: str
+    numbers: tuple[NumberField, ...]
+    fixed: tuple[tuple[str, str], ...]
+    reasons: tuple[str, ...]
+    impacts: tuple[Impact, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of the ledger about a case."""
+
+    at_ms: int
+    kind: str
+    words: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class CasePage:
+    """What the page of one case shows. `seen` names the state that was looked at; empty where it could not be read, which
+    `unread` says why. `override`: whether the proposal may be carried out as it is.
+    """
+
+    gate: str
+    case: Case
+    why: str
+    event: tuple[tuple[str, str], ...]
+    evidence: tuple[Piece, ...]
+    fields: tuple[FieldRow, ...]
+    notes: tuple[str, ...]
+    seen: str
+    unread: str
+    numbers: tuple[tuple[str, str], ...]
+    impact: Impact | None
+    rationale: str
+    alternatives: tuple[Alternatives, ...]
+    kinds: tuple[Kind, ...]
+    override: bool
+    history: tuple[Entry, ...]
+
+    @property
+    def waits(self) -> bool:
+        return waits(self.case)
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """What was found in the evidence, each once, in the order of the text."""
+        return tuple(dict.fromkeys(mark for piece in self.evidence for mark in piece.marks))
+
+    @property
+    def looked(self) -> bool:
+        """Whether it is known what an earlier page showed."""
+        return any(row.looked for row in self.fields)
+
+    @property
+    def shown(self) -> str:
+        """The state as it is shown, for the form to carry: what has changed since can then be said."""
+        return json.dumps({row.path: row.now for row in self.fields}, ensure_ascii=False)
+
+
+def case_page(gate: Gate, dfid: str, review: HumanReview, *, currency: str, looked: Mapping[str, str]) -> CasePage:
+    """Read one case. `looked`: fields as a page showed them earlier. Raises UsageError when there is none, StoreError when
+    it cannot be read.
+    """
+    case = review.case(dfid)
+    view, unread = _view(review, case)
+    terms, event = review.contract, gate.contract.event
+    may = choices(terms, case, view) if view else ()
+    evidence, proposal = event.evidence or "", case.proposal
+    return CasePage(
+        gate=terms.gate,
+        case=case,
+        why=words.why("UNKNOWN" if case.unknown else case.reason_code),
+        event=tuple(
+            (name, words.plain(value))
+            for name, value in case.trigger.items()
+            if name != evidence and not case.difference
+        ),
+        evidence=words.pieces(str(case.trigger.get(evidence, ""))),
+        fields=tuple(_fields(terms, case, view, currency, looked)),
+        notes=view.packet.notes if view else (),
+        seen=view.seen if view else "",
+        unread=unread,
+        numbers=tuple(numbers(terms, case.action or "", case.numbers, currency)),
+        impact=case.impact(terms),
+        rationale=words.plain(proposal.rationale) if proposal and proposal.rationale else "",
+        alternatives=tuple(map(alternative, case.alternatives)),
+        kinds=tuple(_kind(each.kind, each.impacts or (), currency) for each in may if each.kind),
+        override=any(each.decision == "OVERRIDE" for each in may),
+        history=tuple(history(gate, dfid)),
+    )
+
+
+def _view(review: HumanReview, case: Case) -> tuple[CaseView | None, str]:
+    """Look at the world as it is now; where it cannot be read, say why: a human may end the case all the same."""
+    try:
+        return review.view(case), ""
+    except SdsError as error:
+        if case.damaged:
+            raise
+        return None, str(error)
+
+
+def _fields(
+    terms: Contract, case: Case, view: CaseView | None, currency: str, looked: Mapping[str, str]
+) -> Iterator[FieldRow]:
+    now = view.packet.snapshot.fields if view else {}
+    moved = view.moved if view else ()
+    for path, declared in terms.snapshot.items():
+        then, is_now = (words.field(path, declared, fields.get(path), currency) for fields in (case.fields, now))
+        yield FieldRow(path, then, is_now, path in moved, looked.get(path, ""))
+
+
+def numbers(terms: Contract, action: str, values: Mapping[str, int], currency: str) -> Iterator[tuple[str, str]]:
+    """Yield the numbers of a decision as people read them; of a kind that is not known, in minor units."""
+    spec = terms.kinds.get(action)
+    for name, value in values.items():
+        known = spec is not None and (name in spec.params or name in spec.fills)
+        yield name, words.amount(value, spec.scale(name), currency) if spec and known else f"{value} minor units"
+
+
+def alternative(measured: Mapping[str, Any]) -> Alternatives:
+    probabilities = measured.get("probabilities", {})
+    ranked = sorted(probabilities.items(), key=lambda share: -share[1])
+    chosen = measured.get("chosen")
+    return Alternatives(
+        words.plain(measured.get("choice", "")),
+        tuple(Share(words.plain(label), min(1.0, max(0.0, float(p))), label == chosen) for label, p in ranked),
+    )
+
+
+def _kind(kind: KindBound, impacts: tuple[Impact, ...], currency: str) -> Kind:
+    return Kind(
+        name=kind.kind,
+        numbers=tuple(
+            NumberField(
+                name=name,
+                least=format_literal(bound.lo, bound.scale),
+                most=format_literal(bound.hi, bound.scale),
+                step=format_literal(bound.step, bound.scale),
+                unit=words.unit(bound.scale, currency),
+                words=words.bounds(bound, currency),
+            )
+            for name, bound in kind.params
+        ),
+        fixed=tuple((name, words.amount(value, scale, currency)) for name, value, scale in kind.fills),
+        reasons=kind.reasons,
+        impacts=tuple(dict.fromkeys(impacts)),
+    )
+
+
+def history(gate: Gate, dfid: str) -> Iterator[Entry]:
+    """Yield what the ledger has of a flow, oldest first. Raises StoreError when that cannot be read."""
+    record = flow_record(gate.store, dfid) or {"ledger": ()}
+    try:
+        for entry in record["ledger"]:
+            body = json.loads(entry["body"])
+            body |= body["by"] if isinstance(body.get("by"), dict) else {}
+            detail = ", ".join(words.plain(body[name]) for name in _SAID if body.get(name) not in (None, ""))
+            yield Entry(entry["at_ms"], entry["kind"], words.entry(entry["kind"]), detail)
+    except NOT_AS_WRITTEN as error:
+        raise unreadable(dfid) from error

@@ -1,0 +1,169 @@
+"""The whole causal record of one decision as its page shows it, from trigger to receipt: reading only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sds.gate import Gate
+from sds.kernel.audit.verify import flow_record
+from sds.kernel.envelope.proposal import Proposal, parse_recorded
+from sds.kernel.errors import NOT_AS_WRITTEN, UsageError, unreadable
+from sds.service.console import words
+from sds.service.console.case import Alternatives, Entry, alternative, history, numbers
+from sds.service.console.words import Piece
+
+Facts = tuple[tuple[str, str], ...]
+
+_FLOW = ("state", "tag", "agent_id", "gate", "event_id", "dfid", "parent_dfid", "contract_hash", "restarts")
+_HUMAN = ("decision", "who", "reason", "impact", "acknowledged", "policy_kind", "justification", "seen")
+_ORDER = ("status", "kind", "resource_key", "idempotency_key", "external_receipt")
+_PROPOSED = ("policy_kind", "justification", "model", "tokens", "passes")
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One part of the record. `pieces`: text with what was found in it marked; `lines`: sentences."""
+
+    title: str
+    facts: Facts = ()
+    pieces: tuple[Piece, ...] = ()
+    lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionPage:
+    """One decision. `state` and `action` are what became of it; sections in the order in which they happened."""
+
+    gate: str
+    dfid: str
+    event_id: str
+    state: str
+    action: str
+    opened_ms: int
+    waits: bool
+    sections: tuple[Section, ...]
+    alternatives: tuple[Alternatives, ...]
+    history: tuple[Entry, ...]
+
+
+def decision_page(gate: Gate, dfid: str, *, currency: str) -> DecisionPage:
+    """Read one decision. Raises UsageError when there is none, StoreError when it cannot be read."""
+    record = flow_record(gate.store, dfid)
+    if record is None:
+        raise UsageError(f"there is no flow `{dfid}` in the record", reason_code="DFID_UNKNOWN")
+    try:
+        flow = record["decision_flows"]
+        order, human = record["execution_log"] or {}, record["human_decisions"] or {}
+        proposed = record["policy_proposals"] or {}
+        return DecisionPage(
+            gate=gate.contract.gate,
+            dfid=dfid,
+            event_id=words.plain(flow["event_id"]),
+            state=flow["state"],
+            action=human.get("policy_kind") or order.get("kind") or proposed.get("policy_kind") or "-",
+            opened_ms=flow["created_at_ms"],
+            waits=flow["state"] == "ESCALATED" or order.get("status") == "UNKNOWN",
+            sections=tuple(_sections(gate, record, currency)),
+            alternatives=tuple(_alternatives(proposed)),
+            history=tuple(history(gate, dfid)),
+        )
+    except NOT_AS_WRITTEN as error:
+        raise unreadable(dfid) from error
+
+
+def _sections(gate: Gate, record: Mapping[str, Any], currency: str) -> Iterator[Section]:
+    yield Section("Flow", _facts(record["decision_flows"], _FLOW))
+    yield _trigger(gate, record)
+    yield from _read(gate, record, currency)
+    yield from _tries(record)
+    if proposed := record["policy_proposals"]:
+        confidence = proposed["confidence"]
+        certain = () if confidence is None else (("confidence", f"{confidence:.3f}"),)
+        said = _numbers(gate, proposed["policy_kind"], proposed["params"], currency)
+        yield Section("Proposal", (*_facts(proposed, _PROPOSED), *said, *certain), lines=tuple(_rationale(record)))
+    if verdict := record["dim_validations"]:
+        lines = tuple(f"gate {gate_no}: {code}: {line}" for gate_no, code, line in json.loads(verdict["reasons"]))
+        yield Section(
+            "Verdict", _facts(verdict, ("outcome", "reason_code", "gate_reached", "attempt_number")), lines=lines
+        )
+    if human := record["human_decisions"]:
+        yield Section(
+            "A human's decision",
+            (*_facts(human, _HUMAN), *_numbers(gate, human["policy_kind"], human["params"], currency)),
+        )
+    if order := record["execution_log"]:
+        yield Section("Order", (*_facts(order, _ORDER), *_numbers(gate, order["kind"], order["params"], currency)))
+    if held := record["reservations"]:
+        yield Section(
+            "Reserved", tuple((each["resource"], f"{each['amount']} minor units, {each['status']}") for each in held)
+        )
+    if saga := record["saga"]:
+        lines = tuple(f"{each['dfid']}: {each['status']} {each['reference'] or ''}" for each in record["reversals"])
+        yield Section("Several steps", _facts(saga, ("name", "phase", "compensation")), lines=lines)
+    if record["children"]:
+        lines = tuple(f"{each['dfid']}: {each['state']} {each['action'] or ''}" for each in record["children"])
+        yield Section("Steps", lines=lines)
+
+
+def _trigger(gate: Gate, record: Mapping[str, Any]) -> Section:
+    event, evidence = json.loads(record["decision_flows"]["trigger_event"]), gate.contract.event.evidence or ""
+    facts = tuple((name, words.plain(value)) for name, value in event.items() if name != evidence)
+    return Section("Event", facts, words.pieces(str(event.get(evidence, ""))))
+
+
+def _read(gate: Gate, record: Mapping[str, Any], currency: str) -> Iterator[Section]:
+    """Yield the state as it was read, and what the model was given to read."""
+    snapshot = record["context_snapshots"]
+    if not snapshot:
+        return
+    body = json.loads(snapshot["body"])
+    declared = gate.contract.snapshot
+    facts = tuple(
+        (path, words.field(path, declared.get(path, "string"), value, currency))
+        for path, value in body["fields"].items()
+    )
+    yield Section(
+        "State, as the agent read it",
+        (*facts, ("version", words.plain(body["version"])), ("snapshot", snapshot["snapshot_id"])),
+    )
+    *ours, evidence = json.loads(snapshot["prompt"]) or [""]
+    text = "".join(each if each.endswith("\n") else f"{each}\n" for each in ours)
+    found = tuple(map(words.pattern, json.loads(snapshot["security"])))
+    note = (f"Found in the evidence: {', '.join(found)}.",) if found else ()
+    yield Section("What the model read", pieces=(Piece(text), *words.pieces(evidence)), lines=note)
+
+
+def _tries(record: Mapping[str, Any]) -> Iterator[Section]:
+    for attempt in record["attempts"]:
+        reasons = (f"gate {gate_no}: {code}: {line}" for gate_no, code, line in json.loads(attempt["reasons"]))
+        yield Section(
+            f"Rejected attempt {attempt['attempt_number']}", lines=(words.plain(attempt["proposal"]), *reasons)
+        )
+
+
+def _rationale(record: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the proposal as it was written, and what the model said of why, before or after it."""
+    written = record["policy_proposals"]["proposal"]
+    yield words.plain(written)
+    proposal = parse_recorded(written.encode())
+    if isinstance(proposal, Proposal) and proposal.rationale is not None:
+        yield f"Why, before the decision: {words.plain(proposal.rationale)}"
+    if record["rationale"] is not None:
+        yield f"Why, after the decision: {words.plain(record['rationale'])}"
+
+
+def _alternatives(proposed: Mapping[str, Any]) -> Iterator[Alternatives]:
+    measured = json.loads(proposed.get("alternatives") or "[]")
+    if isinstance(measured, list):
+        yield from map(alternative, measured)
+
+
+def _numbers(gate: Gate, kind: str | None, params: str | None, currency: str) -> Facts:
+    return tuple(numbers(gate.contract, kind or "", json.loads(params or "{}"), currency))
+
+
+def _facts(row: Mapping[str, Any], names: tuple[str, ...]) -> Facts:
+    return tuple((name, words.plain(row[name])) for name in names if row[name] not in (None, ""))

@@ -1,0 +1,170 @@
+"""What is decided now: the last minutes of each gate's ledger, how long decisions took, who is stopped. Reading only.
+
+The figures come from the record, so they are the same whichever of several processes is asked; what waits for a turn is that
+of the process that answers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sds.gate import Gate
+from sds.kernel.audit.agent_history import Halt, Move
+from sds.kernel.errors import NOT_AS_WRITTEN, StoreError
+from sds.kernel.executor import breaker
+from sds.kernel.flow import monitored
+from sds.kernel.registry import registry
+from sds.kernel.registry.monitors import Standing
+from sds.kernel.storage.store import Row as Record
+from sds.service.console import words
+
+MINUTES = 15
+READ_MAX = 2_000  # decisions of one gate that are looked at
+ENTRIES_MAX = 8_000  # entries at the ledger's end that are looked through for them
+SHOWN_MAX = 12  # decisions that are listed, newest first
+MOVES_READ_MAX = 50
+
+_DECIDED = """
+SELECT l.at_ms, l.dfid, f.created_at_ms, f.event_id, f.state, p.policy_kind, e.status, f.tag, v.outcome
+FROM ledger l JOIN decision_flows f ON f.dfid = l.dfid
+LEFT JOIN policy_proposals p ON p.dfid = l.dfid
+LEFT JOIN dim_validations v ON v.dfid = l.dfid
+LEFT JOIN execution_log e ON e.dfid = l.dfid
+WHERE l.idx > (SELECT COALESCE(MAX(idx), 0) FROM ledger) - ? AND l.kind = 'DECIDED' AND l.at_ms >= ?
+ORDER BY l.idx DESC LIMIT ?
+"""
+_WAITING = (
+    "SELECT (SELECT count(*) FROM decision_flows WHERE state = 'ESCALATED')"
+    " + (SELECT count(*) FROM execution_log WHERE status = 'UNKNOWN')"
+)
+_ACTS = "SELECT at_ms, body FROM ledger WHERE dfid = '' AND kind = ? ORDER BY idx DESC LIMIT ?"
+
+
+@dataclass(frozen=True, slots=True)
+class DecidedFlow:
+    """One decision. `took_ms`: from its event to its entry in the ledger."""
+
+    at_ms: int
+    took_ms: int
+    dfid: str
+    event_id: str
+    state: str
+    action: str
+    became: str
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """One agent. `since`: its last move, where the record has it near its end."""
+
+    agent_id: str
+    status: str
+    since: Move | None
+    monitors: tuple[Standing, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GateNow:
+    """One gate as it stands. `minutes`: decisions in each of the last `MINUTES`, oldest first; `p50_ms`, `p99_ms`: None
+    where nothing was decided. `queued`, `deciding`: in this process. `executor`: how it answers, in words.
+    """
+
+    name: str
+    halted: Halt | None
+    agents: tuple[Agent, ...]
+    waiting: int
+    queued: int
+    deciding: int
+    decided: int
+    escalated: int
+    minutes: tuple[int, ...]
+    p50_ms: int | None
+    p99_ms: int | None
+    executor: str
+    answers: bool
+    last: tuple[DecidedFlow, ...]
+    whole: bool
+
+
+def gate_now(name: str, gate: Gate, now_ms: int) -> GateNow:
+    """Read how a gate stands. Raises StoreError when the record cannot be read."""
+    store = gate.store
+    rows = store.rows(_DECIDED, (ENTRIES_MAX, now_ms - MINUTES * 60_000, READ_MAX))
+    found = [_decided(row) for row in rows]
+    took = sorted(each.took_ms for each in found)
+    minutes = [0] * MINUTES
+    for each in found:
+        minutes[-1 - min(MINUTES - 1, max(0, now_ms - each.at_ms) // 60_000)] += 1
+    state = breaker.read(store, gate.contract.gate)
+    return GateNow(
+        name=name,
+        halted=_halt(gate) if store.halted else None,
+        agents=tuple(_agents(gate, now_ms)),
+        waiting=store.value(_WAITING),
+        queued=getattr(gate, "queued", 0),
+        deciding=getattr(gate, "deciding", 0),
+        decided=len(found),
+        escalated=sum(row[8] == "ESCALATED" for row in rows),
+        minutes=tuple(minutes),
+        p50_ms=percentile(took, 50),
+        p99_ms=percentile(took, 99),
+        executor=state.text,
+        answers=not state.is_open,
+        last=tuple(found[:SHOWN_MAX]),
+        whole=len(found) < READ_MAX,
+    )
+
+
+def percentile(ordered: Sequence[int], percent: int) -> int | None:
+    """Return the nearest-rank percentile of what is in order; None of nothing."""
+    return ordered[-(-len(ordered) * percent // 100) - 1] if ordered else None
+
+
+def _decided(row: Record) -> DecidedFlow:
+    at_ms, dfid, created_ms, event_id, state, action, status, tag, _ = row
+    return DecidedFlow(
+        at_ms=at_ms,
+        took_ms=max(0, at_ms - created_ms),
+        dfid=dfid,
+        event_id=words.plain(event_id),
+        state=state,
+        action=action or "-",
+        became=status or (tag if state == "ABORTED" else None) or "",
+    )
+
+
+def _halt(gate: Gate) -> Halt:
+    """Return who halted the gate, when and why."""
+    for at_ms, body in _acts(gate, "HALT", 1):
+        return Halt(at_ms, words.plain(body.get("by", "")), words.plain(body.get("reason", "")))
+    return Halt(0, "", "")
+
+
+def _agents(gate: Gate, now_ms: int) -> list[Agent]:
+    contract = gate.contract
+    both = (monitored.decision_monitors(contract), monitored.label_monitors(contract))
+    standing = {each.name: each for watching in both for each in watching.standing(gate.store, now_ms)}
+    mine = tuple(standing[monitor.name] for monitor in contract.monitors)
+    return [
+        Agent(
+            each.agent_id, each.status, _move(gate, each.agent_id), mine if each.agent_id == contract.agent_id else ()
+        )
+        for each in registry.agents(gate.store)
+    ]
+
+
+def _move(gate: Gate, agent_id: str) -> Move | None:
+    for at_ms, body in _acts(gate, "AGENT", MOVES_READ_MAX):
+        if body.get("agent_id") == agent_id:
+            texts = (words.plain(body.get(name) or "") for name in ("was", "status", "by", "who", "reason"))
+            return Move(at_ms, *texts)
+    return None
+
+
+def _acts(gate: Gate, kind: str, limit: int) -> list[tuple[int, dict[str, object]]]:
+    try:
+        return [(at_ms, dict(json.loads(body))) for at_ms, body in gate.store.rows(_ACTS, (kind, limit))]
+    except NOT_AS_WRITTEN as error:
+        raise StoreError("the ledger cannot be read", hint="sds ledger verify") from error

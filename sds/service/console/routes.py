@@ -1,0 +1,183 @@
+"""The addresses under /console: pages that only look. What changes something is in `actions`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request, Response
+from starlette.responses import RedirectResponse
+
+from sds.kernel.canonical import one_line
+from sds.kernel.errors import SdsError
+from sds.kernel.human.review import HumanReview
+from sds.kernel.storage.store import Reader
+from sds.service import review
+from sds.service.console import live, taken
+from sds.service.console.case import case_page
+from sds.service.console.decision import decision_page
+from sds.service.console.queue import QueueRow, Wanted, queue, waiting
+from sds.service.console.rendering import STATIC, ConsoleRoute, Refusal, render, static
+from sds.service.console.session import PATH, ConsoleSession, LoggedOutError, Sessions, cookie_of
+from sds.service.gates import OpenGate
+from sds.service.problems import Problem
+from sds.service.state import service
+
+SESSION = "sds_session"
+FIND_CHARS_MAX = 200
+
+router = APIRouter(prefix=PATH, include_in_schema=False, route_class=ConsoleRoute)
+
+
+def sessions(request: Request) -> Sessions:
+    state = service(request)
+    return Sessions(state.database, state.callers, now_ms=state.now_ms, token=request.app.state.token)
+
+
+def logged_in(request: Request) -> ConsoleSession:
+    """Return who is logged in. Raises LoggedOutError."""
+    cookie = cookie_of(request, SESSION)
+    found = sessions(request).find(cookie) if cookie else None
+    if found is None:
+        raise LoggedOutError
+    request.state.session = found
+    return found
+
+
+Me = Annotated[ConsoleSession, Depends(logged_in)]
+
+
+def allowed(request: Request, me: ConsoleSession, gate: str, role: str, dfid: str = "") -> OpenGate:
+    """Return a gate at which somebody has a role. Raises Problem: they have not, or there is no such gate or flow."""
+    me.caller.check(role, gate)
+    opened = service(request).gate(gate)
+    if dfid and review.gate_of([opened.gate], dfid) is None:
+        raise Problem("DFID_UNKNOWN", f"there is no flow `{one_line(dfid, 80)}` at gate `{gate}`")
+    return opened
+
+
+@router.get("")
+def waiting_page(request: Request, me: Me) -> Response:
+    """Show what waits for a human, as the query sorts and filters it."""
+    if "review" not in me.roles:
+        return RedirectResponse(f"{PATH}/live", 303)
+    wanted, found, failures = Wanted.read(request.query_params), list[QueueRow](), list[str]()
+    state = service(request)
+    for name, opened in state.gates_of(me.caller).items():
+        try:
+            of_gate = taken.of_gate(state.database, name, state.now_ms())
+            found += waiting(name, opened.gate, opened.definition.demo.currency, of_gate)
+        except SdsError as error:  # a record that cannot be read hides no other
+            failures.append(f"{name}: {error}")
+    return render(request, "queue.html", here="queue", queue=queue(found, wanted), wanted=wanted, failures=failures)
+
+
+@router.get("/cases/{gate}/{dfid}")
+def case(request: Request, me: Me, gate: str, dfid: str) -> Response:
+    """Show one case, and what may be decided about it."""
+    return show_case(request, allowed(request, me, gate, "review", dfid), dfid)
+
+
+def show_case(
+    request: Request,
+    opened: OpenGate,
+    dfid: str,
+    *,
+    status: int = 200,
+    refused: Refusal | None = None,
+    sent: Mapping[str, str] | None = None,
+    looked: Mapping[str, str] | None = None,
+) -> Response:
+    """Show a case. `refused`: why what was `sent` was not done; `looked`: the state that its page had shown."""
+    state = service(request)
+    at = HumanReview(opened.gate.kernel, now_ms=state.now_ms)
+    page = case_page(opened.gate, dfid, at, currency=opened.definition.demo.currency, looked=looked or {})
+    holder = taken.of_gate(state.database, opened.name, state.now_ms()).get(dfid)
+    fields = dict.fromkeys(("decision", "action", "code", "reason", "reference"), "")
+    fields |= {f"number.{number.name}": "" for kind in page.kinds for number in kind.numbers}
+    values = {"page": page, "taken": holder, "sent": fields | dict(sent or {}), "refusal": refused}
+    return render(request, "case.html", status, here="queue", **values)
+
+
+@router.get("/live")
+def live_page(request: Request, me: Me) -> Response:
+    """Show what is decided now, and who may stop it."""
+    return show_live(request, me)
+
+
+@router.get("/live/now")
+def now(request: Request, me: Me) -> Response:
+    """Show the part of the live page that is renewed."""
+    return render(request, "now.html", **_now(request, me))
+
+
+def show_live(request: Request, me: ConsoleSession, status: int = 200, **values: Any) -> Response:
+    operates = set(service(request).gates_of(me.caller)) if "operate" in me.roles else set[str]()
+    return render(
+        request,
+        "live.html",
+        status,
+        **{"here": "live", "may_operate": operates, "sent": {"gate": ""}, **_now(request, me), **values},
+    )
+
+
+def _now(request: Request, me: ConsoleSession) -> dict[str, Any]:
+    """Return what the live page shows of each gate. Raises Problem where none may be seen."""
+    if not me.roles & {"read", "operate"}:
+        me.caller.check("read")
+    state, found, failures = service(request), list[live.GateNow](), list[str]()
+    for name, opened in state.gates_of(me.caller).items():
+        try:
+            found.append(live.gate_now(name, opened.gate, state.now_ms()))
+        except SdsError as error:
+            failures.append(f"{name}: {error}")
+    return {"gates": found, "failures": failures, "may_review": "review" in me.roles}
+
+
+@router.get("/decisions/{gate}/{dfid}")
+def decision(request: Request, me: Me, gate: str, dfid: str) -> Response:
+    """Show the whole causal record of one decision."""
+    opened = allowed(request, me, gate, "read", dfid)
+    page = decision_page(opened.gate, dfid, currency=opened.definition.demo.currency)
+    return render(request, "decision.html", here="live", page=page)
+
+
+@router.get("/find")
+def find(request: Request, me: Me) -> Response:
+    """Find a flow by its id, or by that of its event; go there where it is the only one."""
+    asked = request.query_params.get("q", "").strip()[:FIND_CHARS_MAX]
+    role = "decisions" if "read" in me.roles else "cases" if "review" in me.roles else ""
+    gates = service(request).gates_of(me.caller).items() if asked and role else ()
+    found = [(name, dfid) for name, opened in gates for dfid in _flows(opened.gate.store, name, asked)]
+    if len(found) == 1:
+        return RedirectResponse(f"{PATH}/{role}/{found[0][0]}/{found[0][1]}", 303)
+    return render(request, "find.html", asked=asked if not found else "", found=found, room=role)
+
+
+def _flows(store: Reader, gate: str, asked: str) -> list[str]:
+    rows = store.rows(
+        "SELECT dfid FROM decision_flows WHERE dfid = ? UNION SELECT dfid FROM events WHERE gate = ? AND event_id = ?",
+        (asked, gate, asked),
+    )
+    return [str(row[0]) for row in rows]
+
+
+@router.get("/help")
+def help_page(request: Request) -> Response:
+    """Show which keys there are, and what words mean: to anybody."""
+    with suppress(LoggedOutError):
+        logged_in(request)
+    return render(request, "help.html")
+
+
+@router.get("/static/{name}")
+def file(request: Request, name: str) -> Response:
+    """Give a style sheet, a script or an icon; 304 to who has it."""
+    if name not in STATIC:
+        raise Problem("NOT_FOUND")
+    data, tag = static(name)
+    headers = {"ETag": tag, "Cache-Control": "no-cache"}
+    if request.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers=headers)
+    return Response(data, media_type=STATIC[name], headers=headers)

@@ -1,0 +1,57 @@
+"use strict";
+
+// The list: j and k, while a case of it has the focus.
+{
+  const list = document.querySelector("[data-list]");
+  list?.addEventListener("keydown", (event) => {
+    const step = { j: 1, k: -1 }[event.key];
+    if (!step || event.ctrlKey || event.metaKey || event.altKey) return;
+    const links = [...list.querySelectorAll("a.event")];
+    const next = links[links.indexOf(document.activeElement) + step];
+    if (next && links.includes(document.activeElement)) {
+      event.preventDefault();
+      next.focus();
+    }
+  });
+}
+
+// The live page: its figures are renewed, but not while they are read by keyboard, in the background, or paused.
+{
+  const EVERY_MS = 3000;
+  const now = document.querySelector("[data-live]");
+  const pause = document.getElementById("pause");
+  let paused = false;
+
+  const renew = async () => {
+    if (paused || document.hidden || now.contains(document.activeElement)) return;
+    try {
+      const answer = await fetch(now.dataset.live, { credentials: "same-origin", redirect: "manual" });
+      if (answer.type === "opaqueredirect") return location.reload(); // logged out
+      if (!answer.ok) throw new Error(answer.statusText);
+      const text = await answer.text();
+      const fresh = new DOMParser().parseFromString(text, "text/html").body;
+      if (!now.contains(document.activeElement)) now.replaceChildren(...fresh.childNodes);
+      now.classList.remove("stale");
+    } catch {
+      now.classList.add("stale"); // what stands there is no longer now
+    }
+  };
+
+  if (now && pause) {
+    pause.hidden = false;
+    pause.addEventListener("click", () => {
+      paused = !paused;
+      pause.setAttribute("aria-pressed", String(paused));
+    });
+    setInterval(renew, EVERY_MS);
+  }
+}
+
+// A form is sent once, however often its button is pressed.
+document.addEventListener("submit", (event) => {
+  if (event.target.dataset.sent) event.preventDefault();
+  event.target.dataset.sent = "yes";
+});
+window.addEventListener("pageshow", () => {
+  for (const form of document.forms) delete form.dataset.sent;
+});

@@ -1,0 +1,43 @@
+"""Who is at work on which case, for others to see. It locks nothing: the kernel lets a case be decided exactly once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from sds.service.database import Database, taken
+
+KEPT_MS = 30 * 60_000  # then it is free again
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """`who` took it at `at_ms`, with the key of this digest."""
+
+    who: str
+    key_digest: str
+    at_ms: int
+
+
+def of_gate(database: Database, gate: str, now_ms: int) -> Mapping[str, Taken]:
+    """Return the cases of a gate that are taken now, by flow."""
+    with database.reading() as connection:
+        rows = connection.execute(sa.select(taken).where(taken.c.gate == gate, taken.c.at_ms > now_ms - KEPT_MS)).all()
+    return {row.dfid: Taken(row.who, row.key_digest, row.at_ms) for row in rows}
+
+
+def take(database: Database, gate: str, dfid: str, by: Taken) -> None:
+    """Take a case, or take it over from whoever has it; what was forgotten long ago goes."""
+    with database.transaction() as connection:
+        connection.execute(taken.delete().where(taken.c.at_ms <= by.at_ms - KEPT_MS))
+        connection.execute(taken.delete().where(taken.c.gate == gate, taken.c.dfid == dfid))
+        connection.execute(
+            taken.insert().values(gate=gate, dfid=dfid, key_digest=by.key_digest, who=by.who, at_ms=by.at_ms)
+        )
+
+
+def give_back(database: Database, gate: str, dfid: str) -> None:
+    with database.transaction() as connection:
+        connection.execute(taken.delete().where(taken.c.gate == gate, taken.c.dfid == dfid))

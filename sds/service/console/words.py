@@ -1,0 +1,186 @@
+"""How the console says things: codes in a sentence, times, amounts, and text that draws nothing. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from sds.kernel.contract.snapshot import parse_type
+from sds.kernel.decision.injection import passages
+from sds.kernel.envelope.bounds import Bound, format_literal
+from sds.kernel.envelope.state import Value
+from sds.kernel.errors import NOT_AS_WRITTEN
+from sds.kernel.identifiers import is_seen
+
+UNSEEN = "UNSEEN"
+MONEY_SCALE = 2  # decimals of the amounts that a gate's currency is of: `Demo.currency`
+
+_WORD = re.compile(r"\w{0,40}")
+
+# Why a case waits, by the code that the record has of it. What is not here is shown as its code.
+_WHY = {
+    "AGENT_SUSPENDED": "The agent was suspended when this case came, so a human decides it.",
+    "APPROVAL_REQUIRED": "The contract asks a human to approve what the agent proposed.",
+    "CONFIDENCE_BELOW_MINIMUM": "The agent was less certain than the contract asks for.",
+    "CONTRACT_REVOKED": "The contract that the case was opened under was revoked.",
+    "ESCALATED_BY_AGENT": "The agent handed the case to a human.",
+    "ESCALATED_BY_RULE": "The contract's rules or limits leave this case to a human.",
+    "EXECUTION_FAILED": "What was decided could not be carried out.",
+    "HALTED": "An operator had halted the system when this case came.",
+    "INTERRUPTED": "Deciding was interrupted, more often than the contract lets it begin anew.",
+    "LANGUAGE_TOO_LARGE": "What may be decided could not be put to the model.",
+    "MODEL_UNAVAILABLE": "The model failed.",
+    "POLICY_ESCALATES": "The written policy has no decision for this case.",
+    "POLICY_FORBIDDEN": "The written policy proposes what is not permitted now.",
+    "PROPOSAL_EXPIRED": "The proposal came too late.",
+    "READING_FAILED": "A reader failed, so what the evidence says is not known.",
+    "REASONING_EXHAUSTION": "Every attempt the agent had was rejected.",
+    "RECORD_DAMAGED": "The rows of this case cannot be read: sds ledger verify.",
+    "REPEATED_PROPOSAL": "The agent proposed again, unchanged, what was rejected before.",
+    "RESOURCE_CONTENTION": "Another decision held what this one takes.",
+    "SPEND_LIMIT_EXCEEDED": "A spend limit is used up.",
+    "STATEMENT_DIFFERS": "The record and the outside do not agree.",
+    "STATE_DRIFT_DETECTED": "The state moved while it was being decided, more often than the contract lets it begin anew.",
+    "TOKEN_BUDGET_EXCEEDED": "The tokens of this case are used up.",
+    "UNCERTAIN": "The decision is less certain than the contract's max_error asks for.",
+    "UNFAMILIAR": "The evidence is unlike what the reader was fitted on.",
+    "UNKNOWN": "An order was sent, and nobody knows what became of it.",
+}
+
+# What an entry of the ledger says of a flow.
+_ENTRIES = {
+    "ADOPTED": "An order found outside was taken over",
+    "CONTRADICTED": "The outside said otherwise later",
+    "DECIDED": "Decided by the agent",
+    "ERASED": "The texts of the case were erased",
+    "HUMAN": "Decided by a human",
+    "LABEL": "Labelled as right or wrong",
+    "RATIONALE": "The agent said why",
+    "RESERVED": "What it takes was reserved, and the order signed",
+    "RESOLVED": "The end of the order became known",
+    "REVERSAL": "Taken back",
+    "SAGA": "A part of several steps",
+    "SETTLED": "The outside answered",
+    "UNKNOWN": "The outside did not answer: the end of the order is not known",
+    "VOIDING": "The order is being withdrawn outside",
+}
+
+_PATTERNS = {
+    "CONTROL_TOKEN": "a model's control token",
+    "FORGED_AUTHORITY": "an authority it does not have",
+    "FORGED_DECISION": "a decision already made",
+    "OVERRIDE_INSTRUCTIONS": "an order to ignore the rules",
+    "ROLE_CHANGE": "an attempt to change the agent's role",
+    UNSEEN: "characters that cannot be seen",
+}
+
+
+def why(code: str | None) -> str:
+    """Return a sentence for the code of why a case waits; a code that has none, itself."""
+    return _WHY.get(code or "", code or "It says not why.")
+
+
+def entry(kind: str) -> str:
+    return _ENTRIES.get(kind, kind)
+
+
+def pattern(name: str) -> str:
+    return _PATTERNS.get(name, name)
+
+
+def plain(value: object) -> str:
+    """Return a value on one line, what cannot be seen spelled out."""
+    return "".join(char if is_seen(char) else ascii(char)[1:-1] for char in str(value))
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of evidence as it is shown. `marks`: what was found in it, in words; empty for ordinary text."""
+
+    text: str
+    marks: tuple[str, ...] = ()
+
+
+def pieces(text: str) -> tuple[Piece, ...]:
+    """Cut evidence where injection patterns begin and end, and where characters cannot be seen; line ends stay."""
+    cuts: list[Piece] = []
+    at = 0
+    for start, end, names in passages(text):
+        whole = _rest_of_word(text, end)
+        cuts += _seen(text[at:start], ())
+        cuts += _seen(text[max(at, start) : whole], names)
+        at = max(at, whole)
+    return (*cuts, *_seen(text[at:], ()))
+
+
+def _rest_of_word(text: str, at: int) -> int:
+    """Return where the word ends that a pattern may have ended in."""
+    found = _WORD.match(text, at)
+    return found.end() if found else at
+
+
+def _seen(text: str, names: tuple[str, ...]) -> Iterator[Piece]:
+    """Yield a text as pieces, with what cannot be seen spelled out in pieces of its own."""
+    marks, run, hidden = tuple(map(pattern, names)), "", False
+    for char in text:
+        unseen = not (is_seen(char) or char in "\n\t")
+        if unseen != hidden and run:
+            yield Piece(run, (*marks, pattern(UNSEEN)) if hidden else marks)
+            run = ""
+        run, hidden = run + (ascii(char)[1:-1] if unseen else char), unseen
+    if run:
+        yield Piece(run, (*marks, pattern(UNSEEN)) if hidden else marks)
+
+
+def when(at_ms: int) -> str:
+    """Return a time of the record as people read it, in UTC; one that no calendar has, as it stands there."""
+    try:
+        return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    except (OSError, *NOT_AS_WRITTEN):
+        return f"{at_ms} ms"
+
+
+def iso(at_ms: int) -> str:
+    return when(at_ms).replace(" ", "T") + "Z"
+
+
+def ago(at_ms: int, now_ms: int) -> str:
+    """Return how long ago something was, in its largest whole unit."""
+    seconds = max(0, now_ms - at_ms) // 1000
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds // size} {unit}"
+    return f"{seconds} s"
+
+
+def amount(value: int, scale: int, currency: str) -> str:
+    """Return a number with its decimals; what has those of money, with the currency where the gate names one."""
+    text = format_literal(value, scale)
+    return f"{text} {unit(scale, currency)}".rstrip()
+
+
+def unit(scale: int, currency: str) -> str:
+    return currency if scale == MONEY_SCALE else ""
+
+
+def field(path: str, declared: str, value: Value | None, currency: str) -> str:
+    """Return a field of the state as a human reads it: by its declared type."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        if declared == "timestamp":
+            return when(value * 1000)
+        return amount(value, parse_type(path, declared).scale, currency)
+    return plain(value)
+
+
+def bounds(allowed: Bound, currency: str) -> str:
+    """Return the values a number may have, in words."""
+    low, high = (format_literal(end, allowed.scale) for end in (allowed.lo, allowed.hi))
+    text = f"{low} to {high}" if allowed.lo < allowed.hi else low
+    step = f", in steps of {format_literal(allowed.step, allowed.scale)}" if allowed.step > 1 else ""
+    return f"{text} {unit(allowed.scale, currency)}".rstrip() + step

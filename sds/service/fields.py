@@ -1,0 +1,78 @@
+"""A small JSON object in a request's body: named fields of known kinds, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import Request
+
+from sds.kernel.canonical import one_line
+from sds.kernel.errors import EventError
+from sds.kernel.flow.intake import in_utf8, once
+from sds.service.body import read_body
+from sds.service.problems import Problem
+
+TEXT, FLAG, OBJECT = "string", "boolean", "object"  # JSON Schema's words
+_TYPES: Mapping[str, type] = {TEXT: str, FLAG: bool, OBJECT: dict}
+
+
+class Number(str):
+    """A number as it was written: 150.00 has two decimals, and a float forgets them."""
+
+    __slots__ = ()
+
+
+def body_schema(required: Mapping[str, str], optional: Mapping[str, str]) -> dict[str, Any]:
+    """Return what OpenAPI says of such a body."""
+    kinds = {**required, **optional}
+    properties = {name: {"type": kind} for name, kind in kinds.items()}
+    schema = {"type": "object", "properties": properties, "required": sorted(required), "additionalProperties": False}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+async def read_fields(request: Request, required: Mapping[str, str], optional: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of a body; optional ones that are not there are missing. Raises Problem: USAGE and `read_body`'s."""
+    found = _parsed(await read_body(request))
+    kinds = {**required, **optional}
+    if unknown := [name for name in found if name not in kinds]:
+        raise Problem("USAGE", f"there is no field `{one_line(unknown[0], 40)}`", hint=f"fields: {', '.join(kinds)}")
+    if missing := [name for name in required if name not in found]:
+        raise Problem("USAGE", f"the field `{missing[0]}` is missing")
+    for name, value in found.items():
+        if type(value) is not _TYPES[kinds[name]]:
+            raise Problem("USAGE", f"the field `{name}` is no {kinds[name]}")
+    return found
+
+
+def _parsed(raw: bytes) -> dict[str, Any]:
+    try:
+        text = in_utf8(raw)
+        found = json.loads(
+            text, object_pairs_hook=once, parse_float=Number, parse_int=Number, parse_constant=_no_constant
+        )
+        text.encode()
+        json.dumps(found, ensure_ascii=False).encode()  # a lone surrogate that was spelled \ud800
+    except EventError as error:
+        raise Problem("USAGE", str(error).replace("the event", "the body", 1)) from None
+    except (ValueError, RecursionError):
+        raise Problem("USAGE", "the body is not JSON") from None
+    if not isinstance(found, dict):
+        raise Problem("USAGE", "the body is no object")
+    return found
+
+
+def _no_constant(_: str) -> None:
+    raise ValueError("not JSON")
+
+
+def as_written(value: object) -> str:
+    """Return what was read as JSON text again, its numbers as they were written."""
+    if isinstance(value, Number):
+        return value
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{json.dumps(name)}:{as_written(each)}" for name, each in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(as_written, value)) + "]"
+    return json.dumps(value)

@@ -1,0 +1,95 @@
+"""Threads of one process that work beside its requests. Nothing they meet ends them: it is logged, counted, and tried again.
+
+Recovery and deliveries are of one process at a time, for each gate (`Store.exclusively`).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+from sds.gate import Gate
+from sds.kernel.errors import SdsError
+from sds.service.deciding.idempotency import SWEPT_MAX
+from sds.service.operations.health import Health
+from sds.service.operations.metrics import Metrics
+from sds.service.operations.webhooks import Deliverer
+from sds.service.state import Service
+
+STOP_S_MAX = 15.0  # how long a process that ends waits for what its threads are in the middle of
+
+
+class Background:
+    """The threads of one process: recovery and deliveries of each gate, looking around, sweeping."""
+
+    def __init__(self, service: Service, metrics: Metrics, health: Health) -> None:
+        self._service, self._metrics = service, metrics
+        self._stopping = threading.Event()
+        self._threads = list[threading.Thread]()
+        settings = service.settings
+        works: list[tuple[str, float, Callable[[], object]]] = [
+            ("look", settings.probe_every_s, health.look),
+            ("sweep", settings.sweep_every_s, self._sweep),
+        ]
+        for name, each in service.gates.items():
+            works.append((f"recover-{name}", settings.recover_every_s, partial(self._recover, each.gate)))
+            deliverer = Deliverer(service, name, metrics, self._stopping)
+            works.append((f"webhooks-{name}", settings.webhooks_every_s, deliverer.run))
+        self._works = works
+
+    def start(self) -> None:
+        for name, every_s, work in self._works:
+            thread = threading.Thread(target=self._repeat, args=(name, every_s, work), name=f"sds-{name}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def stop(self) -> None:
+        """Begin nothing more, and wait for what is under way. It may be called twice."""
+        self._stopping.set()
+        until_s = time.monotonic() + STOP_S_MAX
+        for thread in self._threads:
+            thread.join(max(0.0, until_s - time.monotonic()))
+
+    def _repeat(self, name: str, every_s: float, work: Callable[[], object]) -> None:
+        """Work at once, and again `every_s` seconds after each time, until the process stops or drains."""
+        while not self._stopping.is_set() and not self._service.draining:
+            try:
+                work()
+            except Exception as error:  # noqa: BLE001  whatever it is, the next time may go well
+                kind = name.partition("-")[0]
+                self._metrics.store_errors.labels(kind).inc()
+                code = error.reason_code if isinstance(error, SdsError) else type(error).__name__
+                self._service.log("service.background_failed", {"work": name, "reason_code": code})
+            self._stopping.wait(every_s)
+
+    def _recover(self, gate: Gate) -> None:
+        """Recover a gate, unless another process does."""
+        name, began_s = gate.contract.gate, time.monotonic()
+        with gate.store.exclusively("recovery") as mine:
+            if not mine:
+                return
+            try:
+                found = gate.recover()
+            except Exception:
+                self._metrics.recovery_errors.labels(name).inc()
+                raise
+        self._metrics.recovery_s.labels(name).observe(time.monotonic() - began_s)
+        self._metrics.recovery_errors.labels(name).inc(len(found.errors))
+        counts = {
+            "interrupted": found.interrupted,
+            "success": found.success,
+            "failed": found.failed,
+            "unknown": found.unknown,
+            "sagas_ended": found.sagas_ended,
+        }
+        for became, number in counts.items():
+            self._metrics.recovered.labels(name, became).inc(number)
+        if any(counts.values()) or found.errors:
+            self._service.log("recovery.ran", {"gate": name, **counts, "errors": len(found.errors)})
+
+    def _sweep(self) -> None:
+        """Forget answers that were kept long enough."""
+        while self._service.kept.sweep() == SWEPT_MAX and not self._stopping.is_set():
+            pass

@@ -1,0 +1,118 @@
+"""What has changed at a gate, read from its ledger: the outbox of the event stream and of the webhooks.
+
+An entry is committed in the transaction of what it is about, and their indices follow the commits: whoever has read up to
+one has missed none. A change says codes and ids, never a text: of an entry only words without spaces come through.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sds.host.clock import when
+from sds.kernel.errors import NOT_AS_WRITTEN, StoreError
+from sds.kernel.flow.states import FINAL, UNDECIDED_TAGS
+from sds.kernel.storage.store import Reader
+
+PAGE_MAX = 200  # entries that are read at once
+
+_SHOWN = ("outcome", "action", "tag", "reason_code", "status", "agent_id", "was", "decision", "impact")
+_CODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,127}")
+_STATED = frozenset({"DECIDED", "HUMAN", "ADOPTED"})  # whose entry names the flow's state
+_SETTLED = frozenset({"SETTLED", "RESOLVED"})
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One entry of a gate's ledger. `idx`: its index there; `state`: of its flow, where the entry says it."""
+
+    gate: str
+    idx: int
+    at_ms: int
+    kind: str
+    dfid: str
+    entry_hash: str
+    state: str | None
+    facts: Mapping[str, str]
+
+    @property
+    def final(self) -> str:
+        """The state or the end that somebody may wait for: a state of `FINAL`, UNKNOWN or CONTRADICTED; else empty."""
+        if self.kind in ("UNKNOWN", "CONTRADICTED"):
+            return self.kind
+        return self.state if self.kind in _STATED | _SETTLED and self.state in FINAL else ""
+
+    @property
+    def retryable(self) -> bool:
+        """Whether nobody has decided it and the event may be sent again."""
+        return self.state == "ABORTED" and self.facts.get("tag") in UNDECIDED_TAGS
+
+    def as_data(self) -> dict[str, Any]:
+        facts = {"gate": self.gate, "entry": self.idx, "at": when(self.at_ms), "kind": self.kind}
+        facts |= {"dfid": self.dfid} if self.dfid else {}
+        facts |= {"state": self.state} if self.state else {}
+        return facts | dict(self.facts)
+
+
+def read_changes(record: Reader, gate: str, after: int, limit: int = PAGE_MAX) -> list[Change]:
+    """Return the entries after an index, in order. Raises StoreError."""
+    rows = record.rows(
+        "SELECT idx, at_ms, kind, dfid, body, entry_hash FROM ledger WHERE idx > ? ORDER BY idx LIMIT ?",
+        (after, min(limit, PAGE_MAX)),
+    )
+    try:
+        return [_change(gate, *row) for row in rows]
+    except NOT_AS_WRITTEN as error:
+        raise StoreError(f"the ledger of gate `{gate}` cannot be read", hint="sds ledger verify") from error
+
+
+def _change(gate: str, idx: int, at_ms: int, kind: str, dfid: str, text: str, entry_hash: str) -> Change:
+    body = json.loads(text)
+    facts = {name: value for name in _SHOWN if isinstance(value := body.get(name), str) and _CODE.fullmatch(value)}
+    state = _state(kind, body)
+    return Change(gate, idx, at_ms, kind, dfid, entry_hash, state, facts)
+
+
+def _state(kind: str, body: Mapping[str, Any]) -> str | None:
+    """Return the state that a flow has by an entry; None where the entry does not change it."""
+    if kind in _STATED:
+        return str(body["state"])
+    if kind in _SETTLED:
+        return "CLOSED" if body["status"] == "SUCCESS" else "ABORTED"
+    return "EXECUTING" if kind == "UNKNOWN" else None
+
+
+def entries_behind(record: Reader, gate: str, idx: int) -> Iterator[Change]:
+    """Yield the entries behind an index, a page at a time."""
+    while page := read_changes(record, gate, idx):
+        yield from page
+        idx = page[-1].idx
+
+
+def final_changes(record: Reader, gate: str, idx: int) -> Iterator[Change]:
+    """Yield the final states behind an index."""
+    return (change for change in entries_behind(record, gate, idx) if change.final)
+
+
+def head(record: Reader) -> int:
+    """Return the index of the last entry; 0: there is none."""
+    return int(record.value("SELECT MAX(idx) FROM ledger") or 0)
+
+
+def parse_positions(text: str) -> dict[str, int]:
+    """Read `fraud:33,refund:120`. Raises ValueError."""
+    found = dict[str, int]()
+    for part in text.split(","):
+        gate, _, idx = part.strip().partition(":")
+        if not re.fullmatch(r"[a-z][a-z0-9_]{0,63}", gate) or not re.fullmatch(r"[0-9]{1,18}", idx) or gate in found:
+            raise ValueError("not positions")
+        found[gate] = int(idx)
+    return found
+
+
+def write_positions(positions: Mapping[str, int]) -> str:
+    """Write positions as an event's id: `fraud:33,refund:120`."""
+    return ",".join(f"{gate}:{idx}" for gate, idx in sorted(positions.items()))

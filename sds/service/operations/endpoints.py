@@ -1,0 +1,168 @@
+"""The endpoints that final states are delivered to, and how far each is: kept in the service's database.
+
+A position is the last entry of a gate's ledger that is behind an endpoint: what is undelivered is in the ledger, and takes
+no room here. Their secrets lie here as they are: whoever can read this database can sign as this service.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import sqlalchemy as sa
+
+from sds.kernel.errors import UsageError
+from sds.kernel.storage.store import Reader
+from sds.service.database import Database, webhook_positions, webhooks
+from sds.service.settings import is_loopback
+
+ENDPOINTS_MAX = 64
+URL_CHARS_MAX = 2_000
+SECRET_BYTES, SECRET_BYTES_MIN, SECRET_BYTES_MAX = 32, 24, 64  # as Standard Webhooks has them
+_PREFIX = "whsec_"
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+_AT = webhook_positions.c
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where final states of some gates are sent. Its secret shows in no repr; its URL may hold a token, so it neither."""
+
+    name: str
+    gates: tuple[str, ...]
+    made_at_ms: int
+    url: str
+    secret: str
+
+    def __repr__(self) -> str:
+        return f"Endpoint({self.name!r}, gates={self.gates!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far an endpoint has one gate's ledger. `attempts`: at the next delivery, in vain, since `failing_since_ms`.
+
+    `entry_hash`: of the entry at `idx`, empty where that is 0. Times are milliseconds since 1970.
+    """
+
+    webhook: str
+    gate: str
+    idx: int
+    entry_hash: str
+    at_ms: int
+    attempts: int = 0
+    next_at_ms: int = 0
+    failing_since_ms: int | None = None
+    failure: str | None = None
+
+
+def add_endpoint(
+    database: Database, url: str, records: Mapping[str, Reader], *, name: str, secret: str, now_ms: int
+) -> Endpoint:
+    """Keep an endpoint for the gates of `records`; it is sent what happens from now on. `name`, `secret`: "" makes one.
+
+    Raises UsageError for what cannot be one.
+    """
+    name = name or f"wh-{secrets.token_hex(4)}"
+    endpoint = Endpoint(name, tuple(records), now_ms, checked_url(url), checked_secret(secret))
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"`{name[:80]}` is no name of a webhook", hint="letters in lower case, digits, `_` and `-`")
+    if not records:
+        raise UsageError("a webhook needs a gate", hint="--gate refund")
+    with database.transaction() as connection:
+        names = [row.name for row in connection.execute(sa.select(webhooks.c.name))]
+        if name in names:
+            raise UsageError(f"there is a webhook `{name}` already", hint="sds webhooks list")
+        if len(names) >= ENDPOINTS_MAX:
+            raise UsageError(f"there are {ENDPOINTS_MAX} webhooks already", hint="sds webhooks remove NAME")
+        connection.execute(
+            webhooks.insert().values(
+                name=name, url=endpoint.url, secret=endpoint.secret, gates=",".join(records), made_at_ms=now_ms
+            )
+        )
+        for gate, record in records.items():
+            last = record.row("SELECT idx, entry_hash, at_ms FROM ledger ORDER BY idx DESC LIMIT 1") or (0, "", 0)
+            idx, entry_hash, at_ms = last
+            connection.execute(
+                webhook_positions.insert().values(
+                    webhook=name, gate=gate, idx=idx, entry_hash=entry_hash, at_ms=at_ms, attempts=0, next_at_ms=0
+                )
+            )
+    return endpoint
+
+
+def checked_url(url: str) -> str:
+    """Return a URL that may be sent to. Raises UsageError: not https, but for this machine; a user name; no host."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        host, parts = None, urlsplit("")
+    if not host or len(url) > URL_CHARS_MAX or not url.isascii() or not url.isprintable() or " " in url:
+        raise UsageError("that is no URL of an endpoint", hint="https://host/path")
+    if parts.username is not None or parts.password is not None or parts.fragment:
+        raise UsageError("the URL of an endpoint has no user, password or fragment", hint="what is signed needs none")
+    if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(host)):
+        raise UsageError("an endpoint is reached by https", hint="http is for this machine alone")
+    return url
+
+
+def checked_secret(secret: str) -> str:
+    """Return a secret in the form `whsec_` + base64, a fresh one for "". Raises UsageError, without the secret in it."""
+    if not secret:
+        return _PREFIX + base64.b64encode(secrets.token_bytes(SECRET_BYTES)).decode()
+    try:
+        size = len(base64.b64decode(secret.removeprefix(_PREFIX), validate=True))
+    except (binascii.Error, ValueError):
+        size = 0
+    if not secret.startswith(_PREFIX) or not SECRET_BYTES_MIN <= size <= SECRET_BYTES_MAX:
+        raise UsageError("that is no secret of a webhook", hint="`whsec_` and 24 to 64 bytes in base64")
+    return secret
+
+
+def remove_endpoint(database: Database, name: str) -> None:
+    """Forget an endpoint; what was not delivered to it will not be. Raises UsageError where there is none."""
+    with database.transaction() as connection:
+        if not connection.execute(webhooks.delete().where(webhooks.c.name == name)).rowcount:
+            raise UsageError(f"there is no webhook `{name[:80]}`", hint="sds webhooks list")
+        connection.execute(webhook_positions.delete().where(_AT.webhook == name))
+
+
+def endpoints(database: Database) -> list[Endpoint]:
+    """Return every endpoint, the oldest first."""
+    with database.reading() as connection:
+        rows = connection.execute(sa.select(webhooks).order_by(webhooks.c.made_at_ms, webhooks.c.name)).all()
+    return [Endpoint(row.name, tuple(row.gates.split(",")), row.made_at_ms, row.url, row.secret) for row in rows]
+
+
+def positions(database: Database, gate: str | None = None) -> list[Position]:
+    """Return how far each endpoint is, of one gate or of all."""
+    wanted = sa.select(webhook_positions).order_by(_AT.webhook, _AT.gate)
+    with database.reading() as connection:
+        rows = connection.execute(wanted if gate is None else wanted.where(_AT.gate == gate)).mappings().all()
+    return [Position(**row) for row in rows]
+
+
+def move_position(database: Database, at: Position, idx: int, entry_hash: str, at_ms: int) -> bool:
+    """Move an endpoint on behind an entry; return False where it was removed, or somebody else moved it meanwhile."""
+    well = {"attempts": 0, "next_at_ms": 0, "failing_since_ms": None, "failure": None}
+    return _update(database, at, idx=idx, entry_hash=entry_hash, at_ms=at_ms, **well)
+
+
+def write_failure(database: Database, at: Position, failure: str, *, now_ms: int, next_at_ms: int) -> bool:
+    """Write down that a delivery failed, and when it is tried again."""
+    since_ms = now_ms if at.failing_since_ms is None else at.failing_since_ms
+    return _update(
+        database, at, attempts=at.attempts + 1, next_at_ms=next_at_ms, failing_since_ms=since_ms, failure=failure
+    )
+
+
+def _update(database: Database, at: Position, **values: object) -> bool:
+    mine = sa.and_(_AT.webhook == at.webhook, _AT.gate == at.gate, _AT.idx == at.idx)
+    with database.transaction() as connection:
+        return connection.execute(webhook_positions.update().where(mine).values(values)).rowcount == 1

@@ -1,0 +1,69 @@
+"""Followers of the ledgers: each is woken when one has grown, by one look at all of them for all who follow."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+
+from starlette.concurrency import run_in_threadpool
+
+from sds.kernel.errors import SdsError
+from sds.kernel.storage.store import Reader
+from sds.service.operations.changes import head
+
+
+class Tail:
+    """Looks at the heads of some ledgers every `every_s` seconds, while anybody follows them. For one event loop.
+
+    A ledger that cannot be read has not grown; `failed` is called for each look at which one could not.
+    """
+
+    def __init__(
+        self, records: Callable[[], Mapping[str, Reader]], *, every_s: float, failed: Callable[[], object]
+    ) -> None:
+        self._records, self._every_s, self._failed = records, every_s, failed
+        self._heads = dict[str, int]()
+        self._grown = asyncio.Event()
+        self._watching: asyncio.Task[None] | None = None
+        self.followers = 0
+
+    @asynccontextmanager
+    async def followed(self) -> AsyncIterator[None]:
+        """Follow for a block."""
+        self.followers += 1
+        if self._watching is None or self._watching.done():
+            self._watching = asyncio.create_task(self._watch())
+        try:
+            yield
+        finally:
+            self.followers -= 1
+            if not self.followers and self._watching is not None:
+                self._watching.cancel()
+                self._watching = None
+
+    async def grown(self, positions: Mapping[str, int], within_s: float) -> None:
+        """Return when one of the ledgers has grown beyond its position, or after so long."""
+        if any(self._heads.get(gate, 0) > idx for gate, idx in positions.items()):
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._grown.wait()
+
+    async def _watch(self) -> None:
+        while True:
+            found = await run_in_threadpool(self._look)
+            if any(idx > self._heads.get(gate, 0) for gate, idx in found.items()):
+                self._heads.update(found)
+                self._grown.set()
+                self._grown = asyncio.Event()
+            await asyncio.sleep(self._every_s)
+
+    def _look(self) -> dict[str, int]:
+        found = dict[str, int]()
+        for gate, record in self._records().items():
+            try:
+                found[gate] = head(record)
+            except SdsError:
+                self._failed()
+        return found

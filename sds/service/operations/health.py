@@ -1,0 +1,116 @@
+"""Whether this process should be sent requests: looked at every few seconds in the background, answered from the last look.
+
+- model: it has proposed something for each gate since the process began
+- store: it takes a write
+- clock: it is within a second of the store's; of a file, not a second before its last entry
+- record: it is not behind what its executor lists: a restored one orders nothing until that is adopted
+- draining: SIGTERM has not come
+- probe: the last look is not old
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from itertools import islice
+
+from sds.gate import Gate
+from sds.host import paths
+from sds.kernel.errors import SdsError
+from sds.kernel.executor.wholeness import RECORD_BEHIND
+from sds.kernel.storage.store import Store
+from sds.service.gates import OpenGate
+from sds.service.state import Service
+
+OK = "ok"
+CLOCKS_APART_MS_MAX = 1_000
+LATE_S = 30.0  # a look that is older than this, and than three of them take, tells nothing any more
+
+_PROBE = "UPDATE meta SET value = value WHERE key = 'schema_version'"
+
+
+class Health:
+    """What the last look found: for each check and gate `ok`, or the reason code of what is wrong."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._lock = threading.Lock()
+        self._found = dict[str, Mapping[str, str]]()
+        self._proved = dict[str, str]()
+        self._looked_s: float | None = None
+
+    def look(self) -> None:
+        """Look at everything. Blocks; for one thread."""
+        gates = self._service.gates
+        found = {"model": {name: self._model(each) for name, each in gates.items()}}
+        for check, looks in (("store", self._store), ("clock", self._clock), ("record", self._record)):
+            found[check] = {
+                name: _said(lambda gate=each.gate, looks=looks: looks(gate)) for name, each in gates.items()
+            }
+        with self._lock:
+            self._found, self._looked_s = dict(found), time.monotonic()
+
+    def checks(self) -> dict[str, str | Mapping[str, str]]:
+        """Return each check with what was found."""
+        with self._lock:
+            found, looked_s = dict(self._found), self._looked_s
+        late_s = max(LATE_S, 3 * self._service.settings.probe_every_s)
+        fresh = looked_s is not None and time.monotonic() - looked_s <= late_s
+        probe = OK if fresh else "LATE" if looked_s is not None else "NOT_YET"
+        return {**found, "draining": "DRAINING" if self._service.draining else OK, "probe": probe}
+
+    @staticmethod
+    def ready(checks: Mapping[str, str | Mapping[str, str]]) -> bool:
+        return all(found == OK if isinstance(found, str) else {*found.values()} <= {OK} for found in checks.values())
+
+    def _model(self, each: OpenGate) -> str:
+        """Have the model propose for a case of the gate, until it has done so once."""
+        if self._proved.get(each.name) != OK:
+            self._proved[each.name] = _said(lambda: _prove(each))
+        return self._proved[each.name]
+
+    def _store(self, gate: Gate) -> str:
+        with gate.store.transaction():
+            gate.store.run(_PROBE)
+        return OK
+
+    def _clock(self, gate: Gate) -> str:
+        now_ms = self._service.now_ms()
+        store_ms = clock_ms(gate.store)
+        if store_ms is not None:
+            return OK if abs(now_ms - store_ms) <= CLOCKS_APART_MS_MAX else "CLOCK_APART"
+        last_ms = gate.store.value("SELECT at_ms FROM ledger ORDER BY idx DESC LIMIT 1")
+        return OK if last_ms is None or now_ms >= last_ms - CLOCKS_APART_MS_MAX else "CLOCK_BEHIND"
+
+    def _record(self, gate: Gate) -> str:
+        doubt = gate.kernel.whole.doubt()
+        return RECORD_BEHIND if doubt is not None and doubt.code == RECORD_BEHIND else OK
+
+
+def _said(look: object) -> str:
+    """Return what a look finds; what it raises is its reason code."""
+    try:
+        return str(look())  # type: ignore[operator]
+    except SdsError as error:
+        return error.reason_code
+    except Exception as error:  # noqa: BLE001  a gate's own code may fail in any way: it is not ready, and says why
+        return type(error).__name__
+
+
+def _prove(each: OpenGate) -> str:
+    """Propose for the first case of the gate's queue, or for one that nobody knows; nothing is recorded."""
+    gate = each.gate
+    queue = each.definition.cases(paths.gate_home(each.name)) if each.definition.events is not None else []
+    event = gate.contract.event
+    unknown = {name: "readiness" for name in (event.id, event.key, event.evidence) if name}
+    packet = gate.preview(next((case.event for case in islice(queue, 1)), unknown))
+    gate.engine.propose(packet, tokens_max=gate.contract.budget.tokens_max)
+    return OK
+
+
+def clock_ms(store: Store) -> int | None:
+    """Return the time by a store that has a clock of its own, in milliseconds since 1970; None for a file."""
+    if not store.name.startswith("postgresql"):
+        return None
+    return int(store.value("SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)"))

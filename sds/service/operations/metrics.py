@@ -1,0 +1,142 @@
+"""What the service measures, for Prometheus: the six golden signals of DIR 4.9 under their own names, and its own `sds_*`.
+
+Counters and histograms are of the process that counts. Where several workers share a socket a scrape reaches any of them:
+then their values lie in files that all can read (`PROMETHEUS_MULTIPROC_DIR`, set by the supervisor), and each scrape adds
+them up. What stands in a record or in the service's database is read at the scrape, by whoever is scraped.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from tempfile import TemporaryDirectory
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+from prometheus_client.registry import Collector
+
+SHARED = "PROMETHEUS_MULTIPROC_DIR"
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_MS = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000)
+_S = tuple(ms / 1_000 for ms in (0.5, *_MS))
+_TOKENS = (16, 32, 64, 128, 256, 512, 1_024, 2_048, 4_096, 8_192)
+_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+
+STAGES = ("open", "propose", "decide", "dispatch")
+
+
+class Metrics:
+    """The metrics of one process. Each is counted where it happens; `render` gives them all."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._read = list[Callable[[], Iterable[Metric]]]()
+        self._of_decisions()
+        self._of_requests()
+        self._of_work()
+        self._registry.register(_AtScrape(self._read))
+
+    def _of_decisions(self) -> None:
+        self.validation_ms = self._histogram(
+            "validation_latency_ms", "Time in DIM: hard, its code; soft, the model that proposes", ("gate", "type"), _MS
+        )
+        self.stale = self._counter("stale_context_reject_rate", "Proposals rejected by the JIT state check", ("gate",))
+        self.escalations = self._counter("escalation_count", "Escalations decided here", ("agent_id", "reason"))
+        self.tokens = self._histogram("token_budget_burn", "Tokens consumed by a decision flow", ("gate",), _TOKENS)
+        self.saved = self._counter("idempotency_hit_rate", "Events answered without deciding them again", ("gate",))
+        self.stage_s = self._histogram("sds_stage_seconds", "One stage of a decision", ("gate", "stage"), _S)
+        self.decision_s = self._histogram("sds_decision_seconds", "One decision flow, all stages", ("gate",), _S)
+        self.decided = self._counter("sds_decisions", "Decision flows that ended here", ("gate", "state", "tag"))
+        self.rows = self._histogram(
+            "sds_batch_rows", "Rows of a pass of the model that a decision shared", ("gate",), _ROWS
+        )
+
+    def _of_requests(self) -> None:
+        self.request_s = self._histogram("sds_http_seconds", "One request", ("route", "method", "status"), _S)
+        self.refused = self._counter("sds_refusals", "Requests answered with a problem", ("code",))
+        self.queued = self._gauge(
+            "sds_queue_decisions", "Decisions waiting for a thread, and being decided", ("gate", "of")
+        )
+        self.in_hand = self._gauge("sds_admission_in_hand", "Requests for decisions that were let in", ())
+        self.expected_s = self._gauge(
+            "sds_admission_expected_seconds", "What one more decision would take", ("gate",), largest=True
+        )
+        self.streams = self._gauge("sds_streams", "Open streams of changes", ())
+
+    def _of_work(self) -> None:
+        self.recovered = self._counter("sds_recovered", "What recovery did", ("gate", "became"))
+        self.recovery_errors = self._counter(
+            "sds_recovery_errors", "Recoveries, or flows of one, that failed", ("gate",)
+        )
+        self.recovery_s = self._histogram("sds_recovery_seconds", "One recovery of a gate", ("gate",), _S)
+        self.delivered = self._counter("sds_webhook_deliveries", "Attempts to deliver", ("webhook", "outcome"))
+        self.store_errors = self._counter(
+            "sds_store_errors", "Work in the background that the store refused", ("work",)
+        )
+
+    def _counter(self, name: str, what: str, labels: tuple[str, ...]) -> Counter:
+        return Counter(name, what, labels, registry=self._registry)
+
+    def _histogram(self, name: str, what: str, labels: tuple[str, ...], buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(name, what, labels, buckets=buckets, registry=self._registry)
+
+    def _gauge(self, name: str, what: str, labels: tuple[str, ...], *, largest: bool = False) -> Gauge:
+        how: Literal["livemax", "livesum"] = "livemax" if largest else "livesum"
+        return Gauge(name, what, labels, registry=self._registry, multiprocess_mode=how)
+
+    def read_at_scrape(self, read: Callable[[], Iterable[Metric]]) -> None:
+        """Have `read` called at each scrape for what stands elsewhere. It must not raise."""
+        self._read.append(read)
+
+    def render(self) -> bytes:
+        """Return all there is in Prometheus' text format. Blocks on what is read at the scrape."""
+        if not os.environ.get(SHARED):
+            return generate_latest(self._registry)
+        shared = CollectorRegistry()
+        MultiProcessCollector(shared)  # type: ignore[no-untyped-call]  # it registers itself
+        shared.register(_AtScrape(self._read))
+        return generate_latest(shared)
+
+
+@contextmanager
+def shared_values() -> Iterator[None]:
+    """Have the processes that are started within the block keep what they count in files that each of them can add up."""
+    with TemporaryDirectory(prefix="sds-metrics-") as folder:
+        before = os.environ.get(SHARED)
+        os.environ[SHARED] = folder
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[SHARED]
+            else:
+                os.environ[SHARED] = before
+
+
+def forget_process(pid: int) -> None:
+    """Take what a process that has ended had in hand out of the sums; what it has counted stays."""
+    mark_process_dead(pid, os.environ.get(SHARED))  # type: ignore[no-untyped-call]
+
+
+class _AtScrape(Collector):
+    def __init__(self, read: list[Callable[[], Iterable[Metric]]]) -> None:
+        self._read = read
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        for each in self._read:
+            yield from each()
+
+
+def gauge(name: str, what: str, labels: tuple[str, ...], samples: Iterable[tuple[tuple[str, ...], float]]) -> Metric:
+    """Return a gauge that was read."""
+    found = GaugeMetricFamily(name, what, labels=labels)
+    for values, number in samples:
+        found.add_metric(values, number)
+    return found

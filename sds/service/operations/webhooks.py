@@ -1,0 +1,183 @@
+"""Delivers final states to endpoints: at least once, in the order of each gate's ledger, signed (Standard Webhooks).
+
+The ledger is the outbox: an endpoint is as far as its position, and the next delivery is the next final state behind it.
+One that fails is tried again, later and later, and nothing behind it is sent before: order is kept, and an endpoint that
+is down holds up no other. What is sent names dfid, gate and state: no text, no amount.
+"""
+
+from __future__ import annotations
+
+import ssl
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import cache
+from random import Random
+
+import httpx2
+import orjson
+from prometheus_client.core import Metric
+from standardwebhooks import Webhook
+
+from sds.host.clock import when
+from sds.kernel.errors import SdsError
+from sds.kernel.executor.deadline import LateError, within
+from sds.kernel.storage.store import Reader
+from sds.service.operations import endpoints
+from sds.service.operations.changes import Change, entries_behind, head
+from sds.service.operations.endpoints import Endpoint, Position
+from sds.service.operations.metrics import Metrics, gauge
+from sds.service.state import Service
+
+BACKOFF_MS, BACKOFF_MS_MAX = 1_000, 300_000
+DOUBLINGS_MAX = 16
+AT_ONCE_MAX = 100  # deliveries to one endpoint before others are looked at again
+EXACTLY = "webhooks"  # the lock under which one process at a time delivers for a gate
+
+
+class Deliverer:
+    """Delivers one gate's final states to every endpoint that wants them, several endpoints at once."""
+
+    def __init__(
+        self, service: Service, gate: str, metrics: Metrics, stopping: threading.Event, *, random: Random | None = None
+    ) -> None:
+        self._service, self._gate, self._metrics, self._stopping = service, gate, metrics, stopping
+        self._settings = service.settings
+        self._random = random or Random()  # noqa: S311  when to try again is no secret
+
+    def run(self) -> None:
+        """Deliver what is due, unless another process does."""
+        record = self._service.gates[self._gate].gate.store
+        due = self._due(record)
+        if not due:
+            return
+        with record.exclusively(EXACTLY) as mine:
+            if not mine:
+                return
+            with ThreadPoolExecutor(self._service.settings.webhooks_parallel, "sds-webhook") as pool:
+                done: list[Future[None]] = [pool.submit(self.deliver, endpoint, at, record) for endpoint, at in due]
+        for each in done:
+            each.result()
+
+    def _due(self, record: Reader) -> list[tuple[Endpoint, Position]]:
+        """Return the endpoints that lag behind the ledger, or behind a record that was put back, and whose time has come."""
+        last, now_ms = head(record), self._service.now_ms()
+        behind = [at for at in endpoints.positions(self._service.database, self._gate) if at.idx != last]
+        if not behind:
+            return []
+        known = {each.name: each for each in endpoints.endpoints(self._service.database)}
+        return [(known[at.webhook], at) for at in behind if at.next_at_ms <= now_ms and at.webhook in known]
+
+    def deliver(self, endpoint: Endpoint, at: Position, record: Reader) -> None:
+        """Deliver up to `AT_ONCE_MAX` final states behind a position, in order, until one fails."""
+        at, sent = self._found_again(at, record), 0
+        passed: Change | None = None  # the last entry that is behind it, too, without having been sent
+        with self._client() as client:
+            for change in entries_behind(record, self._gate, at.idx):
+                if self._stopping.is_set() or sent >= AT_ONCE_MAX:
+                    break
+                if not change.final:
+                    passed = change
+                    continue
+                sent, passed = sent + 1, None
+                if failure := self._post(client, endpoint, change):
+                    self._failed(at, failure)
+                    return
+                if not self._moved(at, change):
+                    return
+                at = replace(at, idx=change.idx, attempts=0, failing_since_ms=None)
+        if passed is not None and not at.attempts:
+            self._moved(at, passed)
+
+    def _client(self) -> httpx2.Client:
+        """Return what sends: no redirect is followed, no proxy of the environment used, certificates are verified."""
+        timeout_s = self._settings.webhook_within_s
+        return httpx2.Client(follow_redirects=False, trust_env=False, timeout=timeout_s, verify=_certificates())
+
+    def _found_again(self, at: Position, record: Reader) -> Position:
+        """Return a position that is the record's. In one that was put back from a backup it is found by its time."""
+        if not at.idx or record.value("SELECT entry_hash FROM ledger WHERE idx = ?", (at.idx,)) == at.entry_hash:
+            return at
+        sql = "SELECT idx, entry_hash, at_ms FROM ledger WHERE at_ms <= ? ORDER BY idx DESC LIMIT 1"
+        idx, entry_hash, at_ms = record.row(sql, (at.at_ms,)) or (0, "", 0)
+        self._service.log(
+            "webhooks.record_replaced", {"webhook": at.webhook, "gate": at.gate, "was": at.idx, "is": idx}
+        )
+        endpoints.move_position(self._service.database, at, idx, entry_hash, at_ms)
+        return replace(at, idx=idx, entry_hash=entry_hash, at_ms=at_ms, attempts=0, failing_since_ms=None)
+
+    def _moved(self, at: Position, behind: Change) -> bool:
+        return endpoints.move_position(self._service.database, at, behind.idx, behind.entry_hash, behind.at_ms)
+
+    def _post(self, client: httpx2.Client, endpoint: Endpoint, change: Change) -> str:
+        """Send one change; return why it was not taken, in one word, "" where it was."""
+        body, headers = signed(endpoint.secret, change, self._service.now_ms())
+
+        def send() -> int:
+            with client.stream("POST", endpoint.url, content=body, headers=headers) as response:
+                return int(response.status_code)  # nobody reads what it says
+
+        try:
+            status = within(self._settings.webhook_within_s, send)
+            failure = "" if 200 <= status < 300 else f"HTTP_{status}"
+        except LateError:
+            failure = "TIMEOUT"
+        except Exception as error:  # noqa: BLE001  its words may hold the URL
+            failure = type(error).__name__
+        self._metrics.delivered.labels(endpoint.name, "failed" if failure else "delivered").inc()
+        return failure
+
+    def _failed(self, at: Position, failure: str) -> None:
+        now_ms = self._service.now_ms()
+        wait_ms = min(BACKOFF_MS_MAX, BACKOFF_MS * 2 ** min(at.attempts, DOUBLINGS_MAX))
+        next_at_ms = now_ms + round(wait_ms * self._random.uniform(0.5, 1.0))
+        endpoints.write_failure(self._service.database, at, failure, now_ms=now_ms, next_at_ms=next_at_ms)
+        facts = {"webhook": at.webhook, "gate": at.gate, "attempts": at.attempts + 1, "failure": failure}
+        self._service.log("webhooks.failed", facts)
+
+
+@cache
+def _certificates() -> ssl.SSLContext:
+    """Return what certificates are verified with: making it takes longer than most deliveries."""
+    return httpx2.create_ssl_context(trust_env=False)
+
+
+def signed(secret: str, change: Change, now_ms: int) -> tuple[bytes, dict[str, str]]:
+    """Return what is sent of a final state: its body, and the headers of Standard Webhooks.
+
+    The id is that of the change, at every attempt and for every endpoint.
+    """
+    data = {**change.as_data(), "retryable": change.retryable}
+    message = {"type": f"decision.{change.final.lower()}", "timestamp": when(change.at_ms), "data": data}
+    body, sent_at = orjson.dumps(message), datetime.fromtimestamp(now_ms / 1000, UTC)
+    name = f"{change.gate}_{change.idx}_{change.entry_hash[:16]}"
+    return body, {
+        "content-type": "application/json",
+        "user-agent": "sds-webhooks",
+        "webhook-id": name,
+        "webhook-timestamp": str(int(sent_at.timestamp())),
+        "webhook-signature": Webhook(secret).sign(name, sent_at, body.decode()),
+    }
+
+
+def undelivered(service: Service) -> Iterator[Metric]:
+    """Yield how far each endpoint lags, and how long it has been failing, as gauges. It does not raise."""
+    try:
+        found = endpoints.positions(service.database)
+        heads = {name: head(each.gate.store) for name, each in service.gates.items()}
+    except SdsError:
+        return
+    now_ms = service.now_ms()
+    labels = ("webhook", "gate")
+    behind = [((at.webhook, at.gate), float(max(0, heads[at.gate] - at.idx))) for at in found if at.gate in heads]
+    yield gauge(
+        "sds_webhook_behind_entries", "Entries of the ledger that an endpoint is not behind yet", labels, behind
+    )
+    since = [((at.webhook, at.gate), _seconds(at.failing_since_ms, now_ms)) for at in found]
+    yield gauge("sds_webhook_failing_seconds", "For how long deliveries have failed", labels, since)
+
+
+def _seconds(since_ms: int | None, now_ms: int) -> float:
+    return 0.0 if since_ms is None else max(0, now_ms - since_ms) / 1_000

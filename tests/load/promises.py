@@ -1,0 +1,68 @@
+"""What the service promises under more load than it can decide, and whether a run kept it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from sds.benchmarks.lib.measuring import summary
+from sds.kernel.storage.store import Reader
+from tests.load.offering import Outcome
+
+SLOWER_MAX = 2.0  # the p99 of what was taken, over that of a service that nobody else asks
+REFUSED_MS_MAX = 20.0
+MEMORY_MIB_MAX = 16.0  # more at the end of the load than after a quarter of it
+DECIDED, REFUSED, LATE = 200, 503, 504
+WANT_OF_A_TURN = ("QUEUE_FULL", "DEADLINE_EXCEEDED", "RESOURCE_CONTENTION", "MODEL_UNAVAILABLE")
+_ESCALATED = (
+    "SELECT v.reason_code FROM decision_flows f JOIN dim_validations v ON v.dfid = f.dfid WHERE f.state = 'ESCALATED'"
+)
+
+
+def escalated_for_a_turn(record: Reader) -> int:
+    """Return how many cases were handed to a human because nobody had time for them."""
+    return sum(code in WANT_OF_A_TURN for (code,) in record.rows(_ESCALATED))
+
+
+def summed_up(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Return what came of requests, in milliseconds from the intended moment. What was late had been taken, too."""
+    taken = [outcome.latency_ms for outcome in outcomes if outcome.status in (DECIDED, LATE)]
+    refused = [outcome.latency_ms for outcome in outcomes if outcome.status == REFUSED]
+    return {
+        "requests": len(outcomes),
+        "answers": {str(status): n for status, n in sorted(Counter(outcome.status for outcome in outcomes).items())},
+        "reason_codes": dict(Counter(outcome.reason_code for outcome in outcomes if outcome.status != DECIDED)),
+        "states": dict(Counter(outcome.state for outcome in outcomes if outcome.status == DECIDED)),
+        "accepted_ms": summary(taken) if taken else None,
+        "refused_ms": summary(refused) if refused else None,
+        "lag_ms": summary([outcome.lag_ms for outcome in outcomes]) if outcomes else None,
+    }
+
+
+def broken(report: Mapping[str, Any]) -> list[str]:
+    """Return a line for each promise that a run did not keep; a run that proves nothing keeps none."""
+    loaded, unloaded_ms = report["loaded"], report["unloaded_ms"]["p99"]
+    found = list(held(report))
+    if loaded["accepted_ms"] and loaded["accepted_ms"]["p99"] > SLOWER_MAX * unloaded_ms:
+        p99 = loaded["accepted_ms"]["p99"]
+        found.append(f"accepted: p99 {p99} ms, over {SLOWER_MAX:.0f} x the {unloaded_ms} ms of a service without load")
+    if loaded["refused_ms"] and loaded["refused_ms"]["p99"] > REFUSED_MS_MAX:
+        found.append(f"refused: p99 {loaded['refused_ms']['p99']} ms, over {REFUSED_MS_MAX:.0f}")
+    memory_mib = report["memory_mib"]
+    if memory_mib["end"] - memory_mib["begin"] > MEMORY_MIB_MAX:
+        found.append(f"memory grew from {memory_mib['begin']} to {memory_mib['end']} MiB")
+    return found
+
+
+def held(report: Mapping[str, Any]) -> Iterable[str]:
+    """Yield a line for each promise that was not kept of those that hold on any machine, however slow or busy."""
+    loaded = report["loaded"]
+    if not loaded["accepted_ms"] or not loaded["refused_ms"]:
+        yield "nothing was accepted, or nothing refused: this load shows nothing"
+    if others := {status: n for status, n in loaded["answers"].items() if int(status) not in (DECIDED, REFUSED, LATE)}:
+        yield f"answers of another kind: {others}"
+    if report["escalated_for_a_turn"]:
+        yield f"{report['escalated_for_a_turn']} cases went to a human for want of a turn"
+    if others := {agent: state for agent, state in report["agents"].items() if state != "ACTIVE"}:
+        yield f"agents are not ACTIVE: {others}"

@@ -1,0 +1,277 @@
+"""The console in a real browser, against a real server: by keyboard, in light and dark, narrow, and what axe finds."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+
+import pytest
+
+from tests.kernel.durable import deny, refund
+from tests.service.console.office import ATTACK, Office, busy, open_office, served
+
+pytest.importorskip("playwright", reason="playwright is not installed")
+BROWSER = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium"))), None)
+if BROWSER is None:
+    pytest.skip("no browser: install chromium-headless-shell", allow_module_level=True)
+
+from axe_playwright_python.sync_playwright import Axe  # noqa: E402  where there is a browser
+from playwright.sync_api import Browser, Page, sync_playwright  # noqa: E402
+
+WAIT_MS = 10_000
+
+LogIn = Callable[..., Page]
+
+
+@pytest.fixture(scope="module")
+def office(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Office]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("SDS_STORE", raising=False)
+        with open_office(tmp_path_factory.mktemp("office"), patch.setenv) as made:
+            yield made
+
+
+@pytest.fixture(scope="module")
+def flows(office: Office) -> Mapping[str, str]:
+    found = busy(office)
+    office.hand_over("D-1", deny)
+    return found
+
+
+@pytest.fixture(scope="module")
+def address(office: Office) -> Iterator[str]:
+    with served(office) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def log_in(office: Office, address: str, browser: Browser) -> Iterator[LogIn]:
+    """Return what logs somebody in, in a browser of their own. What a page says on its console is a failure."""
+    contexts, said = [], list[str]()
+
+    def opened(name: str, *roles: str, **how: object) -> Page:
+        context = browser.new_context(base_url=address, **how)  # type: ignore[arg-type]  # by name
+        contexts.append(context)
+        context.set_default_timeout(WAIT_MS)
+        page = context.new_page()
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
+        page.goto("/console")
+        page.get_by_label("Key", exact=True).fill(office.key(name, *roles))
+        page.keyboard.press("Enter")
+        page.wait_for_selector("h1:not(:has-text('Log in'))")
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert [] == [line for line in said if not line.startswith("Failed to load resource")]  # a page with 404, 409
+
+
+def focused(page: Page) -> str:
+    return str(page.evaluate("document.activeElement.id || document.activeElement.textContent.trim()"))
+
+
+def test_a_case_is_found_and_overridden_by_keyboard_alone(office: Office, address: str, log_in: LogIn) -> None:
+    dfids = [office.hand_over(f"K-{number}", refund(f"{number}0.00")) for number in (1, 2)]
+    page = log_in("kay")
+    page.goto("/console?gate=claims")
+    page.keyboard.press("Tab")
+    assert "Skip to content" == focused(page)
+    page.keyboard.press("Enter")
+    while focused(page) != "K-1":
+        page.keyboard.press("Tab")
+    page.keyboard.press("j")
+    assert "K-2" == focused(page)
+    page.keyboard.press("k")
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"**/cases/claims/{dfids[0]}")
+    while focused(page) != "override-reason":
+        page.keyboard.press("Tab")
+    page.keyboard.type("looked into it")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Space")
+    page.keyboard.press("Tab")
+    assert "Override: carry it out" == focused(page)
+    outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+    assert "solid" == outline
+    page.keyboard.press("Enter")
+    page.get_by_text("OVERRIDE by kay").first.wait_for()
+    answer = office.answer(dfids[0])
+    assert ("OVERRIDE", "kay", "SUCCESS") == (answer.resolution, answer.resolved_by, answer.execution)
+
+
+def test_a_claim_with_a_script_and_an_injection_stays_text_and_is_marked(office: Office, log_in: LogIn) -> None:
+    dfid = office.hand_over("S-1", refund(), ATTACK)
+    page = log_in("sam")
+    page.goto(f"/console/cases/claims/{dfid}")
+    evidence = page.locator(".evidence")
+    assert ATTACK.replace("\u202e", "\\u202e") == evidence.evaluate("node => node.textContent").strip()
+    assert 0 == evidence.locator("script, img").count()
+    assert ["Ignore all previous instructions", "you are now", "\\u202e"] == page.locator("mark").all_inner_texts()
+    assert page.title().startswith("S-1")
+    page.goto(f"/console/decisions/claims/{dfid}")
+    assert 0 == page.locator("main script, main img").count()
+
+
+def test_a_second_tab_that_looked_earlier_is_refused_and_shown_what_changed(office: Office, log_in: LogIn) -> None:
+    dfid = office.hand_over("T-1", refund("40.00"))
+    page = log_in("tea")
+    page.goto(f"/console/cases/claims/{dfid}")
+    office.tickets.put("T-T-1", refundable_minor=9_000)
+    page.get_by_label("Reason, for the record").first.fill("as I saw it")
+    page.locator("#override-ok").check()
+    page.get_by_role("button", name="Override").click()
+    page.get_by_role("alert").wait_for()
+    assert "the state has moved" in page.get_by_role("alert").inner_text()
+    assert "refused" == focused(page)
+    row = page.get_by_role("row", name="ticket.refundable_minor")
+    assert ["200.00 EUR", "200.00 EUR", "90.00 EUR changed since you looked"] == [
+        " ".join(cell.split()) for cell in row.get_by_role("cell").all_inner_texts()
+    ]
+    assert "as I saw it" == page.locator("#override-reason").input_value()
+    assert "ESCALATED" == office.answer(dfid).state
+
+
+def test_what_is_of_high_impact_is_not_even_sent_without_its_box(office: Office, log_in: LogIn) -> None:
+    dfid = office.hand_over("B-1", refund("40.00"))
+    page = log_in("bo")
+    page.goto(f"/console/cases/claims/{dfid}")
+    page.locator("#override-reason").fill("too fast")
+    page.get_by_role("button", name="Override").click()
+    assert page.locator("#override-ok").evaluate("box => box.validity.valueMissing")
+    assert "ESCALATED" == office.answer(dfid).state
+    page.locator("#override-ok").check()
+    page.get_by_role("button", name="Override").click()
+    page.get_by_text("OVERRIDE by bo").first.wait_for()
+
+
+def test_another_decision_is_typed_within_the_bounds_that_the_page_names(office: Office, log_in: LogIn) -> None:
+    dfid = office.hand_over("M-1")
+    page = log_in("mo")
+    page.goto(f"/console/cases/claims/{dfid}")
+    page.get_by_text("GOODWILL", exact=True).click()
+    amount = page.locator("#GOODWILL-amount")
+    checked = []
+    for typed in ("4", "7", "55", "15"):
+        amount.fill(typed)
+        checked.append(amount.evaluate("field => field.validity.valid"))
+    assert [False, False, False, True] == checked
+    page.locator("#GOODWILL-code").select_option("APOLOGY")
+    page.locator("#GOODWILL-reason").fill("two hours in the cold")
+    page.get_by_role("button", name="Decide GOODWILL").click()
+    page.get_by_text("MODIFY by mo").first.wait_for()
+    assert ("GOODWILL", {"amount": 1_500}) == (office.answer(dfid).action, office.answer(dfid).params)
+
+
+def test_logging_out_and_revoking_a_key_end_what_is_open(office: Office, log_in: LogIn) -> None:
+    page = log_in("lou")
+    page.get_by_role("button", name="Log out").click()
+    page.wait_for_url("**/console/login")
+    page.goto("/console/live")
+    assert page.url.endswith("/console/login")
+    other = log_in("rev")
+    office.revoke("rev")
+    other.goto("/console/live")
+    assert other.url.endswith("/console/login")
+
+
+def test_the_live_page_renews_itself_and_not_while_it_is_paused(
+    office: Office, flows: Mapping[str, str], log_in: LogIn
+) -> None:
+    page = log_in("liv")
+    page.clock.install()
+    page.goto("/console/live")
+    assert 0 == page.get_by_role("link", name="L-1").count()
+    office.hand_over("L-1", deny)
+    page.clock.run_for(3_500)
+    page.get_by_role("link", name="L-1").wait_for()
+    page.get_by_role("button", name="Pause").click()
+    office.hand_over("L-2", deny)
+    page.clock.run_for(10_000)
+    assert 0 == page.get_by_role("link", name="L-2").count()
+    page.get_by_role("button", name="Pause").click()
+    page.clock.run_for(3_500)
+    page.get_by_role("link", name="L-2").wait_for()
+
+
+def test_an_operator_halts_and_resumes_from_the_page(office: Office, flows: Mapping[str, str], log_in: LogIn) -> None:
+    page = log_in("op")
+    for button, shown in (("Halt holds", "by op: wrong fares"), ("Resume holds", "Halt holds")):
+        page.goto("/console/live")
+        page.locator("summary", has_text="holds").click()
+        page.get_by_role("form", name=button).get_by_label("Reason").fill("wrong fares")
+        page.get_by_role("button", name=button).click()
+        page.get_by_text(shown).first.wait_for(state="attached")
+    assert not office.holds.store.halted
+
+
+def test_without_scripts_everything_but_the_renewal_works(office: Office, log_in: LogIn) -> None:
+    dfid = office.hand_over("N-1", refund("40.00"))
+    page = log_in("nos", java_script_enabled=False)
+    page.get_by_role("link", name="Live").click()
+    assert page.get_by_role("heading", name="claims", exact=True).is_visible()
+    assert 0 == page.get_by_role("button", name="Pause").count()
+    page.goto(f"/console/cases/claims/{dfid}")
+    page.locator("#abort-reason").fill("withdrawn")
+    page.get_by_role("button", name="Abort").click()
+    page.get_by_text("ABORT by nos").first.wait_for()
+
+
+PAGES = (
+    "",
+    "/cases/claims/{attack}",
+    "/cases/holds/{unknown}",
+    "/live",
+    "/cases/claims/none",
+    "/decisions/claims/{attack}",
+    "/find?q=nothing",
+    "/help",
+)
+# Only colours are others in the dark.
+RULES: dict[str, dict[str, object]] = {"light": {}, "dark": {"runOnly": ["color-contrast", "link-in-text-block"]}}
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_on_any_page_and_none_is_wider_than_a_small_screen(
+    office: Office, flows: Mapping[str, str], address: str, browser: Browser, log_in: LogIn, scheme: str
+) -> None:
+    axe = Axe()
+    page = log_in(f"axe-{scheme}", color_scheme=scheme)
+    stranger = browser.new_context(base_url=address, color_scheme=scheme).new_page()  # type: ignore[arg-type]  # a scheme
+    found = list[str]()
+    for path in ("/login", *PAGES[: None if scheme == "light" else 5]):
+        at = stranger if path == "/login" else page
+        at.set_viewport_size({"width": 1280, "height": 900})
+        at.goto(f"/console{path.format(**flows)}")
+        at.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+        violations = axe.run(at, options=RULES[scheme]).response["violations"]
+        found += [f"{path}: {each['id']} {each['nodes'][0]['html']}" for each in violations]
+        assert "en" == at.evaluate("document.documentElement.lang")
+        assert 1 == at.locator("h1").count()
+        at.set_viewport_size({"width": 320, "height": 640})
+        if (width := at.evaluate("document.documentElement.scrollWidth")) > 320:
+            found.append(f"{path} is {width} wide")
+    stranger.context.close()
+    assert [] == found
+
+
+def test_what_was_refused_is_as_accessible_as_the_rest(office: Office, log_in: LogIn) -> None:
+    dfid = office.hand_over("A-1", refund("40.00"))
+    page = log_in("acc", viewport={"width": 320, "height": 640})
+    page.goto(f"/console/cases/claims/{dfid}")
+    office.tickets.put("T-A-1", refundable_minor=3_000)
+    page.locator("#override-reason").fill("as I saw it")
+    page.locator("#override-ok").check()
+    page.get_by_role("button", name="Override").click()
+    page.get_by_role("alert").wait_for()
+    assert [] == [each["id"] for each in Axe().run(page).response["violations"]]
+    assert 320 == page.evaluate("document.documentElement.scrollWidth")

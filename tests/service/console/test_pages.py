@@ -1,0 +1,390 @@
+"""What the pages show, to whom, and what their forms do: without a browser."""
+
+from __future__ import annotations
+
+import html
+import re
+
+from sds.kernel.audit.verify import verify
+from sds.kernel.registry import registry
+from sds.service.console.taken import KEPT_MS
+from tests.kernel.durable import compensate, deny, escalate, refund
+from tests.service.console.office import ATTACK, Office, Visitor, busy
+
+
+def seen(ada: Visitor, path: str) -> str:
+    """Return the state that a case's page names."""
+    found = re.search(r'name="seen" value="([^"]*)"', ada.get(path).text)
+    assert found is not None
+    return found[1]
+
+
+def text(page: str) -> str:
+    """Return a page as its words, on one line."""
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", page)).split())
+
+
+# --- the queue ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_queue_shows_what_waits_oldest_first_with_its_reason_in_words(office: Office, ada: Visitor) -> None:
+    flows = busy(office)
+    page = ada.get("/console").text
+    places = [page.index(f"/{dfid}") for dfid in flows.values()]
+    assert sorted(places) == places
+    shown = text(page)
+    assert "C-1002 REFUND_TICKET 12.50 EUR The contract asks a human to approve what the agent proposed." in shown
+    assert "C-1004 nothing proposed The agent handed the case to a human." in shown
+    assert "H-2001 REFUND_TICKET 40.00 EUR An order was sent, and nobody knows what became of it." in shown
+
+
+QUERIES = {
+    "": ["C-1001", "C-1002", "C-1003", "C-1004", "H-2001"],
+    "?sort=impact": ["C-1001", "C-1002", "C-1003", "H-2001", "C-1004"],
+    "?sort=reason": ["C-1001", "C-1002", "C-1003", "C-1004", "H-2001"],
+    "?gate=holds": ["H-2001"],
+    "?impact=none": ["C-1004"],
+    "?reason=APPROVAL_REQUIRED&sort=impact": ["C-1001", "C-1002", "C-1003"],
+    "?gate=nowhere": [],
+    "?sort=x&page=99": ["C-1001", "C-1002", "C-1003", "C-1004", "H-2001"],
+}
+
+
+def test_links_sort_and_filter_the_queue(office: Office, ada: Visitor) -> None:
+    busy(office)
+    shown = {
+        query: re.findall(r'class="event" href="[^"]*">([^<]*)<', ada.get(f"/console{query}").text) for query in QUERIES
+    }
+    assert QUERIES == shown
+
+
+def test_a_long_queue_has_pages(office: Office, ada: Visitor) -> None:
+    for number in range(53):
+        office.hand_over(f"C-{number}")
+    first, second = (ada.get(f"/console{query}").text for query in ("", "?page=2"))
+    assert (50, 3) == (first.count('class="event"'), second.count('class="event"'))
+    assert "?page=2" in first
+
+
+def test_only_cases_of_gates_that_the_key_is_for_are_shown(office: Office) -> None:
+    flows = busy(office)
+    with Visitor(office) as bob:
+        bob.log_in(office.key("bob", "review", gates=("holds",)))
+        page = bob.get("/console").text
+        assert "H-2001" in page
+        assert "C-1001" not in page
+        assert 403 == bob.get(f"/console/cases/claims/{flows['open']}").status_code
+
+
+def test_nothing_waits_is_said(ada: Visitor) -> None:
+    assert "Nothing waits for a human." in ada.get("/console").text
+
+
+def test_who_may_not_review_sees_what_is_decided_instead(office: Office) -> None:
+    dfid = office.hand_over("C-1")
+    with Visitor(office) as reader:
+        reader.log_in(office.key("reader", "read"))
+        assert "/console/live" == reader.get("/console").headers["location"]
+        assert 403 == reader.get(f"/console/cases/claims/{dfid}").status_code
+        assert (
+            403
+            == reader.sends(f"/console/cases/claims/{dfid}", "/console/live", decision="ABORT", reason="x").status_code
+        )
+        assert 403 == reader.sends("/console/live/claims", "/console/live", act="halt", reason="x").status_code
+        assert "Stop and start" not in reader.get("/console/live").text
+
+
+# --- taking ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_case_is_taken_for_others_to_see_and_free_again_after_a_while(office: Office, ada: Visitor) -> None:
+    dfid = office.hand_over("C-1")
+    ada.sends(f"/console/cases/claims/{dfid}/take", take="yes")
+    assert "yours" in ada.get("/console").text
+    with Visitor(office) as bob:
+        bob.log_in(office.key("bob"))
+        assert "taken by ada" in bob.get("/console").text
+        assert "ada took this" in text(bob.get(f"/console/cases/claims/{dfid}").text)
+        later_ms = office.clock() + KEPT_MS + 1
+        office.clock = lambda: later_ms
+        assert "taken by" not in bob.get("/console").text
+
+
+def test_a_case_is_given_back(office: Office, ada: Visitor) -> None:
+    path = f"/console/cases/claims/{office.hand_over('C-1')}"
+    for take in ("yes", "no"):
+        ada.sends(f"{path}/take", take=take)
+    assert "Nobody has taken this." in ada.get(path).text
+
+
+def test_what_somebody_else_has_taken_may_be_decided_all_the_same(office: Office, ada: Visitor) -> None:
+    dfid = office.hand_over("C-1")
+    with Visitor(office) as bob:
+        bob.log_in(office.key("bob"))
+        bob.sends(f"/console/cases/claims/{dfid}/take", take="yes")
+    assert 303 == ada.sends(f"/console/cases/claims/{dfid}", decision="ABORT", reason="withdrawn").status_code
+    assert "ABORT" == office.answer(dfid).resolution
+
+
+# --- a case ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_claim_stays_text_and_what_looks_like_an_order_is_marked(office: Office, ada: Visitor) -> None:
+    page = ada.get(f"/console/cases/claims/{office.hand_over('C-1', refund(), ATTACK)}").text
+    assert "&lt;script&gt;document.title" in page
+    assert "<script>" not in page
+    assert ["Ignore all previous instructions", "you are now", "\\u202e"] == re.findall(
+        r"<mark [^>]*>([^<]*)</mark>", page
+    )
+    assert "\u202e" not in page
+    assert "{{ 7 * 7 }}" in page
+    assert "an order to ignore the rules; an attempt to change the agent&#39;s role" in page
+
+
+def test_a_case_shows_what_was_proposed_how_likely_and_what_may_be_decided(office: Office, ada: Visitor) -> None:
+    shown = text(ada.get(f"/console/cases/claims/{office.hand_over('C-1', refund('40.00'))}").text)
+    assert "APPROVAL_REQUIRED: `REFUND_TICKET` always needs a human" in shown
+    assert "REFUND_TICKET · amount 40.00 EUR" in shown
+    assert "REFUND_TICKET chosen 0.580 DENY 0.310 COMPENSATE 0.090 ESCALATE 0.020" in shown
+    assert "5.00 to 50.00 EUR, in steps of 5.00" in shown
+    assert "amount 250.00 EUR, as the rules fix it." in shown
+    assert "Decided by the agent DECIDED ESCALATED, APPROVAL_REQUIRED" in shown
+
+
+def test_an_override_is_carried_out_under_the_name_of_the_key(office: Office, ada: Visitor) -> None:
+    dfid = office.hand_over("C-1", refund("40.00"))
+    path = f"/console/cases/claims/{dfid}"
+    answer = ada.sends(path, decision="OVERRIDE", reason="checked", seen=seen(ada, path), acknowledge="yes")
+    assert (303, path) == (answer.status_code, answer.headers["location"])
+    answered = office.answer(dfid)
+    assert ("CLOSED", "OVERRIDE", "ada", "SUCCESS") == (
+        answered.state,
+        answered.resolution,
+        answered.resolved_by,
+        answered.execution,
+    )
+    assert [(dfid, "T-C-1", "REFUND_TICKET", 4_000)] == office.rail.paid()
+    assert "OVERRIDE by ada" in ada.get(path).text
+    assert () == verify(office.claims.store).faults
+
+
+def test_a_change_is_typed_as_people_write_numbers(office: Office, ada: Visitor) -> None:
+    for typed in ("15", "15.0", "15.00", " 15 "):
+        path = f"/console/cases/claims/{office.hand_over(f'C-{typed}'.strip())}"
+        fields = {
+            "decision": "MODIFY",
+            "action": "GOODWILL",
+            "code": "APOLOGY",
+            "number.amount": typed,
+            "reason": "sorry",
+        }
+        assert 303 == ada.sends(path, **fields, seen=seen(ada, path)).status_code
+    assert [("GOODWILL", 1_500)] * 4 == [payout[2:] for payout in office.rail.paid()]
+
+
+REFUSED: list[tuple[dict[str, str], str]] = [
+    ({"number.amount": "55"}, "`amount` is outside its bounds"),
+    ({"number.amount": "7"}, "`amount` is outside its bounds"),
+    ({"number.amount": "15.001"}, "`amount` is not a number with 2 decimals"),
+    ({"number.amount": "fifteen"}, "every parameter is a number"),
+    ({"number.amount": "1e1"}, "every parameter is a number"),
+    ({}, "`GOODWILL` does not take these parameters"),
+    ({"number.amount": "15", "code": "WHIM"}, "`WHIM` is not a reason of `GOODWILL`"),
+    ({"number.amount": "15", "action": "GIVE"}, "`GIVE` is not permitted now"),
+    ({"number.amount": "15", "reason": " "}, "a reason is needed, for the record"),
+    ({"number.amount": "15", "decision": "PLEASE"}, "there is no decision `PLEASE`"),
+    ({"number.amount": "15", "seen": "nothing"}, "`nothing` is not the id of a state"),
+]
+
+
+def test_what_is_refused_is_said_in_the_kernels_line_and_what_was_typed_stays(office: Office, ada: Visitor) -> None:
+    path = f"/console/cases/claims/{office.hand_over('C-1')}"
+    for fields, said in REFUSED:
+        answer = ada.sends(
+            path, **{"decision": "MODIFY", "action": "GOODWILL", "code": "APOLOGY", "reason": "so sorry", **fields}
+        )
+        assert 409 == answer.status_code
+        assert said in html.unescape(answer.text)
+        if {*fields} == {"number.amount"}:
+            assert 'value="so sorry"' in answer.text
+            assert f'value="{fields["number.amount"]}"' in answer.text
+    assert [] == office.rail.paid()
+
+
+def test_what_is_of_high_impact_is_refused_until_it_is_acknowledged(office: Office, ada: Visitor) -> None:
+    path = f"/console/cases/claims/{office.hand_over('C-1')}"
+    fields = {"decision": "MODIFY", "action": "GOODWILL", "code": "APOLOGY", "number.amount": "40", "reason": "sorry"}
+    answer = ada.sends(path, **fields)
+    assert 409 == answer.status_code
+    assert (
+        "this is of HIGH impact: `GOODWILL amount 40.00` will be carried out on `T-C-1` and cannot be undone"
+        in answer.text
+    )
+    assert "tick the box" in answer.text
+    assert [] == office.rail.paid()
+    assert 303 == ada.sends(path, **fields, acknowledge="yes").status_code
+    assert 1 == len(office.rail.paid())
+
+
+def test_a_case_that_changed_since_it_was_looked_at_is_refused_with_what_changed(office: Office, ada: Visitor) -> None:
+    dfid = office.hand_over("C-1", refund("40.00"))
+    path = f"/console/cases/claims/{dfid}"
+    page = ada.get(path).text
+    looked, shown = (re.search(f'name="{name}" value="([^"]*)"', page) for name in ("seen", "shown"))
+    assert looked is not None
+    assert shown is not None
+    office.tickets.put("T-C-1", refundable_minor=9_000)
+    fields = {"decision": "OVERRIDE", "reason": "checked", "acknowledge": "yes", "seen": looked[1]}
+    answer = ada.sends(path, **fields, shown=html.unescape(shown[1]))
+    assert 409 == answer.status_code
+    said = text(answer.text)
+    assert "the state has moved" in said
+    assert "ticket.refundable_minor 200.00 EUR 200.00 EUR 90.00 EUR changed since you looked" in said
+    assert "ESCALATED" == office.answer(dfid).state
+    assert 303 == ada.sends(path, **(fields | {"seen": seen(ada, path)})).status_code
+
+
+def test_of_two_who_decide_a_case_the_second_learns_who_was_first(office: Office, ada: Visitor) -> None:
+    dfid = office.hand_over("C-1", refund("40.00"))
+    path = f"/console/cases/claims/{dfid}"
+    with Visitor(office) as bob:
+        bob.log_in(office.key("bob"))
+        bob.sends(path, decision="ABORT", reason="withdrawn")
+    answer = ada.sends(path, decision="OVERRIDE", reason="checked", acknowledge="yes")
+    assert 409 == answer.status_code
+    assert f"flow `{dfid}` is resolved already: ABORT by bob" in answer.text
+    assert [] == office.rail.paid()
+
+
+def test_an_order_that_nobody_knows_the_end_of_is_settled_or_rejected(office: Office, ada: Visitor) -> None:
+    paid, lost = office.unknown("H-1"), office.unknown("H-2")
+    fields = {"reason": "looked it up", "acknowledge": "yes"}
+    answer = ada.sends(f"/console/cases/holds/{paid}", **fields, decision="SETTLED", reference=" B-77 ")
+    assert 303 == answer.status_code
+    assert 303 == ada.sends(f"/console/cases/holds/{lost}", **fields, decision="REJECTED").status_code
+    ends = [office.answer(dfid, office.holds) for dfid in (paid, lost)]
+    assert [("SUCCESS", "B-77"), ("FAILED", None)] == [(each.execution, each.reference) for each in ends]
+
+
+def test_an_unknown_order_is_final_only_with_the_box(office: Office, ada: Visitor) -> None:
+    dfid = office.unknown("H-1")
+    answer = ada.sends(f"/console/cases/holds/{dfid}", decision="REJECTED", reason="not there")
+    assert 409 == answer.status_code
+    assert "that cannot be undone" in answer.text
+    assert "UNKNOWN" == office.answer(dfid, office.holds).execution
+
+
+def test_where_the_state_cannot_be_read_a_case_can_still_be_ended(office: Office, ada: Visitor) -> None:
+    dfid = office.hand_over("C-1", refund("40.00"))
+    office.tickets.down = True
+    path = f"/console/cases/claims/{dfid}"
+    page = ada.get(path).text
+    assert "Override" not in page
+    assert 303 == ada.sends(path, decision="ABORT", reason="withdrawn").status_code
+
+
+def test_while_everything_is_halted_a_case_can_only_be_ended(office: Office, ada: Visitor) -> None:
+    path = f"/console/cases/claims/{office.hand_over('C-1', refund('40.00'))}"
+    registry.set_halted(office.claims.store, True, by="ops", reason="wrong fares", now_ms=office.clock())
+    page = text(ada.get(path).text)
+    assert "Halted: claims." in page
+    assert "Now: an operator has halted the system" in page
+    assert "the case can only be ended" in page
+    answer = ada.sends(path, decision="OVERRIDE", reason="checked", acknowledge="yes")
+    assert 409 == answer.status_code
+    assert 303 == ada.sends(path, decision="ABORT", reason="withdrawn").status_code
+
+
+def test_what_there_is_not_is_answered_with_a_page(ada: Visitor) -> None:
+    for path in ("cases/claims/none", "cases/nowhere/none", "decisions/claims/none", "cases/claims/%3Cscript%3E"):
+        answer = ada.get(f"/console/{path}")
+        assert 404 == answer.status_code
+        assert answer.headers["content-type"].startswith("text/html")
+        assert "<script>" not in answer.text
+
+
+# --- live --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_live_page_counts_what_was_decided_and_who_is_at_work(office: Office, ada: Visitor) -> None:
+    for number in range(3):
+        office.hand_over(f"D-{number}", deny)
+    office.hand_over("C-1", escalate)
+    shown = text(ada.get("/console/live/now").text)
+    assert re.search(r"claims decided 4 to a human 1 p50 \d+ ms p99 \d+ ms wait for a human 1 wait for a turn 0", shown)
+    assert "claims-agent ACTIVE" in shown
+    assert "paid_mean not judged yet paid_mean_minor in the last 30 decisions, warn 20000, stop 60000" in shown
+    assert re.search(r"D-2 DENY CLOSED \d+ ms", shown)
+
+
+def test_what_was_decided_long_ago_is_not_now(office: Office, ada: Visitor) -> None:
+    office.hand_over("D-1", deny)
+    later_ms = office.clock() + 16 * 60_000
+    office.clock = lambda: later_ms
+    assert re.search("claims decided 0 to a human 0 p50 . p99 . wait", text(ada.get("/console/live/now").text))
+
+
+def test_an_operator_halts_and_resumes_and_the_ledger_says_who_and_why(office: Office, ada: Visitor) -> None:
+    assert 303 == ada.sends("/console/live/claims", act="halt", reason="wrong fares").status_code
+    assert office.claims.store.halted
+    assert not office.holds.store.halted
+    assert "by ada: wrong fares" in ada.get("/console/live").text
+    assert 303 == ada.sends("/console/live/claims", act="resume", reason="corrected").status_code
+    assert not office.claims.store.halted
+
+
+def test_an_operator_suspends_and_reactivates_an_agent(office: Office, ada: Visitor) -> None:
+    for act, status in (("suspend", "SUSPENDED"), ("reactivate", "ACTIVE")):
+        fields = {"act": act, "agent": "claims-agent", "reason": "looked into it"}
+        assert 303 == ada.sends("/console/live/claims", **fields).status_code
+        assert status == registry.agents(office.claims.store)[0].status
+        assert "by ada: looked into it" in ada.get("/console/live").text
+
+
+def test_what_an_operator_may_not_do_is_said(office: Office, ada: Visitor) -> None:
+    for fields, said in (
+        ({"act": "halt", "reason": " "}, "a reason is needed"),
+        ({"act": "resume", "reason": "x"}, "the gate is running already"),
+        ({"act": "reactivate", "agent": "claims-agent", "reason": "x"}, "agent `claims-agent` is ACTIVE already"),
+        ({"act": "suspend", "agent": "nobody", "reason": "x"}, "there is no agent `nobody`"),
+        ({"act": "retire", "agent": "claims-agent", "reason": "x"}, "there is nothing called `retire` to do here"),
+    ):
+        answer = ada.sends("/console/live/claims", **fields)
+        assert 409 == answer.status_code
+        assert said in html.unescape(answer.text)
+    assert not office.claims.store.halted
+
+
+# --- the record --------------------------------------------------------------------------------------------------------
+
+
+def test_a_decision_is_shown_from_trigger_to_receipt(office: Office, ada: Visitor) -> None:
+    dfid = office.hand_over("C-1", refund("40.00"), ATTACK)
+    path = f"/console/cases/claims/{dfid}"
+    ada.sends(path, decision="OVERRIDE", reason="checked", seen=seen(ada, path), acknowledge="yes")
+    page = ada.get(f"/console/decisions/claims/{dfid}").text
+    shown = text(page)
+    for part in (
+        "Event",
+        "State, as the agent read it",
+        "What the model read",
+        "Proposal",
+        "Verdict",
+        "Order",
+        "Ledger",
+    ):
+        assert f">{part}</h2>" in page
+    assert "A human's decision decision OVERRIDE who ada reason checked" in shown
+    assert "DECIDED" in shown
+    assert "SETTLED" in shown
+    assert "<script>" not in page
+
+
+def test_an_event_and_a_flow_are_found_by_their_ids(office: Office, ada: Visitor) -> None:
+    dfid = office.hand_over("C-1", compensate)
+    for asked in ("C-1", dfid):
+        assert f"/console/decisions/claims/{dfid}" == ada.get("/console/find", params={"q": asked}).headers["location"]
+    assert "There is no event and no flow" in text(ada.get("/console/find?q=C-2").text)
+    with Visitor(office) as bob:
+        bob.log_in(office.key("bob", "read", gates=("holds",)))
+        assert "There is no event and no flow" in text(bob.get("/console/find?q=C-1").text)

@@ -1,0 +1,178 @@
+"""Who gets into the console, for how long, and that a form was sent by a page of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from sds.service.console.session import IDLE_MS, TRIES_MAX, TRIES_MS, WHOLE_MS
+from tests.service.console.office import Office, Visitor
+
+POLICY = (
+    "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self';"
+    " frame-ancestors 'none'; base-uri 'none'"
+)
+
+
+def test_without_a_session_every_page_leads_to_the_log_in(office: Office) -> None:
+    with Visitor(office) as nobody:
+        for path in ("", "/live", "/live/now", "/cases/claims/x", "/decisions/claims/x", "/find?q=x"):
+            answer = nobody.get(f"/console{path}")
+            assert (303, "/console/login") == (answer.status_code, answer.headers["location"])
+        assert 200 == nobody.get("/console/help").status_code
+
+
+def test_a_key_opens_a_session_whose_cookie_no_script_and_no_other_site_gets(office: Office) -> None:
+    with Visitor(office) as ada:
+        answer = ada.log_in(office.key("ada", "review"))
+        assert (303, "/console") == (answer.status_code, answer.headers["location"])
+        cookie = next(each for each in answer.headers.get_list("set-cookie") if "sds_session=" in each)
+        assert cookie.startswith("__Host-sds_session=")
+        assert {"HttpOnly", "Secure", "SameSite=strict", "Path=/"} <= set(cookie.split("; "))
+        assert 200 == ada.get("/console").status_code
+
+
+def test_a_cookie_is_sent_without_tls_to_this_machine_alone(office: Office) -> None:
+    for address, secure in (
+        ("http://127.0.0.1:8080", False),
+        ("http://localhost", False),
+        ("https://127.0.0.1", True),
+        ("http://x.example", True),
+    ):
+        with Visitor(office, address) as visitor:
+            cookie = visitor.get("/console/login").headers["set-cookie"]
+            assert secure == ("; Secure" in cookie) == cookie.startswith("__Host-")
+
+
+def test_the_database_holds_neither_cookie_nor_key(office: Office, ada: Visitor) -> None:
+    with office.database.reading() as connection:
+        kept = repr(connection.exec_driver_sql("SELECT * FROM sessions").all())
+    assert ada.cookies["__Host-sds_session"] not in kept
+    assert "sds_" not in kept
+
+
+def test_what_is_no_key_does_not_open_it(office: Office) -> None:
+    with Visitor(office) as visitor:
+        for key in ("", "sds_" + "x" * 43, "nonsense", "\u00e4" * 100):
+            answer = visitor.log_in(key)
+            assert 401 == answer.status_code
+            assert "This key does not open the console." in answer.text
+        assert "__Host-sds_session" not in visitor.cookies
+
+
+def test_a_key_that_may_only_submit_does_not_open_it(office: Office) -> None:
+    with Visitor(office) as shop:
+        assert 401 == shop.log_in(office.key("shop", "submit")).status_code
+
+
+def test_who_tries_too_often_waits_a_minute(office: Office) -> None:
+    key = office.key("ada")
+    with Visitor(office) as visitor:
+        csrf = visitor.csrf("/console/login")
+        tries = [visitor.post("/console/login", data={"csrf": csrf, "key": "x"}) for _ in range(TRIES_MAX)]
+        assert {401} == {each.status_code for each in tries}
+        answer = visitor.log_in(key)
+        assert 429 == answer.status_code
+        assert 0 < int(answer.headers["retry-after"]) <= 1 + TRIES_MS // 1000
+        later_ms = office.clock() + TRIES_MS + 1
+        office.clock = lambda: later_ms
+        assert 303 == visitor.log_in(key).status_code
+
+
+def test_logging_out_ends_the_session_for_whoever_has_the_cookie(ada: Visitor) -> None:
+    cookie = ada.cookies["__Host-sds_session"]
+    assert 303 == ada.sends("/console/logout").status_code
+    ada.cookies.set("__Host-sds_session", cookie)
+    assert 303 == ada.get("/console").status_code
+
+
+def test_a_revoked_key_ends_its_session_at_once(office: Office, ada: Visitor) -> None:
+    office.revoke("ada")
+    assert "/console/login" == ada.get("/console").headers["location"]
+
+
+@pytest.mark.parametrize(("step_ms", "times"), [(IDLE_MS, 1), (IDLE_MS // 2, WHOLE_MS // (IDLE_MS // 2))])
+def test_a_session_ends_when_nothing_is_done_and_after_half_a_day(
+    office: Office, ada: Visitor, step_ms: int, times: int
+) -> None:
+    begun_ms = office.clock()
+    seen = []
+    for turn in range(1, times + 1):
+        office.clock = lambda turn=turn: begun_ms + turn * step_ms + 1_000
+        seen.append(ada.get("/console").status_code)
+    assert [200] * (times - 1) + [303] == seen
+
+
+@pytest.mark.parametrize("path", ["logout", "cases/claims/{dfid}", "cases/claims/{dfid}/take", "live/claims", "login"])
+def test_a_form_without_the_token_of_its_session_does_nothing(office: Office, ada: Visitor, path: str) -> None:
+    dfid = office.hand_over("C-1")
+    fields = {"decision": "ABORT", "act": "halt", "reason": "forged", "take": "yes", "key": "x"}
+    for forged in ({}, {"csrf": ""}, {"csrf": "0" * 64}, {"csrf": "\u00e4"}):
+        assert 403 == ada.post(f"/console/{path.format(dfid=dfid)}", data=fields | forged).status_code
+    assert "ESCALATED" == office.answer(dfid).state
+    assert not office.claims.store.halted
+    assert 200 == ada.get("/console").status_code
+
+
+def test_a_form_that_another_site_sent_does_nothing_even_with_the_token(office: Office, ada: Visitor) -> None:
+    dfid = office.hand_over("C-1")
+    fields = {"csrf": ada.csrf(), "decision": "ABORT", "reason": "forged"}
+    for site in ("cross-site", "same-site"):
+        answer = ada.post(f"/console/cases/claims/{dfid}", data=fields, headers={"Sec-Fetch-Site": site})
+        assert 403 == answer.status_code
+    assert "ESCALATED" == office.answer(dfid).state
+
+
+def test_the_token_of_another_session_is_none(office: Office, ada: Visitor) -> None:
+    with Visitor(office) as bob:
+        bob.log_in(office.key("bob"))
+        assert 403 == ada.post("/console/logout", data={"csrf": bob.csrf()}).status_code
+
+
+def test_every_page_has_its_headers_and_nothing_inline(office: Office, ada: Visitor) -> None:
+    dfid = office.hand_over("C-1")
+    paths = [
+        "",
+        "/live",
+        "/live/now",
+        f"/cases/claims/{dfid}",
+        f"/decisions/claims/{dfid}",
+        "/find?q=x",
+        "/help",
+        "/login",
+    ]
+    paths += ["/cases/claims/none", "/cases/none/none"]
+    for path in paths:
+        answer = ada.get(f"/console{path}")
+        assert POLICY == answer.headers["content-security-policy"]
+        assert "no-store" == answer.headers["cache-control"]
+        assert ("nosniff", "DENY", "no-referrer") == tuple(
+            answer.headers[name] for name in ("x-content-type-options", "x-frame-options", "referrer-policy")
+        )
+        for inline in (" style=", "<style", "onclick", "javascript:", "<script>"):
+            assert inline not in answer.text
+
+
+def test_a_file_is_sent_once_and_then_asked_for(office: Office) -> None:
+    with Visitor(office) as nobody:
+        for name in ("console.css", "console.js", "icon.svg"):
+            first = nobody.get(f"/console/static/{name}")
+            assert 200 == first.status_code
+            again = nobody.get(f"/console/static/{name}", headers={"If-None-Match": first.headers["etag"]})
+            assert (304, b"") == (again.status_code, again.content)
+        assert 404 == nobody.get("/console/static/..%2Froutes.py").status_code
+
+
+FORM = "application/x-www-form-urlencoded"
+
+
+def test_what_is_no_form_is_refused_with_a_page(ada: Visitor) -> None:
+    for body, kind, status in (
+        (b"{}", "application/json", 415),
+        (b"csrf=%ff", FORM, 400),
+        (b"csrf=a&csrf=b", FORM, 400),
+        (b"&".join(b"a%d=1" % n for n in range(100)), FORM, 400),
+        (b"a=" + b"b" * 70_000, FORM, 413),
+    ):
+        answer = ada.post("/console/logout", content=body, headers={"Content-Type": kind})
+        assert status == answer.status_code
+        assert answer.headers["content-type"].startswith("text/html")

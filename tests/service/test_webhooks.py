@@ -1,0 +1,221 @@
+"""Final states are delivered from the ledger: at least once, in order, signed, and what is not is seen."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from standardwebhooks import Webhook
+from standardwebhooks.webhooks import WebhookVerificationError
+
+from sds.host.clock import now_ms
+from sds.kernel.errors import UsageError
+from sds.service.operations.endpoints import (
+    Endpoint,
+    Position,
+    add_endpoint,
+    checked_url,
+    endpoints,
+    positions,
+    remove_endpoint,
+)
+from sds.service.operations.webhooks import BACKOFF_MS_MAX, Deliverer
+from tests.proposers import Greedy
+from tests.service.exposition import scraped, value
+from tests.service.receiver import Receiver, receiving
+from tests.service.testbed import EVENT, Bed, opened_bed
+
+
+@pytest.fixture
+def quiet(home: Path) -> Iterator[Bed]:
+    """A service that delivers when a test says so."""
+    with opened_bed(home, Greedy("WAIVE"), webhooks_every_s=3_600.0, webhook_within_s=0.3) as made:
+        yield made
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with receiving() as made:
+        yield made
+
+
+def added(bed: Bed, url: str, name: str = "shop") -> Endpoint:
+    return add_endpoint(bed.database, url, {"toll": bed.gate.store}, name=name, secret="", now_ms=now_ms())
+
+
+def deliver(bed: Bed) -> None:
+    metrics = bed.app.state.operations.metrics
+    Deliverer(bed.service, "toll", metrics, threading.Event(), random=Random(1)).run()
+
+
+def decided(bed: Bed, *numbers: int) -> list[str]:
+    return [bed.post({**EVENT, "trip_id": f"T-{n}"}).json()["dfid"] for n in numbers]
+
+
+def position(bed: Bed) -> Position:
+    (found,) = positions(bed.database)
+    return found
+
+
+def bodies(receiver: Receiver) -> list[dict[str, Any]]:
+    return [json.loads(body) for _, body in receiver.took]
+
+
+def test_final_states_are_sent_in_order_once_each_and_verify_under_the_secret(quiet: Bed, receiver: Receiver) -> None:
+    decided(quiet, 1)
+    endpoint = added(quiet, receiver.url)
+    dfids = decided(quiet, 2, 3)
+    deliver(quiet)
+    deliver(quiet)
+    assert [(dfid, "CLOSED", "decision.closed") for dfid in dfids] == [
+        (body["data"]["dfid"], body["data"]["state"], body["type"]) for body in bodies(receiver)
+    ]
+    for headers, body in receiver.took:
+        Webhook(endpoint.secret).verify(body, headers)
+        with pytest.raises(WebhookVerificationError):
+            Webhook(endpoint.secret).verify(body + b" ", headers)
+    assert 2 == len({headers["webhook-id"] for headers, _ in receiver.took})
+    assert 0 == value(scraped(quiet), "sds_webhook_behind_entries", webhook="shop")
+
+
+def test_one_that_fails_is_sent_again_before_what_is_behind_it_and_shows_since_when(
+    quiet: Bed, receiver: Receiver
+) -> None:
+    added(quiet, receiver.url)
+    dfids = decided(quiet, 1, 2)
+    receiver.status = 500
+    deliver(quiet)
+    failing = position(quiet)
+    assert (1, "HTTP_500", 1) == (failing.attempts, failing.failure, len(receiver.took))
+    assert failing.failing_since_ms is not None
+    deliver(quiet)  # its time has not come
+    assert 1 == len(receiver.took)
+    at_ms = failing.next_at_ms
+    quiet.clock = lambda: at_ms
+    assert 0 < (value(scraped(quiet), "sds_webhook_failing_seconds", webhook="shop") or 0)
+    deliver(quiet)
+    assert (2, failing.failing_since_ms) == (position(quiet).attempts, position(quiet).failing_since_ms)
+    receiver.status, at_ms = 204, position(quiet).next_at_ms
+    deliver(quiet)
+    assert [dfids[0], dfids[0], dfids[0], dfids[1]] == [body["data"]["dfid"] for body in bodies(receiver)]
+    ids = [headers["webhook-id"] for headers, _ in receiver.took]
+    assert (1, 2) == (len(set(ids[:3])), len(set(ids)))
+    assert (0, None, None) == (position(quiet).attempts, position(quiet).failing_since_ms, position(quiet).failure)
+
+
+def test_it_is_tried_later_and_later_up_to_a_limit(quiet: Bed, receiver: Receiver) -> None:
+    added(quiet, receiver.url)
+    decided(quiet, 1)
+    receiver.status = 503
+    clock, waits = now_ms(), list[int]()
+    quiet.clock = lambda: clock
+    for _ in range(12):
+        deliver(quiet)
+        waits.append(position(quiet).next_at_ms - clock)
+        clock = position(quiet).next_at_ms
+    assert 500 <= waits[0] <= 1_000
+    assert waits[0] < waits[3] < waits[6]
+    assert BACKOFF_MS_MAX / 2 <= waits[-1] <= BACKOFF_MS_MAX == max(BACKOFF_MS_MAX, *waits)
+
+
+def test_redirects_are_not_followed_and_who_is_silent_has_failed(quiet: Bed, receiver: Receiver) -> None:
+    added(quiet, receiver.url)
+    decided(quiet, 1)
+    receiver.status, receiver.headers = 307, {"location": receiver.url.replace("/hook", "/elsewhere")}
+    deliver(quiet)
+    assert ("HTTP_307", 1) == (position(quiet).failure, len(receiver.took))
+    receiver.waits_s, receiver.status = 1.0, 200
+    at_ms = position(quiet).next_at_ms
+    quiet.clock = lambda: at_ms
+    deliver(quiet)
+    assert position(quiet).failure in ("TIMEOUT", "ReadTimeout")
+
+
+def test_an_endpoint_that_is_down_holds_up_no_other_and_the_certificate_is_verified(
+    quiet: Bed, receiver: Receiver
+) -> None:
+    added(quiet, receiver.url.replace("http:", "https:"), "plain")  # speaks no TLS
+    added(quiet, receiver.url)
+    decided(quiet, 1)
+    deliver(quiet)
+    assert 1 == len(receiver.took)
+    failures = {at.webhook: at.failure for at in positions(quiet.database)}
+    assert {"plain": "ConnectError", "shop": None} == failures
+
+
+def test_one_process_at_a_time_delivers(quiet: Bed, receiver: Receiver) -> None:
+    added(quiet, receiver.url)
+    decided(quiet, 1)
+    with quiet.gate.store.exclusively("webhooks") as mine:
+        assert mine
+        deliver(quiet)
+        assert [] == receiver.took
+    deliver(quiet)
+    assert 1 == len(receiver.took)
+
+
+def test_after_a_restore_it_goes_on_by_time_and_skips_nothing_that_is_new(quiet: Bed, receiver: Receiver) -> None:
+    added(quiet, receiver.url)
+    decided(quiet, 1)
+    deliver(quiet)
+    # as though the endpoint had been further in a record that was put back since
+    with quiet.database.transaction() as connection:
+        text = "UPDATE webhook_positions SET idx = idx + 50, entry_hash = 'ff'"
+        connection.exec_driver_sql(text)
+    (dfid,) = decided(quiet, 2)
+    deliver(quiet)
+    assert dfid == bodies(receiver)[-1]["data"]["dfid"]
+    assert 2 == len(receiver.took)
+    assert "webhooks.record_replaced" in [event for event, _ in quiet.logged]
+
+
+def test_an_endpoint_that_was_removed_is_sent_nothing_more(quiet: Bed, receiver: Receiver) -> None:
+    added(quiet, receiver.url)
+    decided(quiet, 1)
+    remove_endpoint(quiet.database, "shop")
+    deliver(quiet)
+    assert ([], [], []) == (receiver.took, endpoints(quiet.database), positions(quiet.database))
+    with pytest.raises(UsageError, match="there is no webhook `shop`"):
+        remove_endpoint(quiet.database, "shop")
+
+
+NO_ENDPOINTS = (
+    "http://shop.example/hook",
+    "ftp://shop.example/",
+    "https://",
+    "https://user:secret@shop.example/",
+    "https://shop.example/#part",
+    "https://shop example/",
+    "https://shop.example:99999/",
+    "//shop.example",
+    "",
+    "https://" + "a" * 3_000,
+)
+
+
+def test_what_cannot_be_an_endpoint_is_refused_and_its_words_are_not_repeated() -> None:
+    for url in NO_ENDPOINTS:
+        with pytest.raises(UsageError) as refused:
+            checked_url(url)
+        assert "secret" not in str(refused.value) + refused.value.hint
+    for url in ("https://shop.example/hook?x=1", "http://127.0.0.1:8000/", "http://[::1]/", "http://localhost/"):
+        assert url == checked_url(url)
+
+
+def test_a_secret_of_ones_own_is_taken_and_a_weak_one_is_not(quiet: Bed) -> None:
+    records = {"toll": quiet.gate.store}
+    secret = "whsec_" + "QUJD" * 8
+    url = "https://shop.example/hook"
+    made = add_endpoint(quiet.database, url, records, name="own", secret=secret, now_ms=1)
+    assert (secret, True) == (made.secret, secret not in repr(made))
+    for weak in ("whsec_QUJD", "hunter2", "-"):
+        with pytest.raises(UsageError, match="no secret of a webhook") as refused:
+            add_endpoint(quiet.database, url, records, name="weak", secret=weak, now_ms=1)
+        assert weak == "-" or weak not in str(refused.value)
+    with pytest.raises(UsageError, match="there is a webhook `own` already"):
+        add_endpoint(quiet.database, url, records, name="own", secret="", now_ms=1)
