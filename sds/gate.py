@@ -11,7 +11,7 @@ from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from sds.definitions.definition import GateDefinition
 from sds.definitions.registry import find
@@ -161,12 +161,14 @@ class Gate:
         folder: Path | None = None,
         model: Path | None = None,
         engine: Engine | None = None,
-        **options: Any,
+        on_reasoned: Reasoned | None = None,
+        threads: int | None = None,
+        queue_max: int = QUEUE_MAX,
+        now_ms: Callable[[], int] = now_ms,
     ) -> Gate:
         """Open a gate by its definition, or by what finds it: its name, or the path of its folder or file.
 
         Its state source and its executor are closed with it. Without `folder`, it is the gate's own in the home.
-        `options`: as of `Gate` itself.
         """
         definition = name if isinstance(name, GateDefinition) else find(name)
         contract, folder = definition.load_contract(), folder or paths.gate_home(definition.name)
@@ -181,7 +183,10 @@ class Gate:
                 model=model,
                 engine=engine,
                 readers=readers,
-                **options,
+                on_reasoned=on_reasoned,
+                threads=threads,
+                queue_max=queue_max,
+                now_ms=now_ms,
             )
             gate.on_close(opened.pop_all().close)
         return gate

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 
@@ -38,12 +38,16 @@ Reasoned = Callable[[DecisionPacket, bytes], None]
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """One event on its way. `give_up_ms`: until when it waits for others. Times are absolute, by the kernel's clock."""
+    """One event on its way. `give_up_ms`: until when it waits for others. Times are absolute, by the kernel's clock.
+
+    `held`: its key, while it is decided.
+    """
 
     event: Event
     give_up_ms: int
     deadline_ms: int | None
     cancellation: Cancellation
+    held: ExitStack = field(default_factory=ExitStack)
 
     def late(self, now_ms: int) -> bool:
         return self.deadline_ms is not None and now_ms > self.deadline_ms
@@ -113,7 +117,7 @@ class Stream:
     def _in_order(self, turn: _Turn, *, anew: bool) -> Answer:
         """Decide it once its key is free: of decisions that draw on one key each finds the state moved by the one before."""
         wait_s = max(0.0, (turn.give_up_ms - self._now_ms()) / 1000)
-        with ExitStack() as held:
+        with turn.held as held:
             try:
                 with turn.cancellation.waiting():
                     if self._draws:
@@ -133,6 +137,8 @@ class Stream:
             if answer is not None and not self._starts_afresh(answer, turn):
                 return answer
             self._pause(answer, turn, tries)
+            if answer is not None and turn.late(self._now_ms()):
+                return answer
         raise AssertionError  # count() has no end
 
     def _wait_for(self, known: Answer, turn: _Turn, tries: int) -> None:
@@ -214,7 +220,7 @@ class Stream:
         try:
             if rejected:
                 packet = self._kernel.with_feedback(packet)
-            with turn.cancellation.waiting(partial(self._end, packet), commits=True):
+            with turn.cancellation.waiting(partial(self._end, packet, turn), commits=True):
                 data, decoding = self._engine.propose(packet, tokens_max=tokens_max)
             refuse_unkeepable(data, decoding)
             self._kernel.log("stage.proposed", _measured(packet, decoding))
@@ -230,11 +236,12 @@ class Stream:
             return self._kernel.escalate(packet, "MODEL_UNAVAILABLE", f"the engine failed: {type(error).__name__}")
         return packet, data, decoding
 
-    def _end(self, packet: DecisionPacket, cause: StopCause) -> Answer:
-        """End an open flow undecided, from whatever thread; its engine may let go of it."""
+    def _end(self, packet: DecisionPacket, turn: _Turn, cause: StopCause) -> Answer:
+        """End an open flow undecided, from whatever thread: its key is free at once, and its engine may let go of it."""
         answer = self._kernel.not_decided(packet, cause.code, cause.message)
         with suppress(Exception):  # an engine may fail in any way: the flow is at its end
             let_go(self._engine, packet.dfid)
+        turn.held.close()
         return answer
 
 

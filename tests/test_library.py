@@ -11,6 +11,7 @@ import sds
 from sds import Answer, Gate, GateDefinition
 from sds.kernel.executor import protocol as executors
 from sds.kernel.executor.protocol import Settlement
+from sds.submission import Handle
 
 PAGE = (Path(__file__).parents[1] / "docs" / "library.md").read_text(encoding="utf-8")
 GATE = "`Gate(contract, source, executor"
@@ -32,14 +33,17 @@ def public(kind: type) -> set[str]:
     return {name for name in vars(kind) if not name.startswith("_")}
 
 
+PROPERTIES = {name for name in public(Gate) if isinstance(vars(Gate)[name], property)}
+
+
 def test_every_parameter_of_a_gate_is_named_and_no_other() -> None:
-    assert set(inspect.signature(Gate).parameters) | {"kernel"} == cells(GATE)
+    assert set(inspect.signature(Gate).parameters) | PROPERTIES == cells(GATE)
     for name in set(inspect.signature(Gate.load).parameters) - {"name"}:
         assert f"{name}=" in section(GATE)
 
 
 def test_every_method_of_a_gate_is_named_with_its_parameters() -> None:
-    for name in public(Gate) - {"load", "kernel"}:
+    for name in public(Gate) - {"load"} - PROPERTIES:
         (row,) = re.findall(rf"^\| `{name}\(([^`]*)\)`", section(GATE), re.MULTILINE)
         assert [*inspect.signature(vars(Gate)[name]).parameters][1:] == re.findall(r"\w+", row), name
 
@@ -47,6 +51,12 @@ def test_every_method_of_a_gate_is_named_with_its_parameters() -> None:
 def test_every_field_of_an_answer_and_of_a_definition_is_named_and_no_other() -> None:
     assert {field.name for field in fields(Answer)} | {"pending", "retryable"} == cells("An answer")
     assert {field.name for field in fields(GateDefinition)} == cells("A gate's definition")
+
+
+def test_every_method_of_a_handle_is_named_with_its_parameters() -> None:
+    for name in public(Handle):
+        (row,) = re.findall(rf"^\| `{name}\(([^`]*)\)`", section("A handle"), re.MULTILINE)
+        assert [*inspect.signature(vars(Handle)[name]).parameters][1:] == re.findall(r"\w+", row), name
 
 
 def test_every_receipt_and_every_method_of_an_executor_is_named() -> None:

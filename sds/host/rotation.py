@@ -28,7 +28,7 @@ def rotate(folder: Path, store: Store, *, who: str, reason: str, now_ms: int, lo
     """Make a new order key and a new ledger key for the record in `folder`, opened as `store`.
 
     `lost`: the old ones are gone for good. Then orders in flight that they signed can no longer be resolved by
-    recovery. Running gates go on with the keys they have until they are opened again. Raises UsageError when keys are
+    recovery. Running gates of this folder take the new keys up with their next order. Raises UsageError when keys are
     said to be lost and are not, StoreError when they are and it is not said.
     """
     if lost:

@@ -30,7 +30,14 @@ def add_to(app: typer.Typer) -> None:
         app.command(command.__name__)(flat(command))
 
 
-def decide(gate: ChosenGate, event: EventFile, options: EngineOptions = NO_OPTIONS) -> None:
+def decide(
+    gate: ChosenGate,
+    event: EventFile,
+    options: EngineOptions = NO_OPTIONS,
+    deadline_ms: Annotated[
+        int | None, typer.Option("--deadline-ms", min=1, help="How long it may take: past it nothing is sent.")
+    ] = None,
+) -> None:
     """Decide one event and print the answer as JSON. The same event again prints the stored answer.
 
     Example: sds events refund | head -1 | sds decide refund --event -
@@ -46,7 +53,7 @@ def decide(gate: ChosenGate, event: EventFile, options: EngineOptions = NO_OPTIO
         print_json(known.as_data())
         return
     with opened_engine(options, brief=True, gate=found) as engine, Gate.load(found, engine=engine) as opened:
-        print_json(opened.decide(text).as_data())  # a rationale may follow: nobody waits for it
+        print_json(opened.decide(text, deadline_ms=deadline_ms).as_data())  # a rationale may follow: nobody waits for it
 
 
 def retry(

@@ -1,0 +1,222 @@
+"""Keys that are renewed while other processes run: no order is left UNKNOWN, no event taken for another, no entry unsigned."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from sds.host import keys, paths
+from sds.host.rotation import rotate
+from sds.kernel.audit import verify
+from sds.kernel.errors import StoreError
+from sds.kernel.executor.protocol import ExecutionIntent, Signer, key_name, name_in
+from sds.kernel.operations.recovery import Recovered
+from sds.kernel.storage.checkpoints import EVERY
+from sds.kernel.storage.ledger import GENESIS, Head
+from tests.attack.testbed import Testbed
+
+LONG_MS = 60_000
+
+# A process of its own: it opens the gate, waits to be told on, decides an event and dies before the bank answers.
+OTHER = """
+import os, sys
+from pathlib import Path
+from tests.attack.testbed import Testbed
+from tests.attack.outside import Bank
+
+class Dies(Bank):
+    def dispatch(self, intent, key, deadline_s):
+        if {pays}: super().dispatch(intent, key, deadline_s)
+        os._exit(0)
+
+bed = Testbed(Path(sys.argv[1]))
+gate = bed.gate(executor=Dies(bed.folder / "bank.db", bed.clock))
+print("open", flush=True)
+sys.stdin.readline()
+gate.decide(bed.event(1))
+"""
+
+
+@pytest.fixture
+def bed(tmp_path: Path) -> Testbed:
+    made = Testbed(tmp_path)
+    made.open_accounts(range(200))
+    return made
+
+
+@contextmanager
+def other_process(bed: Testbed, program: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a process that has opened the gate when the block begins, and goes on when a line is written to it."""
+    command = [sys.executable, "-c", program, str(bed.folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert "open\n" == other.stdout.readline()
+        yield other
+
+
+def told_to_go_on(other: subprocess.Popen[str]) -> None:
+    assert other.stdin is not None
+    other.stdin.write("on\n")
+    other.stdin.flush()
+    assert 0 == other.wait(60)
+
+
+def renewed(bed: Testbed, *, lost: bool = False) -> None:
+    with closing(paths.open_record(bed.own)) as store:
+        rotate(bed.own, store, who="me", reason="a try", now_ms=bed.clock(), lost=lost)
+
+
+@pytest.mark.parametrize("pays", [True, False], ids=["paid", "absent"])
+def test_a_process_that_runs_resolves_what_another_signed_with_a_newer_key(bed: Testbed, pays: bool):
+    with bed.gate() as gate:
+        renewed(bed)
+        with other_process(bed, OTHER.format(pays=pays)) as other:
+            told_to_go_on(other)
+        bed.clock.ahead_ms = LONG_MS
+        assert ["PENDING"] == [row[0] for row in gate.store.rows("SELECT status FROM execution_log")]
+        found = gate.recover()
+        assert (0, ()) == (found.unknown, found.errors)
+        assert "SUCCESS" == gate.decide(bed.event(1)).execution
+        assert (1, 0) == (len(bed.bank.paid()), bed.paid_twice())
+        assert () == verify.verify(gate.store).faults
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_process_that_runs_signs_with_the_newest_key_from_its_next_order_on(bed: Testbed, lost: bool):
+    """So no process that is opened later meets an order of a key that was lost, or is old."""
+    with other_process(bed, OTHER.format(pays=False)) as other:
+        if lost:
+            (bed.own / "kernel.key").unlink()
+        renewed(bed, lost=lost)
+        told_to_go_on(other)
+    bed.clock.ahead_ms = LONG_MS
+    with bed.gate() as gate:
+        assert Recovered(success=1) == gate.recover()
+        (signature,) = (row[0] for row in gate.store.rows("SELECT signature FROM execution_log"))
+        newest = keys.read_ring(bed.own / "kernel.key").secrets[0]
+        assert key_name(newest) == name_in(signature)
+        assert () == verify.verify(gate.store, public=paths.public_keys_of(bed.own)).faults
+
+
+def test_an_event_that_another_process_took_in_under_a_newer_key_is_recognised(bed: Testbed):
+    with bed.gate() as running:
+        renewed(bed)
+        with bed.gate() as newer:
+            answer = newer.decide(bed.event(1))
+        assert answer == running.decide(bed.event(1))
+
+
+def test_a_process_that_runs_goes_on_signing_the_ledger_after_a_rotation(bed: Testbed):
+    with bed.gate() as gate:
+        gate.decide(bed.event(0))
+        renewed(bed)
+        for number in range(1, EVERY):
+            gate.decide(bed.event(number))
+    with closing(paths.open_record(bed.own)) as store:
+        report = verify.verify(store, public=paths.public_keys_of(bed.own))
+        assert () == report.faults
+        assert report.entries - report.signed <= EVERY
+
+
+# Signatures
+
+
+ORDER = ExecutionIntent("d", "k", "PAY", (("amount", 1),), "A1", "1")
+KEY, NEWER = b"one key of the kernel, 32 bytes.", b"another one that came later, 32."
+
+
+def test_a_signature_names_its_key_and_one_of_an_older_version_is_verified_without():
+    signer = Signer(NEWER, KEY)
+    signed = signer.signed(ORDER)
+    assert key_name(NEWER) == name_in(signed.signature)
+    assert signer.verify(signed)
+    unnamed = signed.signature.removeprefix(f"{key_name(NEWER)}:")
+    assert signer.verify(ExecutionIntent(*_parts(), unnamed))
+    assert Signer(KEY, NEWER).verify(ExecutionIntent(*_parts(), unnamed))
+    assert not signer.verify(ExecutionIntent(*_parts(), f"{key_name(KEY)}:{unnamed}"))
+    assert not signer.verify(ExecutionIntent(*_parts(), f"::{unnamed}"))
+
+
+def _parts() -> tuple[object, ...]:
+    return ORDER.dfid, ORDER.idempotency_key, ORDER.kind, ORDER.params, ORDER.resource_key, ORDER.state_version
+
+
+def test_an_order_of_a_key_that_is_not_here_is_not_taken_for_an_altered_one():
+    elsewhere, here = Signer(NEWER).signed(ORDER), Signer(KEY)
+    assert (False, key_name(NEWER)) == (here.verify(elsewhere), here.missing(elsewhere))
+    assert "" == here.missing(here.signed(ORDER))
+    assert "" == here.missing(ORDER)
+
+
+def test_the_keys_are_read_again_only_where_the_file_is_another(tmp_path: Path):
+    paths.signer(tmp_path)
+    file = keys.KeyFile(tmp_path / "kernel.key")
+    first = file.read()
+    assert None is file.changed()
+    keys.renew(tmp_path, Head(0, GENESIS), older=(), now_ms=1)
+    again = file.changed()
+    assert again is not None
+    assert (2, first[0], None) == (len(again), again[1], file.changed())
+    (tmp_path / "kernel.key").write_bytes(b"x")
+    assert None is file.changed()
+    (tmp_path / "kernel.key").unlink()
+    assert None is file.changed()
+
+
+# A record that other keys have signed
+
+
+def swap(bed: Testbed, other: Testbed) -> None:
+    (bed.own / "kernel.key").write_bytes((other.own / "kernel.key").read_bytes())
+
+
+def test_a_gate_whose_record_was_signed_with_other_keys_does_not_open(bed: Testbed, tmp_path: Path):
+    stranger = Testbed(tmp_path / "stranger")
+    for each in (bed, stranger):
+        each.gate().close()
+    swap(bed, stranger)
+    with pytest.raises(StoreError, match="is another record's, or older than its own: the ledger was signed with"):
+        bed.gate()
+    assert not bed.bank.paid()
+
+
+def test_a_gate_whose_keys_are_older_than_the_last_rotation_does_not_open(bed: Testbed):
+    bed.gate().close()
+    before = (bed.own / "kernel.key").read_bytes()
+    renewed(bed)
+    (bed.own / "kernel.key").write_bytes(before)
+    with pytest.raises(StoreError, match="older than its own") as refused:
+        bed.gate()
+    assert refused.value.hint.startswith("copy the one that the record's other processes use, or put it back")
+    assert "\n" not in str(refused.value)
+
+
+def test_a_gate_that_lacks_the_key_of_its_newest_order_does_not_open_unless_that_is_lost_on_the_record(bed: Testbed):
+    with bed.gate() as gate:
+        gate.decide(bed.event(0))
+    path = bed.own / "kernel.key"
+    ring = keys.read_ring(path)
+    other = ring.model_copy(update={"orders": (keys.OrderKey(key="ab" * 32),)})
+    path.write_bytes(b"sds keys 1\n" + other.model_dump_json().encode())
+    with pytest.raises(StoreError, match="its newest order was signed with"):
+        bed.gate()
+    path.unlink()
+    renewed(bed, lost=True)
+    bed.gate().close()
+
+
+def test_of_two_that_open_a_fresh_record_with_keys_of_their_own_only_one_goes_on(bed: Testbed, tmp_path: Path):
+    """As on two machines with one database: each with a folder, and a key, of its own."""
+    stranger = Testbed(tmp_path / "stranger")
+    stranger.gate().close()
+    with ExitStack() as opened:
+        record = opened.enter_context(bed.gate()).store
+        with pytest.raises(StoreError, match="is another record's"):
+            keys.refuse_other_keys(stranger.own, record)
+        with pytest.raises(StoreError, match="is gone, but its record is there"):
+            keys.refuse_other_keys(tmp_path / "empty", record)

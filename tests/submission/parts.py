@@ -1,0 +1,53 @@
+"""A gate whose engine thinks for as long as a test lets it."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sds.gate import Gate
+from sds.kernel.decision.packet import DecisionPacket, Decoding
+from tests.attack.testbed import Teller
+
+PATIENCE_S = 20
+
+
+class Thinking(Teller):
+    """Thinks about the events it is told to, until `done` is set; `begun` counts them. About others it does not."""
+
+    def __init__(self, *events: str) -> None:
+        self._events = frozenset(events)
+        self.done, self.begun = threading.Event(), threading.Semaphore(0)
+        self.asked: list[str] = []
+
+    def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
+        self.asked.append(packet.event_id)
+        if packet.event_id in self._events:
+            self.begun.release()
+            self.done.wait(PATIENCE_S)
+        return super().propose(packet, tokens_max=tokens_max)
+
+    def wait_until_begun(self, times: int = 1) -> None:
+        for _ in range(times):
+            assert self.begun.acquire(timeout=PATIENCE_S)
+
+
+@contextmanager
+def write_locks(gate: Gate) -> Iterator[list[str]]:
+    """Yield the statements by which a gate takes the write lock of its record, as they come."""
+    taken: list[str] = []
+
+    def trace(statement: str) -> None:
+        if statement.startswith("BEGIN IMMEDIATE"):
+            taken.append(statement)
+
+    connection: sqlite3.Connection = gate.store._db
+    connection.set_trace_callback(trace)
+    yield taken
+    connection.set_trace_callback(None)
+
+
+def flows(gate: Gate) -> list[tuple[str, str | None]]:
+    return gate.store.rows("SELECT state, tag FROM decision_flows ORDER BY rowid")

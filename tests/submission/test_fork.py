@@ -1,0 +1,81 @@
+"""A process that was forked off has none of the gate's threads: it is refused in one line, and hurts nobody."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sds.engines.native import NativeEngine
+from sds.host.clock import now_ms
+from sds.kernel.errors import ModelError, UsageError
+from sds.models.llamacpp.backend import LlamaBackend
+from tests.attack.testbed import Testbed
+
+FORKED_S_MAX = 20
+
+
+def in_a_fork(work: Callable[[], None]) -> int:
+    """Do something in a process that is forked off; return its exit code: 0, unless it raised."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12 on: what it warns of is what is tested
+        child = os.fork()
+    if not child:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.timeout(FORKED_S_MAX)
+def test_a_gate_refuses_in_a_forked_process_and_goes_on_in_its_own(tmp_path: Path):
+    bed = Testbed(tmp_path)
+    bed.open_accounts(range(5))
+    with bed.gate() as gate:
+        gate.submit(bed.event(0)).result(FORKED_S_MAX)
+
+        def ask() -> None:
+            for asked in (gate.decide, gate.submit, gate.known):
+                with pytest.raises(UsageError, match="the gate was opened by another process") as refused:
+                    asked(bed.event(1))
+                assert "FORKED" == refused.value.reason_code
+            gate.close()
+
+        assert 0 == in_a_fork(ask)
+        assert "SUCCESS" == gate.decide(bed.event(1)).execution
+
+
+@pytest.mark.timeout(FORKED_S_MAX)
+def test_an_engine_refuses_in_a_forked_process(tiny: LlamaBackend):
+    engine = NativeEngine(tiny, now_ms=now_ms)
+
+    def ask() -> None:
+        with pytest.raises(ModelError, match="the engine was opened by another process"):
+            engine.count_tokens("please")
+        engine.close()
+
+    assert 0 == in_a_fork(ask)
+    assert engine.count_tokens("please") > 0
+
+
+@pytest.mark.timeout(FORKED_S_MAX)
+def test_a_forked_process_may_open_a_gate_of_its_own(tmp_path: Path):
+    bed = Testbed(tmp_path)
+    bed.open_accounts(range(5))
+
+    def decide() -> None:
+        with bed.gate() as gate:
+            assert "SUCCESS" == gate.submit(bed.event(1)).result(FORKED_S_MAX).execution
+
+    with bed.gate() as gate:
+        gate.submit(bed.event(0)).result(FORKED_S_MAX)
+        assert 0 == in_a_fork(decide)
+        known = gate.known(bed.event(1))
+        assert known is not None
+        assert "SUCCESS" == known.execution
