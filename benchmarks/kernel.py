@@ -58,9 +58,9 @@ from sds.kernel.registry import registry
 from sds.kernel.storage import sqlite
 from sds.kernel.storage.checkpoints import CheckpointWitness, LedgerKey
 from sds.kernel.storage.ledger import GENESIS, Head
+from sds.kernel.storage.store import Store
 
-WARM_UP = 200
-N, N_MAX = 2_000, 100_000
+WARM_UP, N, N_MAX = 200, 2_000, 100_000
 PURE_PER_DURABLE = 10  # what takes microseconds is called so many times as often
 FIELDS: dict[str, Value] = {
     "flight.carrier": "B6",
@@ -288,14 +288,16 @@ def open_kernel(
     contract: Contract | None = None,
     source: StateSource | None = None,
     connect: sqlite.Connect = sqlite.connect,
+    store: Store | None = None,
 ) -> Kernel:
     """Return the refund gate's kernel over a record of its own, with limits that no benchmark reaches.
 
-    A record that is there is gone on with. Or that of another contract and its state.
+    A record that is there is gone on with. Or that of another contract and its state, or another store.
     """
-    contract = contract or _without_limits(load_refund_contract())
+    contract = contract or without_limits(load_refund_contract())
     key = LedgerKey(bytes(32), Head(0, GENESIS))
-    opened = sqlite.SqliteStore(path, connect=connect, witness=CheckpointWitness(lambda _: key, lambda: 1))
+    witness = CheckpointWitness(lambda _: key, lambda: 1)
+    opened = store or sqlite.SqliteStore(path, connect=connect, witness=witness)
     registry.register(opened, contract, by="operator", now_ms=1)
     return Kernel(
         contract,
@@ -348,7 +350,7 @@ def run(folder: Path, n: int, say: Say, *, overlays: Path = OVERLAYS) -> Report:
     }
 
 
-def _without_limits(contract: Contract) -> Contract:
+def without_limits(contract: Contract) -> Contract:
     """Raise the spend limits so that thousands of decisions an hour fit; the checks themselves stay."""
     spend = tuple(limit.model_copy(update={"max_minor": 10**12}) for limit in contract.spend)
     return contract.model_copy(update={"spend": spend})

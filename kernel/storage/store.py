@@ -103,6 +103,7 @@ class Store(Reader):
     """
 
     witness: Witness | None = None
+    remains = ""  # where a key that was destroyed may still be, where `truncate_log` returns False
 
     @property
     @abstractmethod

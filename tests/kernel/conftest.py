@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from tests.kernel.both_stores import runs_over_both
 from tests.kernel.durable import World
 from tests.kernel.stores import KINDS, Chosen
 
@@ -28,8 +29,13 @@ def world(folder: Path) -> Iterator[World]:
     made.close()
 
 
-@pytest.fixture(params=KINDS)
-def either_store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Run the test over each store."""
-    monkeypatch.setattr(Chosen, "kind", request.param)
-    return str(request.param)
+@pytest.fixture(autouse=True)
+def store_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open the store that the test is run over."""
+    if hasattr(request, "param"):
+        monkeypatch.setattr(Chosen, "kind", request.param)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if runs_over_both(metafunc.module.__name__, metafunc.function.__name__):
+        metafunc.parametrize("store_kind", KINDS, indirect=True)

@@ -127,6 +127,8 @@ def records_in(url: str, prefix: str) -> list[str]:
 class PostgresStore(_CatalogueReader, Store):
     """The record `schema` of a database. `url`: libpq's, `postgresql://...`; its password shows nowhere."""
 
+    remains = "the destroyed key may remain in the server's free space, write-ahead log and archives until they are overwritten"
+
     def __init__(self, url: str, schema: str, *, witness: Witness | None = None) -> None:
         super().__init__()
         if not _SCHEMA.fullmatch(schema):

@@ -36,10 +36,10 @@ def erase(
     if as_json:
         print_json(asdict(done))
     else:
-        _tell(event, done)
+        _tell(event, done, store.remains)
 
 
-def _tell(event: str, done: Erased) -> None:
+def _tell(event: str, done: Erased, remains: str) -> None:
     steps = f", and of {counted(len(done.events) - 1, 'step')} of its saga" if len(done.events) > 1 else ""
     typer.echo(f"{event}: the texts are erased{steps}")
     if done.in_clear:
@@ -47,6 +47,4 @@ def _tell(event: str, done: Erased) -> None:
             f"an older version wrote the texts of these flows in clear, and they stay: {', '.join(done.in_clear)}"
         )
     if not done.overwritten:
-        typer.echo(
-            "others use the record: until they have closed it the destroyed key may remain in its write-ahead log"
-        )
+        typer.echo(remains)

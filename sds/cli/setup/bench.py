@@ -22,6 +22,7 @@ QUESTIONS = {
     "grammar": "new bounds, ours and every grammar engine's",
     "kernel": "drift check, verdict, durable verdict, and the rule of Cedar and dir-core",
     "scaling": "growth with prompt, alternatives, contract, and a ledger of a million entries",
+    "store": "decisions a second on one record by several processes, PostgreSQL and SQLite, over bare commits",
     "gpu": "hot path and throughput on a CUDA device",
     "report": "one page of all that was kept with --save",
 }

@@ -16,7 +16,6 @@ from sds.kernel.audit import verify
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.kernel import Kernel
-from sds.kernel.storage.sqlite import SqliteStore
 from tests.kernel.authority import halt
 from tests.kernel.durable import (
     COMPENSATION_MINOR,
@@ -37,6 +36,7 @@ from tests.kernel.durable import (
     together,
 )
 from tests.kernel.outside import FARE_MINOR
+from tests.kernel.stores import opened_store
 from tests.scale import scale, seeded
 
 THREADS = 64
@@ -160,7 +160,7 @@ def _claim_everything(folder: str, seed: int, number: int, start: object) -> Non
         for n in range(scale(24, 200))
     ]
     rng.shuffle(events)
-    with closing(SqliteStore(path / "kernel.db")) as store:
+    with closing(opened_store(path / "kernel.db")) as store:
         kernel = Kernel(
             terms,
             store,

@@ -188,7 +188,7 @@ def test_the_oldest_minute_is_found_by_its_index_and_so_is_what_was_reserved_sin
     assert "spend_by_minute" in plan(spend._OLDEST_MINUTE, "claims/till/~/*/2013-12-02T16:00", 0, "")
     assert "SCAN" not in plan(spend._MINUTES, "a", "b")
     for sql in (spend._BEFORE, spend._SINCE):
-        assert "orders_by_time" in plan(sql, *["x", "", 0, 1, 2][: sql.count("?")])
+        assert "orders_by_time" in plan(sql, *["x", "y", 0, "", "", 0, 1, 2][: sql.count("?")])
 
 
 @pytest.fixture
