@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import ipaddress
+import re
 import ssl
 from collections.abc import Iterator
 from contextlib import closing
@@ -14,8 +15,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from pydantic import BaseModel
 
-from sds.executors.http import HttpExecutor, load_executor
+from sds.executors.http import HttpExecutor, form, load_executor
 from sds.executors.sandbox.server import GatewayServer
 from sds.kernel.errors import UsageError
 from tests.executors.gateways import EXAMPLE, connected, in_thread, order, written
@@ -195,3 +197,11 @@ def _certificate(folder: Path, name: str) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / f"{name}.pem", folder / f"{name}.key")
     return context
+
+
+def test_the_library_page_names_every_field_of_a_gateway_file() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "library.md").read_text(encoding="utf-8")
+    section = page.partition("### Any gateway by HTTP")[2].partition("\n## ")[0]
+    named = set(re.findall(r"[a-z_]+", " ".join(re.findall(r"`([^`]*)`", section))))
+    models = [m for m in vars(form).values() if isinstance(m, type) and issubclass(m, BaseModel)]
+    assert set() == {field for model in models for field in model.model_fields} - named

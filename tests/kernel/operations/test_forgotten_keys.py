@@ -151,10 +151,10 @@ def sagas(folder: Path) -> Iterator[World]:
 
 def test_a_reversal_that_may_be_forgotten_is_not_asked_for_again(sagas: World):
     """It was taken back and nobody learned; taken back again, the customer would have paid for it."""
-    with_lost = Script(step_2=deny, compensation=REVERT)
-    run_until_reversal(sagas, with_lost)
+    run_until_reversal(sagas, Script(step_2=deny, compensation=REVERT))
     (saga, step) = sagas.store.row("SELECT saga, dfid FROM saga_reversals") or ("", "")
-    sagas.store.run("UPDATE sagas SET phase = 'DIRTY' WHERE dfid = ?", (saga,))  # as it is where the process ended here
+    with sagas.store.transaction():  # as it is where the process ended here
+        sagas.store.run("UPDATE sagas SET phase = 'DIRTY' WHERE dfid = ?", (saga,))
     sagas.clock.advance(DAY_MS)
     with closing(sqlite3.connect(sagas.folder / "rail.db")) as db, db:
         db.execute("PRAGMA foreign_keys = OFF")
