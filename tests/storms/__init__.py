@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tests.attack.figures import Figure
 
-from . import clock, crash, disk, duplicates, gateway, kill, limits, pg_restarts, zombie
+from . import clock, crash, disk, duplicates, gateway, kill, limits, pg_restarts, served, zombie
 from .ground import STORES, Ground
 
 
@@ -28,6 +28,7 @@ ALL: Mapping[str, Storm] = {
     "lost-replies": Storm(gateway.LOST, gateway.lost_replies, (30, 1_000)),
     "forgetful": Storm(gateway.FORGETFUL, gateway.forgetful, (30, 1_000)),
     "duplicates": Storm(duplicates.WHAT, duplicates.storm, (200, 1_000)),
+    "duplicates-http": Storm(served.WHAT, served.storm, (60, 1_000)),
     "limits": Storm(limits.WHAT, limits.storm, (200, 100_000)),
     "disk": Storm(disk.WHAT, disk.storm, (48, 2_000), disk.STORES),
     "clock": Storm(clock.WHAT, clock.storm, (40, 2_000)),
