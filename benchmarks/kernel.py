@@ -296,8 +296,7 @@ def open_kernel(
     """
     contract = contract or without_limits(load_refund_contract())
     key = LedgerKey(bytes(32), Head(0, GENESIS))
-    witness = CheckpointWitness(lambda _: key, lambda: 1)
-    opened = store or sqlite.SqliteStore(path, connect=connect, witness=witness)
+    opened = store or sqlite.SqliteStore(path, connect=connect, witness=CheckpointWitness(lambda _: key, lambda: 1))
     registry.register(opened, contract, by="operator", now_ms=1)
     return Kernel(
         contract,

@@ -19,7 +19,7 @@ from sds.kernel.storage.sqlite import SqliteStore
 from sds.kernel.storage.store import Store
 from tests.kernel.durable import World, compensate, escalate, refund, see_through
 from tests.kernel.outside import START_MS
-from tests.postgres import fresh_schema, server_url
+from tests.stores.server import fresh_schema, server_url
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from tests.kernel.both_stores import runs_over_both
 from tests.kernel.durable import World
-from tests.kernel.stores import KINDS, Chosen
+from tests.stores.both import runs_over_both
+from tests.stores.opened import KINDS, Chosen
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from sds.kernel.flow.kernel import Kernel
 from sds.kernel.storage.store import Store
 from tests.kernel.durable import World, counters, witness
 from tests.kernel.faults import Crash, Faults, failing
-from tests.kernel.stores import opened_store
+from tests.stores.opened import opened_store
 
 STEPS_MAX = 3_000
 

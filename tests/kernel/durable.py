@@ -28,7 +28,7 @@ from sds.kernel.storage.sqlite import Connect, connect
 from sds.kernel.storage.store import Store
 from sds.kernel.storage.vault import Texts
 from tests.kernel.outside import START_MS, Rail, Tickets
-from tests.kernel.stores import opened_store
+from tests.stores.opened import opened_store
 
 CONTRACT = """
 gate: claims

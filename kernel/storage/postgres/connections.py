@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg
 from psycopg.adapt import Dumper, Loader
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import TransactionStatus
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
 from sds.kernel.errors import StoreError, UsageError
@@ -24,7 +25,7 @@ CONNECT_S = 5
 STOPPED_S = 30  # so long may a process stop in the middle of a transaction, and hold up all others
 LOST_MAX = 3  # so often a statement that begins something is tried again on another connection
 
-# Quietly: what a pool cannot connect, whoever asks it is told.
+# Quietly: whoever asks a pool that cannot connect gets an error.
 logging.getLogger("psycopg.pool").addHandler(logging.NullHandler())
 
 
@@ -169,7 +170,10 @@ class Pool:
         raise AssertionError("unreachable")
 
     def _abandon(self, db: Connection) -> None:
-        """Give back a connection on which something was refused: the pool ends a transaction that is open."""
+        """Give back a connection on which something was refused, and no transaction with it."""
+        with suppress(psycopg.Error):
+            if not db.closed and db.info.transaction_status != TransactionStatus.IDLE:
+                db.execute("ROLLBACK", prepare=False)
         self.give_back(db)
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 STATEMENTS_MAX = 2_048  # of different texts that are remembered
 
-_PLANNER = re.compile(r" INDEXED BY \w+")  # what only SQLite's planner is told
+_PLANNER = re.compile(r" INDEXED BY \w+")  # for SQLite's planner alone
 _TYPES = {"INTEGER": "BIGINT", "BLOB": "BYTEA", "REAL": "DOUBLE PRECISION", "TEXT": 'TEXT COLLATE "C"'}
 _TYPE = re.compile(r"\b(INTEGER|BLOB|REAL|TEXT)\b")
 _COMMENT = re.compile(r"--[^\n]*")

@@ -23,6 +23,7 @@ from sds.kernel.storage.postgres.errors import REFUSED, UNKNOWN_END, is_lost, is
 from sds.kernel.storage.store import SCHEMA_VERSION, UPGRADABLE, Reader, Result, Row, Store, Witness
 
 WRITERS_MAX = 8  # that wait for the record's lock at once, in one process: the other connections are for reading
+TURN_S = 60.0  # so long a thread waits for its turn to wait for that lock
 AGAIN_MAX = 5
 _SCHEMA = re.compile("[a-z][a-z0-9_]{0,62}")
 _NAME = re.compile("[a-z][a-z_]{0,31}")
@@ -206,7 +207,7 @@ class PostgresStore(_CatalogueReader, Store):
     def transaction(self) -> Iterator[None]:
         if self._transaction_of_thread() is not None:
             raise StoreError(f"{_REFUSED}: cannot start a transaction within a transaction")
-        if not self._writers.acquire(timeout=60):
+        if not self._writers.acquire(timeout=TURN_S):
             raise StoreError(f"{_REFUSED}: too many threads wait to write")
         try:
             begin = self._begin

@@ -15,9 +15,9 @@ from sds.kernel.audit import verify
 from sds.kernel.storage.ledger import GENESIS, Head, entry_hash, head
 from sds.kernel.storage.store import Row
 from tests.kernel.durable import PUBLIC, World, deny, refund
-from tests.kernel.stores import opened_store
 from tests.kernel.tampering import Stranger, bent, chained, faults, found_after, full_record, tampering
 from tests.scale import scale, seeded
+from tests.stores.opened import opened_store
 
 
 @pytest.fixture

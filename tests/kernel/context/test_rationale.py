@@ -17,7 +17,7 @@ from tests.kernel.crashes import every_step
 from tests.kernel.durable import World, contract, deny, escalate, refund
 from tests.kernel.faults import Crash, Faults, failing
 from tests.kernel.humans import PAY, resolve
-from tests.kernel.stores import opened_store
+from tests.stores.opened import opened_store
 
 AFTER = "rationale: {order: after, chars_max: 12}\n"
 TERMS = contract(more=AFTER)

@@ -18,7 +18,7 @@ from tests.kernel.durable import (
     refund,
 )
 from tests.kernel.humans import ALWAYS, TERMS, change, escalated, refused, resolve
-from tests.kernel.stores import opened_store
+from tests.stores.opened import opened_store
 
 DRAWS = ("    draws: {ticket.compensations_left: 1}\n", "    draws: {ticket.refundable_minor: amount}\n")
 

@@ -36,8 +36,8 @@ from tests.kernel.durable import (
     together,
 )
 from tests.kernel.outside import FARE_MINOR
-from tests.kernel.stores import opened_store
 from tests.scale import scale, seeded
+from tests.stores.opened import opened_store
 
 THREADS = 64
 PROCESSES = 3

@@ -39,8 +39,8 @@ from tests.kernel.durable import (
     see_through,
 )
 from tests.kernel.faults import Faults
-from tests.kernel.stores import opened_store
 from tests.scale import scale, seeded
+from tests.stores.opened import opened_store
 
 
 class Case:

@@ -17,7 +17,7 @@ from tests.kernel.crashes import check, copied, crashing, every_step
 from tests.kernel.durable import LEASE_MS, Propose, World, counters, see_through
 from tests.kernel.faults import Faults
 from tests.kernel.fraud import ALWAYS_HUMAN, FRAUD, allow, block, challenge
-from tests.kernel.stores import opened_store
+from tests.stores.opened import opened_store
 
 
 @pytest.fixture

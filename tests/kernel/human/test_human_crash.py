@@ -21,8 +21,8 @@ from tests.kernel.crashes import check, copied, crashing, every_step
 from tests.kernel.durable import LEASE_MS, World, refund, together
 from tests.kernel.faults import Faults
 from tests.kernel.humans import SORRY, TERMS, escalated, resolve
-from tests.kernel.stores import opened_store
 from tests.scale import scale, seeded
+from tests.stores.opened import opened_store
 
 RESOLUTIONS = {
     "override": Resolution("OVERRIDE", "ada", "why", acknowledged=True),

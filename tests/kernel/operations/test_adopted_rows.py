@@ -26,8 +26,8 @@ from tests.kernel.statements import (
     paid_elsewhere,
     restore,
 )
-from tests.kernel.stores import opened_store
 from tests.kernel.tampering import found_after
+from tests.stores.opened import opened_store
 
 
 @pytest.fixture

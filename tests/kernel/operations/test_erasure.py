@@ -27,8 +27,8 @@ from tests.kernel.faults import Crash, Faults, failing
 from tests.kernel.humans import PAY, resolve
 from tests.kernel.older import writing_in_clear
 from tests.kernel.sagas import Script, run, terms
-from tests.kernel.stores import opened_store
 from tests.kernel.tampering import found_after
+from tests.stores.opened import opened_store
 
 AFTER = contract(more="rationale: {order: after, chars_max: 40}\nmemory: {entries_max: 4}\n")
 WHY = "the texts of event `C1` were erased on 2013-12-02: the customer asked for it"

@@ -17,7 +17,7 @@ from tests.kernel.authority import AGENT
 from tests.kernel.crashes import every_step
 from tests.kernel.durable import World, contract, escalate, refund
 from tests.kernel.faults import Crash, Faults, failing
-from tests.kernel.stores import opened_store
+from tests.stores.opened import opened_store
 
 TERMS = contract(("escalation: {per_hour: 1000000}", "escalation: {per_hour: 1}"))
 NARROWER = contract(("1.0.0", "1.1.0"), ("REFUND_TICKET, GOODWILL, DENY]", "GOODWILL, DENY]"))

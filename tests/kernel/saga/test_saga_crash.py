@@ -18,8 +18,8 @@ from tests.kernel.crashes import copied, crashing, every_step
 from tests.kernel.durable import LEASE_MS, Propose, World, counters, deny
 from tests.kernel.faults import Faults
 from tests.kernel.sagas import ALERT_HUMAN, CLOSE_ALL, REVERT, Script, most, reversed_at, run, terms, with_misfortune
-from tests.kernel.stores import opened_store
 from tests.scale import scale, seeded
+from tests.stores.opened import opened_store
 
 STRIDE = scale(9, 1)  # every so many steps, from a seeded offset; all of them at full size
 

@@ -22,7 +22,6 @@ from sds.kernel.storage.store import Store
 from tests.kernel.crashes import every_step
 from tests.kernel.durable import PUBLIC, SEED, Clock, World, deny, together, witness
 from tests.kernel.faults import Crash, Faults, failing
-from tests.kernel.stores import opened_store
 from tests.kernel.tampering import (
     Stranger,
     bent,
@@ -36,6 +35,7 @@ from tests.kernel.tampering import (
     tampering,
 )
 from tests.scale import scale, seeded
+from tests.stores.opened import opened_store
 
 KEY = LedgerKey(SEED, PUBLIC.since)
 OTHER = LedgerKey(b"the key of somebody else, a liar", PUBLIC.since)

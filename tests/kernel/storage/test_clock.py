@@ -14,7 +14,7 @@ from sds.kernel.storage.clock import BACK_MS, Step
 from tests.kernel.audit.test_audit_tables import found_after
 from tests.kernel.durable import LEASE_MS, START_MS, World, compensate, escalate, refund
 from tests.kernel.spending import MAX_MINOR, Till, till
-from tests.kernel.stores import opened_store
+from tests.stores.opened import opened_store
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS

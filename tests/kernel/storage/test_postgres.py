@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
 import time
 from collections.abc import Iterator
@@ -13,17 +12,13 @@ from typing import Any
 import psycopg
 import pytest
 
-from sds.kernel.audit import verify
-from sds.kernel.errors import StoreError, UsageError
-from sds.kernel.storage import ledger
-from sds.kernel.storage.postgres import schema as schemas
+from sds.kernel.errors import StoreError
 from sds.kernel.storage.postgres import store as stores
-from sds.kernel.storage.postgres.connections import Url
 from sds.kernel.storage.postgres.dialect import translated
 from sds.kernel.storage.postgres.store import PostgresStore
 from sds.kernel.storage.sqlite import SqliteStore, statements
 from sds.kernel.storage.sqlite import expected_schema as sqlite_schema
-from tests.postgres import fresh_schema, server_url
+from tests.stores.server import by_hand, fresh_schema, server_url
 
 
 @pytest.fixture(scope="module")
@@ -45,13 +40,6 @@ def put(store: PostgresStore, name: str = "r", drawn: object = 0) -> None:
 
 def drawn(store: PostgresStore) -> list[int]:
     return [row[0] for row in store.rows("SELECT drawn FROM resources ORDER BY resource")]
-
-
-def by_hand(statement: str, schema: str = "public") -> list[tuple[Any, ...]]:
-    with psycopg.connect(server_url(), autocommit=True) as db:
-        db.execute(f"SET search_path = {schema}")
-        done = db.execute(statement)
-        return done.fetchall() if done.description else []
 
 
 def end_connections(schema: str) -> None:
@@ -178,55 +166,10 @@ def test_names_are_ordered_by_their_bytes(store: PostgresStore):
     ]
 
 
-def test_what_only_sqlites_planner_is_told_is_left_out():
+def test_what_is_for_sqlites_planner_alone_is_left_out():
     assert "SELECT 1 FROM a JOIN b ON b.x LIKE '%%' WHERE a.y = %s" == translated(
         "SELECT 1 FROM a INDEXED BY i CROSS JOIN b ON b.x LIKE '%' WHERE a.y = ?"
     )
-
-
-@pytest.mark.parametrize(
-    ("statement", "why"),
-    [
-        ("UPDATE ledger SET at_ms = 1", "the ledger is append-only: no update"),
-        ("DELETE FROM ledger", "the ledger is append-only: no delete"),
-        ("TRUNCATE ledger", "the ledger is append-only: no update"),
-        ("DELETE FROM checkpoints", "a checkpoint is final: no delete"),
-        ("UPDATE erasures SET who = ''", "an erasure is final: no update"),
-        ("INSERT INTO ledger VALUES (2, 1, 'HALT', '', '{}', '', '')", "not the next index"),
-        ("INSERT INTO ledger VALUES (1, 1, 'HALT', '', '{}', 'x', '')", "not chained to the last entry"),
-        ("INSERT INTO ledger VALUES (NULL, 1, 'HALT', '', '{}', 'x', '')", "not the next index"),
-    ],
-)
-def test_the_ledger_only_grows_whoever_writes(schema: str, store: PostgresStore, statement: str, why: str):
-    with pytest.raises(psycopg.errors.IntegrityError, match=why):
-        by_hand(statement, schema)
-
-
-def test_a_clock_that_was_set_back_is_written_down():
-    with closing(PostgresStore(server_url(), fresh_schema())) as store:
-        with store.transaction():
-            for at_ms in (1_000_000, 999_000, 100_000):
-                ledger.append(store, at_ms, "HALT", "", {})
-        assert [(3, 999_000, 100_000)] == store.rows("SELECT * FROM clock_steps")
-
-
-@pytest.mark.parametrize(
-    ("change", "fault"),
-    [
-        ("DROP TRIGGER ledger_no_update ON ledger", "schema: `ledger_no_update` is not as it was made"),
-        ("ALTER TABLE ledger DISABLE TRIGGER ledger_next", "schema: `ledger_next` is not as it was made"),
-        ("ALTER TABLE resources DROP CONSTRAINT resources_drawn_check", "schema: `resources` is not as it was made"),
-        ("DROP INDEX one_live_reservation", "schema: `one_live_reservation` is not as it was made"),
-        ("CREATE TABLE more (x int)", "schema: `more` does not belong here"),
-        ("CREATE OR REPLACE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'", "refuse()"),
-        ("ALTER TABLE agents DISABLE TRIGGER ALL", "database: the constraints of agents are switched off"),
-    ],
-)
-def test_whoever_changes_the_schema_is_found(change: str, fault: str):
-    schema = fresh_schema()
-    with closing(PostgresStore(server_url(), schema)) as store:
-        by_hand(change, schema)
-        assert any(fault in each for each in verify.verify(store).faults)
 
 
 def test_threads_and_stores_take_turns_and_lose_nothing(schema: str, store: PostgresStore):
@@ -367,78 +310,3 @@ def test_a_writer_waits_only_so_long_for_another(schema: str, store: PostgresSto
             pass
         assert 0.9 < time.monotonic() - begun < 10
     assert "another program holds it: end that, or try again" == caught.value.hint
-
-
-@pytest.mark.parametrize(
-    ("url", "why"),
-    [
-        ("postgresql://sds:hunter2@/nowhere?host={host}", 'database "nowhere" does not exist'),
-        ("postgresql://sds:hunter2@127.0.0.1:1/x", "Connection refused"),
-        ("postgresql://nobody:hunter2@/postgres?host={host}", 'role "nobody" does not exist'),
-    ],
-)
-def test_a_server_that_cannot_be_had_is_one_line_without_the_password(url: str, why: str):
-    host = server_url().partition("host=")[2]
-    with pytest.raises(StoreError, match=why) as caught:
-        PostgresStore(url.format(host=host).replace("sds:", "postgres:"), fresh_schema())
-    assert 1 == len(str(caught.value).splitlines())
-    assert "cannot be opened as a decision store" in str(caught.value)
-    assert "hunter2" not in f"{caught.value} {caught.value.hint}"
-
-
-def test_an_address_shows_no_password():
-    url = Url("postgresql://ada:hunter2@db.example:5433/sds")
-    assert "postgresql://db.example:5433/sds" == url.name
-    assert "hunter2" not in repr(url)
-    with pytest.raises(UsageError, match="the URL of the store cannot be read") as caught:
-        Url("postgresql://ada:hunter%2@db.example/sds")
-    assert caught.value.__cause__ is None
-
-
-def test_the_schema_of_another_program_is_refused_and_left_as_it_was():
-    schema = fresh_schema()
-    by_hand(f"CREATE SCHEMA {schema}")
-    by_hand("CREATE TABLE songs (title text)", schema)
-    with pytest.raises(StoreError, match="it is the schema of another program"):
-        PostgresStore(server_url(), schema)
-    assert [("songs",)] == by_hand(f"SELECT tablename FROM pg_tables WHERE schemaname = '{schema}'")
-
-
-def test_a_record_of_another_version_is_refused():
-    schema = fresh_schema()
-    PostgresStore(server_url(), schema).close()
-    by_hand("UPDATE meta SET value = '999' WHERE key = 'schema_version'", schema)
-    with pytest.raises(StoreError, match="it has schema version `999`, this program needs"):
-        PostgresStore(server_url(), schema)
-
-
-def test_an_older_record_gets_what_it_lacks_and_keeps_the_rest():
-    schema = fresh_schema()
-    PostgresStore(server_url(), schema).close()
-    by_hand("DROP TABLE monitor_windows, monitor_entries; DROP INDEX flows_adopted", schema)
-    by_hand("UPDATE meta SET value = '3' WHERE key = 'schema_version'", schema)
-    with closing(PostgresStore(server_url(), schema)) as store:
-        assert store.expected_schema == store.schema
-
-
-def test_several_may_make_the_same_record_at_once():
-    schema, failed = f"sds_{secrets.token_hex(4)}", list[str]()
-
-    def make() -> None:
-        try:
-            PostgresStore(server_url(), schema).close()
-        except StoreError as error:
-            failed.append(str(error))
-
-    threads = [threading.Thread(target=make) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [] == failed
-
-
-def test_every_trigger_of_the_file_has_its_counterpart():
-    wanted = {line.split()[2] for line in statements() if line.lstrip().startswith("CREATE TRIGGER")}
-    made = {name for name, text in schemas.named_objects("s") if text.startswith("CREATE TRIGGER")}
-    assert wanted == made

@@ -38,7 +38,7 @@ from tests.kernel.durable import (
 )
 from tests.kernel.older import writing_in_clear
 from tests.kernel.sagas import Script, run, terms
-from tests.kernel.stores import opened_store
+from tests.stores.opened import opened_store
 
 BEFORE = contract(more="rationale: {order: before, chars_max: 40}\n")
 AFTER = contract(more="rationale: {order: after, chars_max: 40}\n")

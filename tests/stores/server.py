@@ -9,6 +9,9 @@ import tempfile
 import warnings
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+import psycopg
 
 _MEMORY = Path("/dev/shm")  # noqa: S108  the folder inside it is named by the run
 
@@ -34,3 +37,10 @@ def server_url() -> str:
 
 def fresh_schema() -> str:
     return f"sds_{secrets.token_hex(6)}"
+
+
+def by_hand(statement: str, schema: str = "public") -> list[tuple[Any, ...]]:
+    with psycopg.connect(server_url(), autocommit=True) as db:
+        db.execute(f"SET search_path = {schema}")
+        done = db.execute(statement)
+        return done.fetchall() if done.description else []

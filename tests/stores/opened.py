@@ -33,6 +33,6 @@ def opened_store(path: Path, *, connect: Connect = connect, witness: Witness | N
     if connect.__module__ != SqliteStore.__module__:
         pytest.skip("fails single steps of SQLite")
     from sds.kernel.storage.postgres.store import PostgresStore
-    from tests.postgres import server_url
+    from tests.stores.server import server_url
 
     return PostgresStore(server_url(), schema_of(path), witness=witness)
