@@ -9,20 +9,29 @@ from pathlib import Path
 
 import pytest
 
+from tests.scale import scale
 from tests.storms import ALL
-from tests.storms.ground import SQLITE
+from tests.storms.ground import POSTGRESQL, SQLITE
 
 ROOT = Path(__file__).parents[1]
 
 
 def storm(*args: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tests.storms", *args]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=3_600, check=False)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=36_000, check=False)
 
 
-@pytest.mark.parametrize("name", [name for name, each in ALL.items() if SQLITE in each.stores])
-def test_every_promise_holds_in_a_storm(name: str) -> None:
-    done = storm(name)
+IN_CI = [(name, SQLITE) for name, each in ALL.items() if SQLITE in each.stores and not each.slow]
+IN_FULL = [(name, store) for name, each in ALL.items() for store in each.stores]
+
+
+@pytest.mark.timeout(scale(300, 36_000))
+@pytest.mark.parametrize(
+    ("name", "store"), IN_FULL if scale(0, 1) else [*IN_CI, ("kill", POSTGRESQL), ("pg-restarts", POSTGRESQL)]
+)
+def test_every_promise_holds_in_a_storm(name: str, store: str) -> None:
+    small = () if store == SQLITE or scale(0, 1) else ("--n", "9")
+    done = storm(name, "--store", store, *small)
     print(done.stdout, done.stderr)
     said = json.loads(done.stdout.splitlines()[-1])
     assert (0, True) == (done.returncode, said["holds"])
