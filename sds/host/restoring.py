@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
@@ -26,7 +26,6 @@ from sds.kernel.storage.private_files import replace_private_file, sync_folder
 from sds.kernel.storage.sqlite import SqliteReader, SqliteStore
 from sds.kernel.storage.store import Reader
 
-_STALE = "UPDATE meta SET value = 'replaced by a backup' WHERE key = 'schema_version'"
 LOCKED_S = 1.0
 
 
@@ -137,16 +136,8 @@ def _to_be_replaced(there: Path, backup: Unpacked) -> Iterator[Callable[[], None
             raise _not_held(there, error) from error
         with closing(SqliteStore(backup.record)) as copy:
             _refuse_knowing_more(there, known, copy)
-
-        def replace() -> None:
-            _renamed(backup.record, there)
-            with suppress(
-                sqlite3.Error
-            ):  # whoever has opened the old file meanwhile finds that it is no record any more
-                db.execute(_STALE)
-                db.execute("COMMIT")
-
-        yield replace
+        # whoever has opened the old file meanwhile and waits for it: SQLite writes to no file that was moved
+        yield lambda: _renamed(backup.record, there)
 
 
 def _hold(db: sqlite3.Connection) -> None:

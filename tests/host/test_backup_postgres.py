@@ -16,7 +16,7 @@ from sds.host.restoring import restore
 from sds.kernel.audit import verify
 from sds.kernel.errors import UsageError
 from tests.attack.testbed import settle
-from tests.postgres import server_url
+from tests.stores.server import server_url
 from tests.storms import ground
 
 GATE = "attack"
