@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.attack.figures import none
 from tests.scale import scale
-from tests.storms import ALL
+from tests.storms import ALL, Storm
+from tests.storms.__main__ import main
 from tests.storms.ground import POSTGRESQL, SQLITE
 
 ROOT = Path(__file__).parents[1]
@@ -43,3 +45,14 @@ def test_a_storm_that_is_not_there_is_refused_in_plain_words() -> None:
     done = storm("peace")
     assert (2, "") == (done.returncode, done.stdout)
     assert done.stderr.startswith("error: there is no storm `peace`; storms are: kill, ")
+
+
+def test_a_broken_promise_ends_with_1_and_is_marked_with_what_replays_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(ALL, "leak", Storm("a roof leaks", lambda _: [none("drops", 1)], (1, 1)))  # type: ignore[arg-type]
+    assert 1 == main(["leak", "--n", "3", "--seed", "5"])
+    said = capsys.readouterr().out.splitlines()
+    assert ["leak: a roof leaks", "  replay: python -m tests.storms leak --n 3 --store sqlite --seed 5"] == said[:2]
+    assert "  1 drops   <-- DOES NOT HOLD" in said
+    assert not json.loads(said[-1])["holds"]
