@@ -14,7 +14,7 @@ from sds.client.calls import Calls, Event, segment
 from sds.client.connection import TIMEOUT_S, Connection
 from sds.client.following import Following
 from sds.client.http import Collector, arguments, limits, lost
-from sds.client.replies import Changed, Lost, Reply, answer_of, items_of, object_of
+from sds.client.replies import Changed, HttpReply, Lost, answer_of, items_of, object_of
 from sds.client.steps import HttpRequest, Said, Steps, Wait
 from sds.kernel.flow.answer import Answer
 
@@ -151,14 +151,14 @@ class DecisionClient:
             found: T = done.value
             return found
 
-    def _sent(self, request: HttpRequest) -> Reply | Lost:
+    def _sent(self, request: HttpRequest) -> HttpReply | Lost:
         try:
             with self._http.stream(**arguments(self._connection, request)) as response:
                 return self._collected(response, request)
         except httpx2.HTTPError as error:
             return lost(error)
 
-    def _collected(self, response: httpx2.Response, request: HttpRequest) -> Reply:
+    def _collected(self, response: httpx2.Response, request: HttpRequest) -> HttpReply:
         collector = Collector(response, request, now_s=self._now_s)
         for part in response.iter_bytes():
             collector.add(part)
@@ -173,7 +173,7 @@ class DecisionClient:
         following = Following(last_event_id, now_s=self._now_s, random=self._random)
         while True:
             request = following.request()
-            said: Reply | Lost = Lost("the stream ended")
+            said: HttpReply | Lost = Lost("the stream ended")
             try:
                 with self._http.stream(**arguments(self._connection, request)) as response:
                     if not response.is_success:

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from sds.client.connection import Connection
-from sds.client.replies import Page, Reply, answer_of, data_of, items_of, object_of, page_of
+from sds.client.replies import HttpReply, ListPage, answer_of, data_of, items_of, object_of, page_of
 from sds.client.steps import GRACE_S, HttpRequest, Patience, Steps, insist
 from sds.kernel.errors import EventError, UsageError
 from sds.kernel.flow.answer import Answer
@@ -51,7 +51,7 @@ class Calls:
         """Return the list of this name that stands at a path. Parameters that are None are left out."""
         return items_of((yield from self._read(path, params)), name)
 
-    def page(self, path: str, name: str, **params: str | int | None) -> Steps[Page]:
+    def page(self, path: str, name: str, **params: str | int | None) -> Steps[ListPage]:
         return page_of((yield from self._read(path, params)), name)
 
     def one(self, path: str) -> Steps[Mapping[str, Any]]:
@@ -127,7 +127,7 @@ def _json(text: str) -> str:
     )
 
 
-def _undecided(reply: Reply) -> bool:
+def _undecided(reply: HttpReply) -> bool:
     """Tell whether an answer says that nothing was decided for the load alone: another try may be."""
     data = data_of(reply)
     return isinstance(data, dict) and data.get("retryable") is True and data.get("tag") == NOT_DECIDED

@@ -8,7 +8,7 @@ from random import Random
 
 import httpx2
 
-from sds.client.replies import Changed, Lost, Reply, failure, unreadable
+from sds.client.replies import Changed, HttpReply, Lost, failure, unreadable
 from sds.client.steps import TRIES_MAX, HttpRequest, Patience
 
 SILENCE_S_MAX = 60.0  # a service that has nothing to say says so more often than that
@@ -38,7 +38,7 @@ class Following:
             raise unreadable("a change that is no object")
         return Changed(sent.id, sent.event, data)
 
-    def pause_s(self, said: Reply | Lost) -> float:
+    def pause_s(self, said: HttpReply | Lost) -> float:
         """Return how long to wait before following again. Raises what the service said where that cannot help."""
         self._tries += 1
         error = failure(said)

@@ -8,7 +8,7 @@ from typing import Any
 import httpx2
 
 from sds.client.connection import CONNECT_S_MAX, Connection
-from sds.client.replies import REPLY_BYTES_MAX, Lost, Reply, unreadable
+from sds.client.replies import REPLY_BYTES_MAX, HttpReply, Lost, unreadable
 from sds.client.steps import HttpRequest
 from sds.kernel.canonical import in_words
 
@@ -46,9 +46,9 @@ class Collector:
         if self._now_s() > self._until_s:
             raise httpx2.ReadTimeout("the reply took too long")
 
-    def reply(self) -> Reply:
+    def reply(self) -> HttpReply:
         headers = {name.lower(): value for name, value in self._response.headers.items()}
-        return Reply(self._response.status_code, headers, bytes(self._body))
+        return HttpReply(self._response.status_code, headers, bytes(self._body))
 
 
 def lost(error: httpx2.HTTPError) -> Lost:

@@ -26,7 +26,7 @@ _AGAIN = frozenset({408, 425, 429, 502, 503, 504})
 
 
 @dataclass(frozen=True)
-class Reply:
+class HttpReply:
     """What came. `headers`: by lower-case names."""
 
     status: int
@@ -59,14 +59,14 @@ class Changed:
 
 
 @dataclass(frozen=True)
-class Page:
+class ListPage:
     """Part of a list. `after`: the cursor behind it; None: it is the last."""
 
     items: tuple[Mapping[str, Any], ...]
     after: str | None
 
 
-def failure(said: Reply | Lost) -> SdsError | None:
+def failure(said: HttpReply | Lost) -> SdsError | None:
     """Return the error that a reply is, or None for one of success."""
     if isinstance(said, Lost):
         hint = "is it running, and is this its address?"
@@ -87,7 +87,7 @@ def lost_act(said: Lost) -> SdsError:
     return WorldError(message, reason_code="SERVICE_UNREACHABLE", hint="look first, then ask again", retryable=False)
 
 
-def _problem(reply: Reply) -> SdsError:
+def _problem(reply: HttpReply) -> SdsError:
     said = _object(reply.body) if reply.headers.get("content-type", "").startswith(_PROBLEM) else {}
     kept = {
         name: one_line(said.get(name) or "", LINE_CHARS_MAX)
@@ -124,7 +124,7 @@ def answer_of(data: object) -> Answer:
         raise unreadable("no answer") from error
 
 
-def data_of(reply: Reply) -> Any:
+def data_of(reply: HttpReply) -> Any:
     """Return the JSON of a reply. Raises WorldError: it is none."""
     try:
         return json.loads(reply.body)
@@ -137,12 +137,12 @@ def unreadable(why: str) -> WorldError:
     return WorldError(f"the service's reply is {why}", reason_code="SERVICE_REPLY_INVALID", hint=hint)
 
 
-def page_of(data: object, name: str) -> Page:
+def page_of(data: object, name: str) -> ListPage:
     """Return one page of a list, which stands under its name beside `next`. Raises WorldError: it is none."""
     items, after = items_of(data, name), data.get("next") if isinstance(data, dict) else None
     if not (after is None or isinstance(after, str)):
         raise unreadable("no page")
-    return Page(items, after)
+    return ListPage(items, after)
 
 
 def items_of(data: object, name: str) -> tuple[Mapping[str, Any], ...]:

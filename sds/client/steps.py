@@ -1,6 +1,6 @@
 """What a client asks and how long it insists, without I/O: a call is a generator, and whoever runs it does what it yields.
 
-    yields HttpRequest(...)   send it once; give back its Reply, or Lost where none came
+    yields HttpRequest(...)   send it once; give back its HttpReply, or Lost where none came
     yields Wait(s)        sleep; give back None
     returns               what was asked for; raises SdsError where it cannot be had
 
@@ -15,7 +15,7 @@ from itertools import count
 from random import Random
 from typing import TypeVar
 
-from sds.client.replies import Lost, Reply, failure, lost_act
+from sds.client.replies import HttpReply, Lost, failure, lost_act
 
 TRIES_MAX = 64
 BACKOFF_S, BACKOFF_S_MAX, DOUBLINGS_MAX = 0.05, 5.0, 10
@@ -42,7 +42,7 @@ class Wait:
 
 T = TypeVar("T")
 Step = HttpRequest | Wait
-Said = Reply | Lost | None
+Said = HttpReply | Lost | None
 Steps = Generator[Step, Said, T]
 
 
@@ -67,9 +67,9 @@ def insist(
     ask: Callable[[float], HttpRequest],
     patience: Patience,
     *,
-    open_still: Callable[[Reply], bool] = lambda _: False,
+    open_still: Callable[[HttpReply], bool] = lambda _: False,
     once: bool = False,
-) -> Steps[Reply]:
+) -> Steps[HttpReply]:
     """Ask until there is a reply that is none of `failure`, as long as another try may help and there is time for it.
 
     `ask` makes the request of the seconds that are left. A reply that leaves it `open_still` is returned when the time is
@@ -82,11 +82,11 @@ def insist(
         error = failure(said)
         if once and isinstance(said, Lost) and said.sent:
             raise lost_act(said)
-        if isinstance(said, Reply) and error is None and not open_still(said):
+        if isinstance(said, HttpReply) and error is None and not open_still(said):
             return said
         pause_s = patience.pause_s(tries, said.retry_after_s)
         if tries == TRIES_MAX or pause_s >= patience.left_s or (error is not None and not error.retryable):
-            if isinstance(said, Reply) and error is None:
+            if isinstance(said, HttpReply) and error is None:
                 return said
             raise error or AssertionError
         yield Wait(pause_s)

@@ -41,6 +41,19 @@ class Admission:
         before_ms = sum(count * self.service_ms(each) for each, count in self._in_hand.items())
         return max(self.service_ms(gate), (before_ms + self.service_ms(gate)) / self.parallel)
 
+    def refusal(self, gate: str, left_ms: float) -> Problem | None:
+        """Return how `enter` would refuse a decision now; None: it would not."""
+        with self._lock:
+            return self._refusal(gate, left_ms)
+
+    def _refusal(self, gate: str, left_ms: float) -> Problem | None:
+        expected_ms, before = self.expected_ms(gate), self._in_hand.total()
+        if before >= self.queue_max:
+            return Problem("QUEUE_FULL", retry_after_s=expected_ms / 1000)
+        if before and expected_ms > left_ms:
+            return Problem("OVERLOADED", retry_after_s=(expected_ms - left_ms) / 1000)
+        return None
+
     def enter(self, gate: str, left_ms: float) -> Callable[[float | None], None]:
         """Take a place; return what gives it back, which takes how long it was decided for, None: nothing was.
 
@@ -48,11 +61,9 @@ class Admission:
         hand one is let in all the same: who expects too much would never learn better.
         """
         with self._lock:
-            expected_ms, before = self.expected_ms(gate), self._in_hand.total()
-            if before >= self.queue_max:
-                raise Problem("QUEUE_FULL", retry_after_s=expected_ms / 1000)
-            if before and expected_ms > left_ms:
-                raise Problem("OVERLOADED", retry_after_s=(expected_ms - left_ms) / 1000)
+            if (problem := self._refusal(gate, left_ms)) is not None:
+                raise problem
+            before = self._in_hand.total()
             self._in_hand[gate] += 1
         return partial(self._leave, gate, max(1.0, (before + 1) / self.parallel))
 

@@ -8,12 +8,13 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import version
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sds.service import console, description, problems
+from sds.service import console, problems
 from sds.service.admission import Admission
 from sds.service.callers import Callers
 from sds.service.database import Database
@@ -21,8 +22,9 @@ from sds.service.deciding.idempotency import KeptAnswers
 from sds.service.gates import OpenGates
 from sds.service.operations import Operations
 from sds.service.operations.requests import Measured
+from sds.service.operations.shedding import LoadShedding
 from sds.service.problems import Log
-from sds.service.routes import agents, catalog, decisions, escalations, events, halt, health, looking
+from sds.service.routes import agents, catalog, decisions, described, escalations, events, halt, health, looking
 from sds.service.settings import ServiceSettings
 from sds.service.state import Service
 
@@ -39,12 +41,20 @@ HEADERS = {
 
 
 BODY_BYTES_MAX = 1 << 20  # of any route; those that read one have limits of their own
+# FastAPI's own spans and log records hold queries, messages and tracebacks: those of `operations.tracing` take their place.
+OWN_SPANS_ALONE: Any = {
+    "tracing": False,
+    "operation_spans": False,
+    "metrics": False,
+    "logs": False,
+    "auto_configure": False,
+}
 
 
 class Outermost:
     """Gives every answer the headers that a browser should be given, and answers what nobody foresaw with a problem.
 
-    A route's own headers stay. Nothing of an exception is told but that there was one: the log has its kind and place.
+    A route's own headers stay. Of an exception only that there was one is said: the log has its kind and place.
     """
 
     def __init__(self, app: ASGIApp, log: Log, token: Callable[[int], str], body_within_s: float) -> None:
@@ -114,20 +124,37 @@ def create_app(
 
     `token`: where names of faults and sessions come from. What routes need is `app.state.service`.
     """
-
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with app.state.operations.running():
-            yield
-
     app = FastAPI(
-        lifespan=lifespan,
+        lifespan=_lifespan,
         title="Sovereign Decision Stream",
         version=version("sovereign-decision-stream"),
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        telemetry=OWN_SPANS_ALONE,
     )
+    app.state.service = _service(settings, gates, database, now_ms, log)
+    app.state.operations = Operations(app.state.service)
+    app.state.token = token
+    problems.add_to(app)
+    for module in (health, catalog, decisions, looking, escalations, agents, halt, events, console):
+        app.include_router(module.router, responses=described.PROBLEMS)
+    described.describe(app, gates)
+    app.add_middleware(LoadShedding, service=app.state.service)
+    app.add_middleware(Measured, operations=app.state.operations)
+    app.add_middleware(Outermost, log=log, token=token, body_within_s=settings.body_within_s)
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async with app.state.operations.running():
+        yield
+
+
+def _service(
+    settings: ServiceSettings, gates: OpenGates, database: Database, now_ms: Callable[[], int], log: Log
+) -> Service:
     callers = Callers(
         database,
         now_ms=now_ms,
@@ -138,13 +165,4 @@ def create_app(
     )
     admission = Admission(parallel=gates.parallel, queue_max=settings.queue_max)
     kept = KeptAnswers(database, now_ms=now_ms, kept_ms=1_000 * settings.keys_kept_s)
-    app.state.service = Service(settings, gates, database, callers, admission, kept, now_ms, log)
-    app.state.operations = Operations(app.state.service)
-    app.state.token = token
-    problems.add_to(app)
-    for module in (health, catalog, decisions, looking, escalations, agents, halt, events, console):
-        app.include_router(module.router)
-    description.describe(app, gates)
-    app.add_middleware(Measured, operations=app.state.operations)
-    app.add_middleware(Outermost, log=log, token=token, body_within_s=settings.body_within_s)
-    return app
+    return Service(settings, gates, database, callers, admission, kept, now_ms, log)

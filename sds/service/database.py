@@ -15,11 +15,12 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
+from alembic.util.exc import CommandError
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from sds.host.paths import home, make_private
-from sds.kernel.errors import StoreError
+from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.storage.private_files import make_private_file
 
 FILE, SCHEMA = "service.db", "sds_service"
@@ -127,7 +128,11 @@ class Database:
                 connection.execute(sa.text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATION_LOCK})
                 connection.execute(sa.schema.CreateSchema(SCHEMA, if_not_exists=True))
             config.attributes["connection"] = connection
-            command.upgrade(config, "head")
+            try:
+                command.upgrade(config, "head")
+            except CommandError as error:
+                hint = "run the version that made it, or put its backup back"
+                raise StoreError("the service's database is of a newer version", hint=hint, retryable=False) from error
 
     def close(self) -> None:
         self._engine.dispose()
@@ -168,7 +173,12 @@ def open_database(url: str = "", *, durable: bool = False) -> Database:
 
 
 def _postgresql(url: str) -> sa.Engine:
-    parts = sa.make_url(url).set(drivername="postgresql+psycopg")
+    if not url.startswith(("postgresql://", "postgres://")):
+        raise UsageError("the store is no `postgresql://` URL", hint="postgresql://user@host/database")
+    try:
+        parts = sa.make_url(url).set(drivername="postgresql+psycopg")
+    except (SQLAlchemyError, ValueError):
+        raise UsageError("the store's URL cannot be read", hint="postgresql://user@host/database") from None
     how = {"connect_timeout": CONNECT_S, "options": f"-c search_path={SCHEMA} -c lock_timeout={BUSY_MS}"}
     return sa.create_engine(
         parts,

@@ -13,7 +13,7 @@ from sds.engines.protocol import Engine
 from sds.gate import Gate
 from sds.host import paths
 from sds.kernel.errors import UsageError
-from sds.opening import THREADS_BESIDE
+from sds.opening import decisions_at_once
 from sds.policy.opening import open_policy
 from sds.service.settings import ServiceSettings
 
@@ -59,7 +59,7 @@ class OpenGates(Mapping[str, OpenGate]):
     @property
     def parallel(self) -> int:
         """How many decisions are under way at once; gates share the machine, so it is that of the widest."""
-        return max((getattr(each.gate.engine, "slots", 1) for each in self._gates.values()), default=1) + THREADS_BESIDE
+        return max((decisions_at_once(each.gate.engine) for each in self._gates.values()), default=1)
 
     def close(self, drain_s: float = 0.0) -> None:
         """Take nothing new, wait up to `drain_s` for what is under way at all gates, and close them, then their engines."""

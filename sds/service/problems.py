@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from sds.kernel.canonical import one_line
 from sds.kernel.errors import SdsError
+from sds.kernel.storage.masking import mask
 from sds.service.reasons import REASONS, code_of
 
 MEDIA_TYPE = "application/problem+json"
@@ -65,13 +66,13 @@ def of_error(error: SdsError) -> Problem:
 
 
 def response_of(problem: Problem, *, instance: str = "") -> Response:
-    """Return the response that tells a problem."""
+    """Return the response that says a problem."""
     reason = REASONS[problem.code]
     data: dict[str, object] = {
         "type": f"/errors#{problem.code}",
         "title": reason.title,
         "status": reason.status,
-        "detail": one_line(problem.detail or reason.meaning, DETAIL_CHARS_MAX),
+        "detail": one_line(mask(problem.detail) or reason.meaning, DETAIL_CHARS_MAX),
         "reason_code": problem.code,
         "retryable": problem.retryable,
         "hint": one_line(problem.hint or reason.hint, DETAIL_CHARS_MAX),

@@ -39,7 +39,6 @@ CONNECTIONS, CONNECTIONS_MAX = 64, 1_000
 CLIENTS = 16
 DECIDED_PER_S_MAX = 400  # by which the queue is made: nobody decides more
 WEIGHED = 12
-SDS = ("-c", "from sds.cli import main; main()")
 
 
 @dataclass(frozen=True)
@@ -67,8 +66,8 @@ def measure(load: Load) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="sds-load-") as folder:
         home, scripted = Path(folder), load.gate == "scripted"
         events = list(_events(load, home))
-        with served(home, f"tests/load/{load.gate}", ("-m", "tests.load.scripted") if scripted else SDS) as service:
-            name = "toll" if scripted else "refund"
+        name, gate = ("toll", "tests/load/scripted") if scripted else ("refund", "refund")
+        with served(home, gate, f"tests.load.{'scripted' if scripted else 'widened'}") as service:
             report = asyncio.run(_asked(load, service, name, events))
             with DecisionClient(f"http://{service.host}:{service.port}", service.key) as client:
                 report["agents"] = {agent["agent_id"]: agent["status"] for agent in client.agents()}

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,9 +44,9 @@ def environment(home: Path) -> dict[str, str]:
 
 
 @contextmanager
-def served(home: Path, gate: str, module: Sequence[str], options: Sequence[str] = ()) -> Iterator[Served]:
-    """Run `sds serve` for a gate on any free port of this machine until the block ends. `module`: how Python starts `sds`."""
-    command = [sys.executable, *module, "serve", "--gate", gate, "--port", "0", "--rate", RATE, "--dev", *options]
+def served(home: Path, gate: str, module: str) -> Iterator[Served]:
+    """Run `sds serve` for a gate on any free port of this machine until the block ends. `module`: what runs as `sds`."""
+    command = [sys.executable, "-m", module, "serve", "--gate", gate, "--port", "0", "--rate", RATE, "--dev"]
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(command, env=environment(home), cwd=ROOT, stdout=said, stderr=said)
         try:

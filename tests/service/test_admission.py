@@ -11,8 +11,7 @@ import pytest
 from sds.service.admission import SERVICE_MS_FIRST, Admission
 from sds.service.problems import Problem
 from tests.service.engines import Held
-from tests.service.test_bad_input import check
-from tests.service.testbed import EVENT, Bed, opened_bed
+from tests.service.testbed import EVENT, Bed, check, opened_bed
 
 
 def test_what_waits_before_it_is_weighed_against_the_time_left() -> None:
@@ -82,7 +81,7 @@ def test_a_service_that_is_full_says_503_at_once_writes_nothing_and_still_answer
 def test_a_service_that_drains_decides_nothing_new_and_says_so(bed: Bed) -> None:
     bed.service.draining = True
     check(bed.post(), 503, "DRAINING")
-    assert (503, "draining") == ((asked := bed.client.get("/readyz")).status_code, asked.json()["status"])
+    assert (503, "DRAINING") == ((asked := bed.client.get("/readyz")).status_code, asked.json()["checks"]["draining"])
     assert 200 == bed.client.get("/livez").status_code
     assert 0 == bed.gate.store.value("SELECT count(*) FROM decision_flows")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sds.kernel.errors import UsageError
+from sds.kernel.errors import StoreError, UsageError
 from sds.service.callers import ALL, Caller, Callers, add_key, digest_of, new_key, revoke_key, stored_keys
 from sds.service.database import open_database
 from sds.service.problems import Problem
@@ -92,6 +92,23 @@ def test_roles_and_gates_are_checked_by_name() -> None:
         with pytest.raises(Problem) as refused:
             caller.check(role, gate)
         assert code == refused.value.code
+
+
+def test_a_database_of_a_newer_version_is_refused_and_left_as_it_is(home: Path) -> None:
+    database = open_database()
+    with database.transaction() as connection:
+        connection.exec_driver_sql("UPDATE migrations SET version_num = '9999'")
+    database.close()
+    for _ in range(2):
+        with pytest.raises(StoreError, match="the service's database is of a newer version"):
+            open_database()
+
+
+def test_a_file_that_is_no_database_is_refused_in_one_line(home: Path) -> None:
+    (home / "service.db").write_bytes(b"x" * 8_192)
+    (home / "service.db").chmod(0o600)
+    with pytest.raises(StoreError, match="the service's database refused: SQLITE_NOTADB"):
+        open_database()
 
 
 def test_keys_that_were_made_for_this_run_alone_are_in_no_database(home: Path) -> None:

@@ -18,6 +18,7 @@ from sds.service.app import create_app
 from sds.service.callers import ROLES, add_key, stored_keys
 from sds.service.database import Database, open_database
 from sds.service.gates import OpenGate, OpenGates
+from sds.service.reasons import REASONS
 from sds.service.settings import ServiceSettings
 from tests.gates.own import GATE, written
 from tests.proposers import Greedy
@@ -39,7 +40,8 @@ class Bed:
             now_ms=self._now_ms,
             log=lambda event, facts: self.logged.append((event, facts)),
         )
-        self.key = self.key_for(f"everything-{len(stored_keys(database))}", ROLES, ("*",))
+        others = len(stored_keys(database))
+        self.key = self.key_for(f"everything-{others}" if others else "everything", ROLES, ("*",))
         self.client = opened.enter_context(
             TestClient(self.app, headers={"Authorization": f"Bearer {self.key}"}, raise_server_exceptions=False)
         )
@@ -70,7 +72,17 @@ def opened_bed(home: Path, engine: Engine | None = None, **settings: Any) -> Ite
     with ExitStack() as opened:
         definition = find(written(home / "toll_gate", GATE.replace("ORDERS = {}", f"ORDERS = {{}}  # {home}")))
         gate = opened.enter_context(Gate.load(definition, engine=engine or Greedy("WAIVE")))
-        database = open_database()
+        database = open_database(settings.get("store", ""))
         opened.callback(database.close)
         made = ServiceSettings(gates=(str(home / "toll_gate"),))
         yield Bed(opened, OpenGates({"toll": OpenGate(definition, gate)}), database, replace(made, **settings))
+
+
+def check(answer: Any, status: int, code: str) -> dict[str, Any]:
+    """Assert that an answer is a problem as RFC 9457 has it, with what this service adds."""
+    assert (status, code) == (answer.status_code, answer.json().get("reason_code"))
+    assert "application/problem+json" == answer.headers["content-type"]
+    problem: dict[str, Any] = answer.json()
+    assert {"type", "title", "status", "detail", "reason_code", "retryable", "hint"} <= set(problem)
+    assert (f"/errors#{code}", REASONS[code].title, status) == (problem["type"], problem["title"], problem["status"])
+    return problem

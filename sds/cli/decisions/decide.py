@@ -53,7 +53,9 @@ def decide(
         print_json(known.as_data())
         return
     with opened_engine(options, brief=True, gate=found) as engine, Gate.load(found, engine=engine) as opened:
-        print_json(opened.decide(text, deadline_ms=deadline_ms).as_data())  # a rationale may follow: nobody waits for it
+        print_json(
+            opened.decide(text, deadline_ms=deadline_ms).as_data()
+        )  # a rationale may follow: nobody waits for it
 
 
 def retry(

@@ -72,7 +72,9 @@ def rotate(
         made = rotated(folder, store, who=operator(), reason=reason, now_ms=now_ms(), lost=lost)
     signing, verifying = counted(made.orders, "key"), counted(made.ledger, "key")
     typer.echo(f"orders: {signing}; ledger: {verifying}, signing with {made.ledger_key[:16]}")
-    typer.echo(f"hand out `{folder / rings.PUBLIC_FILE}` anew; running gates sign with the new keys from their next order on")
+    typer.echo(
+        f"hand out `{folder / rings.PUBLIC_FILE}` anew; running gates sign with the new keys from their next order on"
+    )
     if lost:
         typer.echo("orders in the air that the lost key signed stay UNKNOWN: sds recover, then sds escalations list")
     if lost and made.taken_from is None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from sds.cli.options import flat
 from sds.cli.service import needs_service
+from sds.definitions.registry import find
 from sds.kernel.errors import UsageError
 
 StoreUrl = Annotated[
@@ -15,39 +19,53 @@ StoreUrl = Annotated[
     typer.Option(
         "--store",
         envvar="SDS_STORE",
-        show_envvar=True,
         help="postgresql://...; without it, files in the home.",
         show_default=False,
     ),
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Where the service listens, and with how many processes."""
+
+    host: Annotated[str, typer.Option("--host", help="The address to listen at.")] = "127.0.0.1"
+    port: Annotated[int, typer.Option("--port", min=0, max=65_535, help="The port; 0 takes any.")] = 8080
+    workers: Annotated[int, typer.Option("--workers", min=1, max=64, help="Processes; each loads its own model.")] = 1
+    metrics_open: Annotated[
+        bool, typer.Option("--metrics-open", help="Show /metrics without a key to who asks from this machine.")
+    ] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much one process takes on."""
+
+    parallel: Annotated[
+        int, typer.Option("--parallel", min=1, max=64, help="Decisions at once of one process's model.")
+    ] = 1
+    queue_max: Annotated[int, typer.Option("--queue", min=1, help="Decisions in hand at once, in one process.")] = 256
+    rate_per_s: Annotated[
+        float,
+        typer.Option("--rate", min=0.01, help="Requests a second of one key, in one process; bursts of twice that."),
+    ] = 1_000.0
+    drain_s: Annotated[
+        float, typer.Option("--drain-s", min=0.0, max=3_600.0, help="Seconds that what is under way has after SIGTERM.")
+    ] = 25.0
+
+
 def add_to(app: typer.Typer) -> None:
-    app.command("serve")(serve)
+    app.command("serve")(flat(serve))
 
 
 def serve(
     gate: Annotated[list[str], typer.Option("--gate", help="A gate: its name, or its path. Once for each.")],
+    listening: Listening,
+    limits: Limits,
     store: StoreUrl = "",
     engines: Annotated[
         Path | None, typer.Option("--engines", help="A YAML file with a chain of engines.", show_default=False)
     ] = None,
-    host: Annotated[str, typer.Option("--host", help="The address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65_535, help="The port; 0 takes any.")] = 8080,
-    workers: Annotated[int, typer.Option("--workers", min=1, max=64, help="Processes; each loads its own model.")] = 1,
-    parallel: Annotated[
-        int, typer.Option("--parallel", min=1, max=64, help="Decisions at once of one process's model.")
-    ] = 1,
-    queue: Annotated[int, typer.Option("--queue", min=1, help="Decisions in hand at once, in one process.")] = 256,
-    rate: Annotated[
-        float, typer.Option("--rate", min=0.01, help="Requests a second of one key, in one process.")
-    ] = 1_000.0,
-    drain_s: Annotated[
-        float, typer.Option("--drain-s", min=0.0, max=3_600.0, help="Seconds that what is under way has after SIGTERM.")
-    ] = 25.0,
-    metrics_open: Annotated[
-        bool, typer.Option("--metrics-open", help="Show /metrics without a key to who asks from this machine.")
-    ] = False,
     dev: Annotated[bool, typer.Option("--dev", help="On this machine alone: makes a key and prints it.")] = False,
 ) -> None:
     """Serve gates over HTTP until SIGTERM. Callers have keys: sds keys add.
@@ -64,29 +82,19 @@ def serve(
         gates=tuple(gate),
         store=store,
         engines=engines,
-        host=host,
-        port=port,
-        workers=workers,
-        parallel=parallel,
-        queue_max=queue,
-        rate_per_s=rate,
-        rate_burst=max(1, int(2 * rate)),
-        drain_s=drain_s,
-        metrics_open=metrics_open,
         dev=dev,
         dev_keys=(callers.digest_of(key),) if key else (),
+        rate_burst=max(1, int(2 * limits.rate_per_s)),
+        **asdict(listening),
+        **asdict(limits),
     )
+    says = f"serving {', '.join(find(each).name for each in gate)}"
     if not dev:
         _refuse_without_key(store)
-    listener = serving.bound(host, port)
-
-    def started() -> None:
-        typer.echo(f"serving {', '.join(gate)} at {serving.address_of(listener)}", err=True)
-        if key:
-            typer.echo(f"key (until this ends): {key}", err=True)
-
-    with listener:
-        if workers == 1:
+    with serving.bound(settings.host, settings.port) as listener:
+        says = f"{says} at {serving.address_of(listener)}"
+        started = partial(typer.echo, says + (f"\nkey (until this ends): {key}" if key else ""), err=True)
+        if settings.workers == 1:
             serving.serve(settings, listener, started)
         else:
             Supervisor(settings, listener, started).run()
@@ -96,7 +104,7 @@ def _refuse_without_key(store: str) -> None:
     """Raise UsageError where nobody could ask anything."""
     from sds.service import callers, database  # noqa: PLC0415
 
-    opened: Any = database.open_database(store)
+    opened = database.open_database(store)
     try:
         if not any(key.revoked_at_ms is None for key in callers.stored_keys(opened)):
             hint = "sds keys add NAME --role submit,read --gate all; or, on this machine alone: sds serve --dev"

@@ -20,7 +20,7 @@ from sds.kernel.errors import SdsError, UsageError
 
 if TYPE_CHECKING:
     from sds.service.database import Database
-    from sds.service.operations.endpoints import Position
+    from sds.service.operations.endpoints import EndpointPosition
 
 SECRET_CHARS_MAX = 200
 
@@ -104,7 +104,7 @@ def remove(
     typer.echo(f"{name}: removed")
 
 
-def _facts(at: Position, url: str) -> dict[str, object]:
+def _facts(at: EndpointPosition, url: str) -> dict[str, object]:
     return {
         "name": at.webhook,
         "gate": at.gate,
@@ -116,7 +116,7 @@ def _facts(at: Position, url: str) -> dict[str, object]:
     }
 
 
-def _undelivered(at: Position) -> int | None:
+def _undelivered(at: EndpointPosition) -> int | None:
     """Return how many final states are ahead of an endpoint; None where the record cannot be read."""
     from sds.service.operations.changes import final_changes  # noqa: PLC0415
 

@@ -21,6 +21,7 @@ QUESTIONS = {
     "throughput": "decisions a second by how many are asked for at once, ours and the best peer's",
     "grammar": "new bounds, ours and every grammar engine's",
     "kernel": "drift check, verdict, durable verdict, and the rule of Cedar and dir-core",
+    "service": "what HTTP adds to a decision, and what a duplicate takes: --gate NAME_OR_PATH",
     "scaling": "growth with prompt, alternatives, contract, and a ledger of a million entries",
     "store": "decisions a second on one record by several processes, PostgreSQL and SQLite, over bare commits",
     "gpu": "hot path and throughput on a CUDA device",

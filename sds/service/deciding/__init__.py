@@ -1,1 +1,1 @@
-"""One request for a decision: what it asks, whether it can be had, what was answered before."""
+"""What a request for a decision says beside its event, and what was answered under a key before."""

@@ -28,7 +28,7 @@ _SELECT = sa.select(_KEPT.fingerprint, _KEPT.event_id, _KEPT.dfid, _KEPT.status,
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class KeyClaim:
     """One key of one caller at one gate, and the event it is to stand for. `fingerprint`: as the record recognises that."""
 
     caller: str
@@ -63,14 +63,14 @@ class KeptAnswers:
         self._database, self._now_ms, self._kept_ms = database, now_ms, kept_ms
         self._swept_at_ms = 0
 
-    def find(self, claim: Claim, gate: Gate, event: Event) -> KeptAnswer | None:
+    def find(self, claim: KeyClaim, gate: Gate, event: Event) -> KeptAnswer | None:
         """Return what was answered under a key, by reading alone. Raises Problem where it stands for another event."""
         with self._database.reading() as connection:
             row = connection.execute(_SELECT.where(claim.where)).first()
         return None if row is None else _checked(row, gate, event)
 
-    def claim(self, claim: Claim, gate: Gate, event: Event) -> KeptAnswer | None:
-        """Claim a key for an event; return what was answered under it meanwhile. Raises Problem as `find` does."""
+    def claim(self, claim: KeyClaim, gate: Gate, event: Event) -> KeptAnswer | None:
+        """KeyClaim a key for an event; return what was answered under it meanwhile. Raises Problem as `find` does."""
         self._sweep_now_and_then()
         now_ms = self._now_ms()
         with self._database.transaction() as connection:
@@ -78,7 +78,7 @@ class KeptAnswers:
             row = connection.execute(_SELECT.where(claim.where)).first()
         return None if row is None else _checked(row, gate, event)
 
-    def keep(self, claim: Claim, answer: KeptAnswer) -> KeptAnswer:
+    def keep(self, claim: KeyClaim, answer: KeptAnswer) -> KeptAnswer:
         """Keep an answer, unless one is kept; return the one that is."""
         kept = {"status": answer.status, "dfid": answer.dfid, "body": answer.body}
         insert = self._database.insert(idempotency).values({**claim.values(self._now_ms()), **kept})
@@ -90,7 +90,7 @@ class KeptAnswers:
             row = connection.execute(_SELECT.where(claim.where)).one()
         return KeptAnswer(row.status, row.dfid, bytes(row.body))
 
-    def release(self, claim: Claim) -> None:
+    def release(self, claim: KeyClaim) -> None:
         """Forget a key under which nothing was answered."""
         with self._database.transaction() as connection:
             connection.execute(idempotency.delete().where(claim.where, _KEPT.body.is_(None)))
@@ -109,9 +109,9 @@ class KeptAnswers:
             self.sweep()
 
 
-def claim_of(caller: str, gate: Gate, key: str, event: Event) -> Claim:
+def claim_of(caller: str, gate: Gate, key: str, event: Event) -> KeyClaim:
     """Return what is claimed when a caller sends an event under a key."""
-    return Claim(caller, gate.contract.gate, key, event.id, gate.store.keyring.fingerprints(_body(event))[0])
+    return KeyClaim(caller, gate.contract.gate, key, event.id, gate.store.keyring.fingerprints(_body(event))[0])
 
 
 def _checked(row: Any, gate: Gate, event: Event) -> KeptAnswer | None:

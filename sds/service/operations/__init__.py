@@ -34,7 +34,7 @@ class Operations:
             every_s=service.settings.follow_every_s,
             failed=self.metrics.store_errors.labels("follow").inc,
         )
-        self.background = Background(service, self.metrics, self.health)
+        self.background = Background(service, self.metrics, self.health, self.standing.sample)
         service.stop_background = self.background.stop
         for name, each in service.gates.items():
             agent_id = each.gate.contract.agent_id

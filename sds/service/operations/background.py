@@ -18,19 +18,24 @@ from sds.service.operations.metrics import Metrics
 from sds.service.operations.webhooks import Deliverer
 from sds.service.state import Service
 
+SAMPLE_EVERY_S = 1.0
 STOP_S_MAX = 15.0  # how long a process that ends waits for what its threads are in the middle of
 
 
 class Background:
-    """The threads of one process: recovery and deliveries of each gate, looking around, sweeping."""
+    """The threads of one process: recovery and deliveries of each gate, looking around, sweeping.
 
-    def __init__(self, service: Service, metrics: Metrics, health: Health) -> None:
+    `sample` sets the gauges of what this process has in hand: another may be scraped, and add them up.
+    """
+
+    def __init__(self, service: Service, metrics: Metrics, health: Health, sample: Callable[[], object]) -> None:
         self._service, self._metrics = service, metrics
         self._stopping = threading.Event()
         self._threads = list[threading.Thread]()
         settings = service.settings
         works: list[tuple[str, float, Callable[[], object]]] = [
             ("look", settings.probe_every_s, health.look),
+            ("sample", SAMPLE_EVERY_S, sample),
             ("sweep", settings.sweep_every_s, self._sweep),
         ]
         for name, each in service.gates.items():

@@ -44,7 +44,7 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class EndpointPosition:
     """How far an endpoint has one gate's ledger. `attempts`: at the next delivery, in vain, since `failing_since_ms`.
 
     `entry_hash`: of the entry at `idx`, empty where that is 0. Times are milliseconds since 1970.
@@ -140,21 +140,21 @@ def endpoints(database: Database) -> list[Endpoint]:
     return [Endpoint(row.name, tuple(row.gates.split(",")), row.made_at_ms, row.url, row.secret) for row in rows]
 
 
-def positions(database: Database, gate: str | None = None) -> list[Position]:
+def positions(database: Database, gate: str | None = None) -> list[EndpointPosition]:
     """Return how far each endpoint is, of one gate or of all."""
     wanted = sa.select(webhook_positions).order_by(_AT.webhook, _AT.gate)
     with database.reading() as connection:
         rows = connection.execute(wanted if gate is None else wanted.where(_AT.gate == gate)).mappings().all()
-    return [Position(**row) for row in rows]
+    return [EndpointPosition(**row) for row in rows]
 
 
-def move_position(database: Database, at: Position, idx: int, entry_hash: str, at_ms: int) -> bool:
+def move_position(database: Database, at: EndpointPosition, idx: int, entry_hash: str, at_ms: int) -> bool:
     """Move an endpoint on behind an entry; return False where it was removed, or somebody else moved it meanwhile."""
     well = {"attempts": 0, "next_at_ms": 0, "failing_since_ms": None, "failure": None}
     return _update(database, at, idx=idx, entry_hash=entry_hash, at_ms=at_ms, **well)
 
 
-def write_failure(database: Database, at: Position, failure: str, *, now_ms: int, next_at_ms: int) -> bool:
+def write_failure(database: Database, at: EndpointPosition, failure: str, *, now_ms: int, next_at_ms: int) -> bool:
     """Write down that a delivery failed, and when it is tried again."""
     since_ms = now_ms if at.failing_since_ms is None else at.failing_since_ms
     return _update(
@@ -162,7 +162,7 @@ def write_failure(database: Database, at: Position, failure: str, *, now_ms: int
     )
 
 
-def _update(database: Database, at: Position, **values: object) -> bool:
+def _update(database: Database, at: EndpointPosition, **values: object) -> bool:
     mine = sa.and_(_AT.webhook == at.webhook, _AT.gate == at.gate, _AT.idx == at.idx)
     with database.transaction() as connection:
         return connection.execute(webhook_positions.update().where(mine).values(values)).rowcount == 1

@@ -25,6 +25,7 @@ from sds.service.state import Service
 
 OK = "ok"
 CLOCKS_APART_MS_MAX = 1_000
+CASES_MAX = 20  # of a gate's queue that are looked through for one to prove its model on
 LATE_S = 30.0  # a look that is older than this, and than three of them take, tells nothing any more
 
 _PROBE = "UPDATE meta SET value = value WHERE key = 'schema_version'"
@@ -99,12 +100,15 @@ def _said(look: object) -> str:
 
 
 def _prove(each: OpenGate) -> str:
-    """Propose for the first case of the gate's queue, or for one that nobody knows; nothing is recorded."""
-    gate = each.gate
+    """Propose for a case of the gate's queue where there is more than one choice, else for one that nobody knows.
+
+    Nothing is recorded.
+    """
+    gate, event = each.gate, each.gate.contract.event
     queue = each.definition.cases(paths.gate_home(each.name)) if each.definition.events is not None else []
-    event = gate.contract.event
     unknown = {name: "readiness" for name in (event.id, event.key, event.evidence) if name}
-    packet = gate.preview(next((case.event for case in islice(queue, 1)), unknown))
+    packets = map(gate.preview, [*(case.event for case in islice(queue, CASES_MAX)), unknown])
+    packet = next((found for found in packets if len(found.envelope.kinds) > 1), None) or gate.preview(unknown)
     gate.engine.propose(packet, tokens_max=gate.contract.budget.tokens_max)
     return OK
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ssl
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
@@ -27,12 +27,13 @@ from sds.kernel.executor.deadline import LateError, within
 from sds.kernel.storage.store import Reader
 from sds.service.operations import endpoints
 from sds.service.operations.changes import Change, entries_behind, head
-from sds.service.operations.endpoints import Endpoint, Position
+from sds.service.operations.endpoints import Endpoint, EndpointPosition
 from sds.service.operations.metrics import Metrics, gauge
 from sds.service.state import Service
 
 BACKOFF_MS, BACKOFF_MS_MAX = 1_000, 300_000
 DOUBLINGS_MAX = 16
+LOOK_S = 0.2  # while deliveries are under way others are looked for so often
 AT_ONCE_MAX = 100  # deliveries to one endpoint before others are looked at again
 EXACTLY = "webhooks"  # the lock under which one process at a time delivers for a gate
 
@@ -48,20 +49,26 @@ class Deliverer:
         self._random = random or Random()  # noqa: S311  when to try again is no secret
 
     def run(self) -> None:
-        """Deliver what is due, unless another process does."""
+        """Deliver until nothing is due, unless another process does. A slow endpoint holds up no other."""
         record = self._service.gates[self._gate].gate.store
-        due = self._due(record)
-        if not due:
+        if not self._due(record):
             return
         with record.exclusively(EXACTLY) as mine:
             if not mine:
                 return
-            with ThreadPoolExecutor(self._service.settings.webhooks_parallel, "sds-webhook") as pool:
-                done: list[Future[None]] = [pool.submit(self.deliver, endpoint, at, record) for endpoint, at in due]
-        for each in done:
-            each.result()
+            with ThreadPoolExecutor(self._settings.webhooks_parallel, "sds-webhook") as pool:
+                under_way = dict[Future[None], str]()
+                while not self._stopping.is_set():
+                    for endpoint, at in self._due(record):
+                        if endpoint.name not in under_way.values():
+                            under_way[pool.submit(self.deliver, endpoint, at, record)] = endpoint.name
+                    if not under_way:
+                        return
+                    for done in wait(under_way, LOOK_S, FIRST_COMPLETED).done:
+                        del under_way[done]
+                        done.result()
 
-    def _due(self, record: Reader) -> list[tuple[Endpoint, Position]]:
+    def _due(self, record: Reader) -> list[tuple[Endpoint, EndpointPosition]]:
         """Return the endpoints that lag behind the ledger, or behind a record that was put back, and whose time has come."""
         last, now_ms = head(record), self._service.now_ms()
         behind = [at for at in endpoints.positions(self._service.database, self._gate) if at.idx != last]
@@ -70,7 +77,7 @@ class Deliverer:
         known = {each.name: each for each in endpoints.endpoints(self._service.database)}
         return [(known[at.webhook], at) for at in behind if at.next_at_ms <= now_ms and at.webhook in known]
 
-    def deliver(self, endpoint: Endpoint, at: Position, record: Reader) -> None:
+    def deliver(self, endpoint: Endpoint, at: EndpointPosition, record: Reader) -> None:
         """Deliver up to `AT_ONCE_MAX` final states behind a position, in order, until one fails."""
         at, sent = self._found_again(at, record), 0
         passed: Change | None = None  # the last entry that is behind it, too, without having been sent
@@ -88,7 +95,7 @@ class Deliverer:
                 if not self._moved(at, change):
                     return
                 at = replace(at, idx=change.idx, attempts=0, failing_since_ms=None)
-        if passed is not None and not at.attempts:
+        if passed is not None:
             self._moved(at, passed)
 
     def _client(self) -> httpx2.Client:
@@ -96,7 +103,7 @@ class Deliverer:
         timeout_s = self._settings.webhook_within_s
         return httpx2.Client(follow_redirects=False, trust_env=False, timeout=timeout_s, verify=_certificates())
 
-    def _found_again(self, at: Position, record: Reader) -> Position:
+    def _found_again(self, at: EndpointPosition, record: Reader) -> EndpointPosition:
         """Return a position that is the record's. In one that was put back from a backup it is found by its time."""
         if not at.idx or record.value("SELECT entry_hash FROM ledger WHERE idx = ?", (at.idx,)) == at.entry_hash:
             return at
@@ -108,7 +115,7 @@ class Deliverer:
         endpoints.move_position(self._service.database, at, idx, entry_hash, at_ms)
         return replace(at, idx=idx, entry_hash=entry_hash, at_ms=at_ms, attempts=0, failing_since_ms=None)
 
-    def _moved(self, at: Position, behind: Change) -> bool:
+    def _moved(self, at: EndpointPosition, behind: Change) -> bool:
         return endpoints.move_position(self._service.database, at, behind.idx, behind.entry_hash, behind.at_ms)
 
     def _post(self, client: httpx2.Client, endpoint: Endpoint, change: Change) -> str:
@@ -129,7 +136,7 @@ class Deliverer:
         self._metrics.delivered.labels(endpoint.name, "failed" if failure else "delivered").inc()
         return failure
 
-    def _failed(self, at: Position, failure: str) -> None:
+    def _failed(self, at: EndpointPosition, failure: str) -> None:
         now_ms = self._service.now_ms()
         wait_ms = min(BACKOFF_MS_MAX, BACKOFF_MS * 2 ** min(at.attempts, DOUBLINGS_MAX))
         next_at_ms = now_ms + round(wait_ms * self._random.uniform(0.5, 1.0))

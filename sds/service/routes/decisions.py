@@ -9,15 +9,15 @@ from starlette.responses import Response
 
 from sds.service.body import read_body
 from sds.service.callers import Submitter
-from sds.service.deciding import submitting
-from sds.service.deciding.asked import asked_by
+from sds.service.deciding.terms import terms_of
 from sds.service.problems import Problem
+from sds.service.routes import described, submitting
 from sds.service.state import service
 
 router = APIRouter(tags=["decisions"])
 
 
-@router.post("/v1/gates/{gate}/decisions")
+@router.post(described.DECIDE, responses=described.DECIDED, openapi_extra=described.ASKING, response_class=Response)
 async def decide(request: Request, gate: str, who: Submitter) -> Response:
     """Decide one event of a gate and answer with the decision, whatever it is; the same event again gives the same one.
 
@@ -27,9 +27,9 @@ async def decide(request: Request, gate: str, who: Submitter) -> Response:
     opened = state.gate(gate)
     if state.draining:
         raise Problem("DRAINING")
-    asked = asked_by(request, opened.deadline_ms_max)
+    terms = terms_of(request, opened.deadline_ms_max)
     body = await read_body(request)
-    decided = await submitting.decide(state, submitting.Request(opened, who.name, body, asked, arrived_s))
+    decided = await submitting.decide(state, submitting.DecisionRequest(opened, who.name, body, terms, arrived_s))
     headers = {"Idempotent-Replayed": "true"} if decided.replayed else {}
     if decided.status == 202:
         headers |= {"Location": f"/v1/decisions/{decided.dfid}", "Preference-Applied": "respond-async"}

@@ -22,6 +22,7 @@ from sds.kernel.storage.store import Reader
 from sds.service.callers import Viewer
 from sds.service.gates import OpenGate
 from sds.service.problems import Problem
+from sds.service.routes.described import LISTED, SHOWN
 from sds.service.state import service
 
 LIMIT, LIMIT_MAX = 50, 200
@@ -53,7 +54,7 @@ _PAGE = (
 router = APIRouter(tags=["decisions"])
 
 
-@router.get("/v1/decisions/{dfid}")
+@router.get("/v1/decisions/{dfid}", responses=SHOWN)
 async def decision(request: Request, dfid: str, who: Viewer) -> dict[str, Any]:
     """Show one decision as it stands now, with its audit facts.
 
@@ -63,7 +64,7 @@ async def decision(request: Request, dfid: str, who: Viewer) -> dict[str, Any]:
     return await run_in_threadpool(_shown, gates, dfid, texts="review" in who.roles)
 
 
-@router.get("/v1/decisions")
+@router.get("/v1/decisions", responses=LISTED)
 async def decisions(
     request: Request,
     who: Viewer,
@@ -78,12 +79,12 @@ async def decisions(
     if gate is not None:
         who.check("read", gate)
     gates = served.gates_of(who).values() if gate is None else (served.gate(gate),)
-    page = Page(since, Position.parse(cursor) if cursor is not None else Position(MS_MAX, ""), state, limit)
+    page = Page(since, Cursor.parse(cursor) if cursor is not None else Cursor(MS_MAX, ""), state, limit)
     return await run_in_threadpool(_page, gates, page)
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class Cursor:
     """A place in the list: after the flow that was opened then and has this id."""
 
     at_ms: int
@@ -93,7 +94,7 @@ class Position:
         return base64.urlsafe_b64encode(orjson.dumps([self.at_ms, self.dfid])).decode().rstrip("=")
 
     @classmethod
-    def parse(cls, text: str) -> Position:
+    def parse(cls, text: str) -> Cursor:
         """Read a cursor. Raises Problem for what is none of ours."""
         try:
             if len(text) > CURSOR_CHARS_MAX or not re.fullmatch(r"[A-Za-z0-9_-]+", text):
@@ -111,7 +112,7 @@ class Page:
     """Which flows are asked for: opened at or after `since_ms`, before `after` in the list, in a state or in any."""
 
     since_ms: int
-    after: Position
+    after: Cursor
     state: str | None
     limit: int
 
@@ -134,7 +135,7 @@ def _page(gates: Iterable[OpenGate], page: Page) -> dict[str, Any]:
     )
     found = list(islice(listed, page.limit))
     shown = [{"opened_at_ms": at_ms, **without_texts(known_answer(store, dfid))} for at_ms, dfid, store in found]
-    following = str(Position(*found[-1][:2])) if len(found) == page.limit else None
+    following = str(Cursor(*found[-1][:2])) if len(found) == page.limit else None
     return {"decisions": shown, "next": following}
 
 

@@ -1,4 +1,4 @@
-"""One process that serves: opens gates and database, runs the server, and ends what is under way when it is told to stop."""
+"""One process that serves: opens gates and database, runs the server, and ends what is under way when it is to stop."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _permit_files(wanted: int) -> None:
 
 
 class Server(uvicorn.Server):
-    """A server that, told to stop, goes on answering until what is under way has ended or `drain_s` is over.
+    """A server that, when it is to stop, goes on answering until what is under way has ended or `drain_s` is over.
 
     The second SIGINT ends it at once.
     """
@@ -154,7 +154,8 @@ class Server(uvicorn.Server):
 def bound(host: str, port: int) -> socket.socket:
     """Return a socket that listens; port 0 takes any. Raises SdsError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family)
+    # named as TCP: else asyncio takes it for something else, and answers wait 40 ms for Nagle's algorithm
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))

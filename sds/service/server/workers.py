@@ -62,7 +62,7 @@ class Worker:
 def _work(settings: ServiceSettings, listener: socket.socket, says: Connection, lifeline: Connection) -> None:
     """Serve in a child. What it cannot start for is said to the parent in one line."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all: the parent decides
-    threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
+    threading.Thread(target=end_with, args=(lifeline,), daemon=True).start()
     try:
         serve(settings, listener, lambda: says.send(None))
     except SdsError as error:
@@ -71,7 +71,8 @@ def _work(settings: ServiceSettings, listener: socket.socket, says: Connection, 
         sys.exit(1)
 
 
-def _end_with(lifeline: Connection) -> None:
+def end_with(lifeline: Connection) -> None:
+    """Have this process stop in order once whoever holds the other end is gone."""
     with suppress(EOFError, OSError):
         lifeline.recv()
     os.kill(os.getpid(), signal.SIGTERM)
@@ -86,7 +87,7 @@ class Supervisor:
         self._workers: list[Worker] = []
 
     def run(self) -> None:
-        """Run until told to stop. Raises SdsError where a worker cannot start."""
+        """Run until SIGTERM or SIGINT. Raises SdsError where a worker cannot start."""
         with shared_values():
             self._run()
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+from unittest.mock import patch
+
 from sds.cli import main
 from sds.service.server import serving
 from tests.proposers import Greedy
 
-serving._open_model = lambda settings: Greedy("WAIVE")
-
 if __name__ == "__main__":
-    main()
+    with patch.object(serving, "serve", partial(serving.serve, open_model=lambda _: Greedy("WAIVE"))):
+        main()

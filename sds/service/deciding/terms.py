@@ -18,7 +18,7 @@ _ESCAPED = re.compile(r'\\(["\\])')
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Terms:
     """`deadline_ms`: from the request's arrival; None: what the contract gives. `key`: the idempotency key, unquoted.
 
     `traceparent`: as it was sent (W3C); what is none counts for nothing.
@@ -30,9 +30,9 @@ class Asked:
     traceparent: str = ""
 
 
-def asked_by(request: Request, deadline_ms_max: int) -> Asked:
+def terms_of(request: Request, deadline_ms_max: int) -> Terms:
     """Read headers and query of a request. Raises Problem: 400."""
-    return Asked(
+    return Terms(
         _deadline(request, deadline_ms_max),
         _responds_async(request),
         _key(request),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -117,6 +118,16 @@ def test_a_head_over_the_limit_is_refused(home: Path) -> None:
         assert answer(connection).startswith(b"HTTP/1.1 400 ")
 
 
+def test_answers_do_not_wait_for_more_to_be_sent_with_them() -> None:
+    """Nagle's algorithm and delayed acknowledgements made each answer 40 ms late."""
+    with (
+        bound("127.0.0.1", 0) as listener,
+        socket.create_connection(listener.getsockname()),
+        listener.accept()[0] as made,
+    ):
+        assert socket.IPPROTO_TCP == made.proto  # what asyncio looks at before it sets TCP_NODELAY
+
+
 def test_nothing_says_what_serves(home: Path) -> None:
     with on_socket(home) as service:
         assert "server" not in service.client.get("/livez").headers
@@ -147,9 +158,19 @@ def test_a_client_that_says_nothing_between_two_requests_is_closed_in_time(home:
         assert closed_after_s(connection) < 3
 
 
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """Both ends of a connection are this process's here."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], min(4_096, before[1])), before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.usefixtures("many_files")
 def test_a_thousand_silent_clients_hurt_nobody_and_beyond_the_limit_the_longest_silent_makes_place(home: Path) -> None:
     with on_socket(home, connections_max=300, head_within_s=60) as service, ExitStack() as opened:
-        silent = [opened.enter_context(service.connect()) for _ in range(1_000 if _files() > 2_500 else 400)]
+        silent = [opened.enter_context(service.connect()) for _ in range(1_000)]
         began_s = time.monotonic()
         decided = service.client.post("/v1/gates/toll/decisions", json=EVENT)
         assert 200 == decided.status_code
@@ -159,13 +180,6 @@ def test_a_thousand_silent_clients_hurt_nobody_and_beyond_the_limit_the_longest_
         silent[-1].settimeout(0.05)
         with pytest.raises(TimeoutError):
             silent[-1].recv(1)
-
-
-def _files() -> int:
-    import resource
-
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return soft
 
 
 @contextmanager
@@ -201,7 +215,7 @@ def test_sigterm_lets_what_is_under_way_end_refuses_what_is_new_and_exits_with_0
             new.json()["reason_code"],
         )
         ready = httpx2.get(f"{address}/readyz")
-        assert (503, "draining") == (ready.status_code, ready.json()["status"])
+        assert (503, "DRAINING") == (ready.status_code, ready.json()["checks"]["draining"])
         assert (200, "WAIVE") == (first.result(20).status_code, first.result().json()["action"])
         assert 0 == process.wait(20)
 
@@ -215,4 +229,4 @@ def test_what_does_not_end_within_the_drain_is_not_decided_and_the_exit_is_0(hom
         assert (503, "DRAINING") == (problem.status_code, problem.json()["reason_code"])
         assert 0 == process.wait(20)
         _, said = process.communicate()
-    assert ["service.draining", "service.drained"] == [json.loads(line)["event"] for line in said.splitlines()]
+    assert {"service.draining", "service.drained"} <= {json.loads(line)["event"] for line in said.splitlines()}

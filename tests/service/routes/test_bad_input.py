@@ -5,26 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from sds.host.clock import now_ms
 from sds.service.callers import new_key, revoke_key
-from sds.service.reasons import REASONS
-from tests.service.testbed import EVENT, Bed, opened_bed
+from tests.service.testbed import EVENT, Bed, check, opened_bed
 
 JSON = json.dumps(EVENT).encode()
-
-
-def check(answer: Any, status: int, code: str) -> dict[str, Any]:
-    """Assert that an answer is a problem as RFC 9457 has it, with what this service adds."""
-    assert (status, code) == (answer.status_code, answer.json().get("reason_code"))
-    assert "application/problem+json" == answer.headers["content-type"]
-    problem: dict[str, Any] = answer.json()
-    assert {"type", "title", "status", "detail", "reason_code", "retryable", "hint"} <= set(problem)
-    assert (f"/errors#{code}", REASONS[code].title, status) == (problem["type"], problem["title"], problem["status"])
-    return problem
 
 
 def flows(bed: Bed) -> int:
@@ -212,6 +200,15 @@ def test_a_store_that_is_gone_is_503_for_now(bed: Bed) -> None:
     bed.gate.store.close()
     problem = check(bed.post(), 503, "STORE_UNAVAILABLE")
     assert problem["retryable"]
+
+
+def test_the_services_own_database_that_refuses_is_503_and_nothing_is_decided(bed: Bed) -> None:
+    with bed.database.transaction() as connection:
+        connection.exec_driver_sql("DROP TABLE idempotency")
+    problem = check(bed.post(headers={"Idempotency-Key": "k"}), 503, "STORE_UNAVAILABLE")
+    assert "the service's database refused: SQLITE_ERROR" == problem["detail"]
+    assert 0 == flows(bed)
+    assert 200 == bed.post().status_code
 
 
 def test_what_nobody_foresaw_is_500_without_a_word_of_it(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:

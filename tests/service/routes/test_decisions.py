@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.service.engines import Held
-from tests.service.test_bad_input import check
-from tests.service.testbed import EVENT, Bed, opened_bed
+from tests.service.testbed import EVENT, Bed, check, opened_bed
 
 
 def test_an_event_is_decided_once_and_the_same_again_gives_the_stored_answer(bed: Bed) -> None:

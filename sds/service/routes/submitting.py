@@ -15,8 +15,8 @@ from sds.kernel.errors import SdsError
 from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.intake import Event
 from sds.kernel.flow.states import NOT_DECIDED
-from sds.service.deciding.asked import Asked
-from sds.service.deciding.idempotency import Claim, KeptAnswer, KeptAnswers, claim_of
+from sds.service.deciding.idempotency import KeptAnswer, KeptAnswers, KeyClaim, claim_of
+from sds.service.deciding.terms import Terms
 from sds.service.gates import OpenGate
 from sds.service.problems import Problem
 from sds.service.state import Service
@@ -28,7 +28,7 @@ _ENDED = {"DRAINING": "DRAINING", "QUEUE_FULL": "QUEUE_FULL"}  # why a flow ende
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
+class Reply:
     """What a request is answered with. `replayed`: it was answered so before, under the same key."""
 
     status: int
@@ -38,19 +38,19 @@ class Decided:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class DecisionRequest:
     """One request for a decision. `arrived_s`: by `time.monotonic`."""
 
     gate: OpenGate
     caller: str
     body: bytes
-    asked: Asked
+    terms: Terms
     arrived_s: float
 
     @property
     def left_ms(self) -> int:
         """How much of its time is left."""
-        whole = self.asked.deadline_ms or self.gate.deadline_ms_max
+        whole = self.terms.deadline_ms or self.gate.deadline_ms_max
         return whole - int(1_000 * (time.monotonic() - self.arrived_s))
 
 
@@ -59,12 +59,12 @@ class _Begun:
     """What was found or begun: an answer already, or one to wait for."""
 
     event: Event
-    claim: Claim | None
-    answered: Decided | None = None
+    claim: KeyClaim | None
+    answered: Reply | None = None
     handle: Handle | None = None
 
 
-async def decide(service: Service, request: Request) -> Decided:
+async def decide(service: Service, request: DecisionRequest) -> Reply:
     """Return what answers a request. Raises Problem and SdsError: then nothing is kept under its key."""
     begun = await run_in_threadpool(_begin, service, request)
     if begun.answered is not None:
@@ -72,7 +72,7 @@ async def decide(service: Service, request: Request) -> Decided:
     if begun.handle is None:
         raise AssertionError  # it is one or the other
     try:
-        if request.asked.respond_async:
+        if request.terms.respond_async:
             decided = await _accepted(request.gate, begun.event, begun.handle)
         else:
             decided = _of_answer(await _answer(request, begun.event, begun.handle))
@@ -83,12 +83,12 @@ async def decide(service: Service, request: Request) -> Decided:
     return decided if begun.claim is None else await run_in_threadpool(_kept, service.kept, begun.claim, decided)
 
 
-def _begin(service: Service, request: Request) -> _Begun:
+def _begin(service: Service, request: DecisionRequest) -> _Begun:
     """Answer by reading alone where that can be; else take a place, claim the key and submit the event."""
     gate = request.gate.gate
     event = gate.read(request.body)
-    service.traced(request.gate.name, event.id, request.asked.traceparent)
-    claim = None if request.asked.key is None else claim_of(request.caller, gate, request.asked.key, event)
+    service.traced(request.gate.name, event.id, request.terms.traceparent)
+    claim = None if request.terms.key is None else claim_of(request.caller, gate, request.terms.key, event)
     if claim is not None and (found := service.kept.find(claim, gate, event)) is not None:
         return _Begun(event, claim, _replayed(found))
     known = gate.kernel.known(event)
@@ -108,7 +108,11 @@ def _begin(service: Service, request: Request) -> _Begun:
 
 
 def _submit(
-    service: Service, request: Request, event: Event, claim: Claim | None, leave: Callable[[float | None], None]
+    service: Service,
+    request: DecisionRequest,
+    event: Event,
+    claim: KeyClaim | None,
+    leave: Callable[[float | None], None],
 ) -> _Begun:
     gate = request.gate.gate
     if claim is not None and (found := service.kept.claim(claim, gate, event)) is not None:
@@ -116,7 +120,7 @@ def _submit(
         return _Begun(event, claim, _replayed(found))
     began_s = time.monotonic()
     try:
-        deadline_ms = None if request.asked.deadline_ms is None else max(1, request.left_ms)
+        deadline_ms = None if request.terms.deadline_ms is None else max(1, request.left_ms)
         handle = gate.submit(request.body, deadline_ms=deadline_ms)
     except BaseException:
         if claim is not None:
@@ -131,12 +135,12 @@ def _submit(
     return _Begun(event, claim, handle=handle)
 
 
-async def _answer(request: Request, event: Event, handle: Handle) -> Answer:
+async def _answer(request: DecisionRequest, event: Event, handle: Handle) -> Answer:
     """Wait for a decision; one that goes on beyond the request's time is let go. Raises what it raises, and Problem where
     others wait for it, or it may have been committed.
     """
     future = asyncio.wrap_future(handle.future)
-    whole_ms = request.left_ms if request.asked.deadline_ms else request.gate.answer_ms_max
+    whole_ms = request.left_ms if request.terms.deadline_ms else request.gate.answer_ms_max
     await asyncio.wait({future}, timeout=max(0, whole_ms + GRACE_MS) / 1_000)
     if not future.done() and await run_in_threadpool(handle.cancel):
         await asyncio.wait({future}, timeout=GRACE_MS / 1_000)
@@ -151,7 +155,7 @@ async def _answer(request: Request, event: Event, handle: Handle) -> Answer:
         raise
 
 
-async def _accepted(gate: OpenGate, event: Event, handle: Handle) -> Decided:
+async def _accepted(gate: OpenGate, event: Event, handle: Handle) -> Reply:
     """Wait until the event has a flow that is on record, and name it: what was acknowledged is not lost."""
     future, wait_s = asyncio.wrap_future(handle.future), LOOK_S
     while not future.done():
@@ -163,20 +167,20 @@ async def _accepted(gate: OpenGate, event: Event, handle: Handle) -> Decided:
     return _of_answer(future.result(), 202)
 
 
-def _of_answer(answer: Answer, status: int = 200) -> Decided:
+def _of_answer(answer: Answer, status: int = 200) -> Reply:
     """Return what tells an answer. Raises Problem for one that says that nobody has decided."""
     if answer.state == "ABORTED" and answer.tag == NOT_DECIDED:
         raise Problem(_ENDED.get(answer.reason_code or "", NOT_DECIDED), dfid=answer.dfid)
-    return Decided(status, answer.dfid, orjson.dumps(answer.as_data()))
+    return Reply(status, answer.dfid, orjson.dumps(answer.as_data()))
 
 
-def _keep_known(kept: KeptAnswers, claim: Claim, request: Request, event: Event, decided: Decided) -> Decided:
+def _keep_known(kept: KeptAnswers, claim: KeyClaim, request: DecisionRequest, event: Event, decided: Reply) -> Reply:
     """Keep under a new key what its event was answered before."""
     found = kept.claim(claim, request.gate.gate, event)
     return _replayed(found) if found is not None else _kept(kept, claim, decided)
 
 
-def _kept(kept: KeptAnswers, claim: Claim, decided: Decided) -> Decided:
+def _kept(kept: KeptAnswers, claim: KeyClaim, decided: Reply) -> Reply:
     """Keep an answer; what may be decided afresh is not kept."""
     if decided.status == 200 and orjson.loads(decided.body)["retryable"]:
         kept.release(claim)
@@ -185,8 +189,8 @@ def _kept(kept: KeptAnswers, claim: Claim, decided: Decided) -> Decided:
     return decided if first.body == decided.body else _replayed(first)
 
 
-def _replayed(found: KeptAnswer) -> Decided:
-    return Decided(found.status, found.dfid, found.body, replayed=True)
+def _replayed(found: KeptAnswer) -> Reply:
+    return Reply(found.status, found.dfid, found.body, replayed=True)
 
 
 def _in_progress(dfid: str) -> Problem:

@@ -9,8 +9,7 @@ import pytest
 
 from sds.host.clock import now_ms
 from tests.service.engines import Held
-from tests.service.test_bad_input import check
-from tests.service.testbed import EVENT, Bed, opened_bed
+from tests.service.testbed import EVENT, Bed, check, opened_bed
 
 KEY = {"Idempotency-Key": '"one"'}
 

@@ -1,0 +1,25 @@
+"""Without the extra `service` a command of it says how to get it; no other command loads it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from sds.cli.service import needs_service
+from sds.kernel.errors import UsageError
+
+
+def test_what_is_missing_is_said_with_the_command_that_installs_it() -> None:
+    with pytest.raises(UsageError, match="the service needs `fastapi`") as refused, needs_service():
+        raise ModuleNotFoundError("No module named 'fastapi'", name="fastapi")
+    assert "pip install 'sovereign-decision-stream[service]'" == refused.value.hint
+
+
+def test_no_other_command_loads_it() -> None:
+    code = (
+        "import sys, sds.cli.app; print({'fastapi', 'uvicorn', 'sqlalchemy', 'alembic', 'psycopg'} & set(sys.modules))"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert "set()" == said.strip()

@@ -1,0 +1,71 @@
+"""`sds keys add`, `list`, `revoke`: as whoever runs the service sees them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Shell
+
+
+@pytest.fixture
+def sds(tmp_path: Path) -> Shell:
+    return Shell(tmp_path / "home")
+
+
+def test_a_key_is_printed_once_and_listed_without_it(sds: Shell) -> None:
+    made = sds("keys", "add", "shop", "--role", "submit,read", "--gate", "refund", "--gate", "fraud")
+    assert (0, "") == (made.returncode, made.stderr)
+    assert re.fullmatch(r"sds_[A-Za-z0-9_-]{43}\n", made.stdout)
+    assert 0 == sds("keys", "add", "people", "--role", "review", "--gate", "all").returncode
+    listed = sds("keys", "list")
+    shop, people = listed.stdout.splitlines()
+    assert shop.startswith("shop  submit,read  refund,fraud  made ")
+    assert people.startswith("people  review  all  made ")
+    assert made.stdout.strip() not in listed.stdout
+
+
+def test_a_revoked_key_is_listed_as_that_and_its_name_is_not_given_again(sds: Shell) -> None:
+    sds("keys", "add", "shop", "--role", "read", "--gate", "all")
+    assert "shop: revoked\n" == sds("keys", "revoke", "shop").stdout
+    assert "shop: was revoked already\n" == sds("keys", "revoke", "shop").stdout
+    (key,) = json.loads(sds("keys", "list", "--json").stdout)
+    assert {"name", "roles", "gates", "made", "revoked"} == set(key)
+    assert key["revoked"]
+    again = sds("keys", "add", "shop", "--role", "read", "--gate", "all")
+    assert 2 == again.returncode
+    assert "error: there is a key `shop` already, or was\n" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("add", "shop", "--role", "admin", "--gate", "all"), "there is no role `admin`"),
+        (("add", "a b", "--role", "read", "--gate", "all"), "`a b` is no name of a key"),
+        (("add", "shop", "--role", "read", "--gate", "Refund"), "`Refund` is not the name of a gate"),
+        (("add", "shop", "--role", "read"), "Missing option '--gate'"),
+        (("revoke", "nobody"), "there is no key `nobody`"),
+    ],
+)
+def test_what_is_no_key_is_refused_in_one_line(sds: Shell, args: tuple[str, ...], said: str) -> None:
+    refused = sds("keys", *args)
+    assert 2 == refused.returncode
+    assert said in refused.stderr
+    assert "mend:" in refused.stderr
+
+
+def test_a_database_that_cannot_be_used_is_said_without_its_password(sds: Shell) -> None:
+    refused = sds("keys", "list", "--store", "postgresql://someone:hunter2@127.0.0.1:1/none")
+    assert 1 == refused.returncode
+    assert "error: the service's database refused" in refused.stderr
+    assert "hunter2" not in refused.stderr + refused.stdout
+
+
+def test_a_store_that_is_no_url_of_postgresql_is_refused(sds: Shell) -> None:
+    refused = sds("keys", "list", "--store", "mysql://someone:hunter2@127.0.0.1/none")
+    assert 2 == refused.returncode
+    assert "error: the store is no `postgresql://` URL" in refused.stderr
+    assert "hunter2" not in refused.stderr

@@ -1,0 +1,173 @@
+"""docs/service.md says what the service does, and every command that it, the Containerfile and the unit name is one."""
+
+from __future__ import annotations
+
+import configparser
+import inspect
+import json
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from sds.cli.app import app
+from sds.client import AsyncDecisionClient, DecisionClient
+from sds.definitions.registry import find
+from sds.service.reasons import REASONS
+from tests.client.live import served
+from tests.service.testbed import EVENT, Bed
+from tests.test_readme import _environment
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "service.md").read_text(encoding="utf-8")
+UNIT = (ROOT / "deploy" / "sds.service").read_text(encoding="utf-8")
+IMAGE = (ROOT / "Containerfile").read_text(encoding="utf-8")
+
+
+def _blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+def _section(title: str) -> str:
+    return PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def _unit(name: str) -> str:
+    parsed = configparser.ConfigParser(strict=False, interpolation=None)
+    parsed.optionxform = str  # type: ignore[assignment,method-assign]
+    parsed.read_string(UNIT)
+    return parsed["Service"][name]
+
+
+def _commands() -> Iterator[list[str]]:
+    """Yield the words behind `sds` of every command that is named."""
+    said = [line[2:] for block in _blocks("console") for line in block.splitlines() if line.startswith("$ ")]
+    said += re.findall(r"`(sds [a-z][^`]*)`", PAGE)
+    said += [_unit("ExecStart").replace("/opt/sds/bin/", "")]
+    said += [" ".join(json.loads(re.findall(r"^CMD (\[.*\])$", IMAGE, re.MULTILINE)[-1]))]
+    said += re.findall(r"\b(sds keys add .*)$", UNIT + IMAGE, re.MULTILINE)
+    for line in said:
+        words = shlex.split(line.rstrip("& "), comments=True)
+        if words[:1] == ["sds"]:
+            yield words[1:]
+
+
+@pytest.mark.parametrize("words", list(_commands()), ids=" ".join)
+def test_every_command_exists_with_its_options(words: list[str]) -> None:
+    command: Any = typer.main.get_command(app)
+    context = command.context_class(command, info_name="sds")
+    while hasattr(command, "resolve_command") and words:
+        name, command, words = command.resolve_command(context, words)
+        assert command is not None
+        context = command.context_class(command, info_name=name, parent=context)
+    options = {word.partition("=")[0] for word in words if word.startswith("--")}
+    known = {option for parameter in command.params for option in parameter.opts}
+    assert options <= known or command.context_settings.get("allow_extra_args")
+    if words:
+        command.make_context(str(context.info_name), words, parent=context.parent)
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="the five lines ask with curl")
+def test_the_five_lines_serve_a_decision(tmp_path: Path) -> None:
+    lines = [line[2:] for line in _blocks("console")[0].splitlines()]
+    assert 5 == len(lines)
+    assert lines[0] == "pip install 'sovereign-decision-stream[service]'"
+    environment = _environment(tmp_path / "home")
+    claim = next(iter(find("refund").cases(tmp_path / "queue"))).event
+    (tmp_path / "claim.json").write_text(json.dumps(claim), encoding="utf-8")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    script = "\n".join(["set -e", f"KEY=$({lines[1].partition('#')[0]})", *lines[2:], "", "kill $!", "wait $! || true"])
+    done = subprocess.run(
+        ["bash", "-c", script.replace("8080", port)],
+        cwd=tmp_path, env={**environment, "no_proxy": "127.0.0.1"}, capture_output=True, text=True, timeout=180, check=False,
+    )  # fmt: skip
+    assert 0 == done.returncode, done.stdout + done.stderr
+    assert '"status":"ready"' in done.stdout
+    assert f'"event_id":"{claim["claim_id"]}"' in done.stdout, done.stdout + done.stderr
+
+
+def test_the_example_of_the_client_runs(bed: Bed, tmp_path: Path) -> None:
+    (code,) = _blocks("python")
+    (tmp_path / "claim.json").write_text(json.dumps(EVENT), encoding="utf-8")
+    with served(bed) as address:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "SDS_URL": address, "SDS_KEY": bed.key}
+        command = [sys.executable, "-c", code.replace('"refund"', '"toll"')]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+    assert 0 == done.returncode, done.stderr
+    assert done.stdout.startswith("CLOSED WAIVE ")
+
+
+def test_the_table_of_the_client_names_every_method() -> None:
+    named = set(re.findall(r"`(\w+)\(", "".join(re.findall(r"^\| (`.*?) \|", _section("Client"), re.MULTILINE))))
+    for client in (DecisionClient, AsyncDecisionClient):
+        public = {name for name, _ in inspect.getmembers(client, inspect.isfunction) if not name.startswith("_")}
+        assert public - {"close"} == named
+
+
+def test_every_endpoint_of_the_table_exists(bed: Bed) -> None:
+    paths = {re.sub(r"\{\w+\}", "{}", path) for path in bed.app.openapi()["paths"]}
+    named = re.findall(r"(?:GET|POST|PUT) (/v1/[^`?]*)", _section("Endpoints"))
+    assert len(named) > 10
+    for path in named:
+        assert re.sub(r"\{\w+\}", "{}", path.replace("{gate}", "toll").replace("/suspend", "/{}")) in paths
+
+
+def test_every_reason_code_of_the_page_is_one() -> None:
+    answered = set(re.findall(r"\b(?:503|504|422|409|429) `([A-Z_]+)`", PAGE)) | set(
+        re.findall(r'code=~?"([A-Z_]+)', PAGE)
+    )
+    assert {"OVERLOADED", "NOT_DECIDED", "STORE_UNAVAILABLE", "INTERNAL"} <= answered <= REASONS.keys()
+
+
+def test_every_alarm_is_on_a_metric_that_there_is(bed: Bed) -> None:
+    bed.post()
+    shown = bed.client.get("/metrics").text
+    alarms = re.findall(r"^\| `(\w+)", _section("Alarms"), re.MULTILINE)
+    assert len(alarms) > 8
+    there = set(re.findall(r"^# TYPE (\w+)", shown, re.MULTILINE))
+    webhook = {"sds_webhook_failing_seconds"}  # shown where there is an endpoint
+    assert {"up"} >= {name for name in alarms if name not in there | webhook and f"{name}_seconds" not in there}
+
+
+def test_the_unit_is_hardened_and_waits_longer_than_the_drain() -> None:
+    drain_s = float(re.findall(r"--drain-s (\d+)", _unit("ExecStart"))[0])
+    assert float(_unit("TimeoutStopSec")) > drain_s
+    for name, value in {
+        "NoNewPrivileges": "yes",
+        "ProtectSystem": "strict",
+        "StateDirectory": "sds",
+        "UMask": "0077",
+    }.items():
+        assert value == _unit(name)
+
+
+def test_the_image_runs_without_rights_and_asks_whether_it_lives() -> None:
+    last = IMAGE.rpartition("\nFROM ")[2]
+    assert re.search(r"^USER sds$", last, re.MULTILINE)
+    assert "/livez" in last.partition("HEALTHCHECK")[2]
+    copied = re.findall(r"\bpip (?:install|wheel) .*?(constraints\.txt|data\.txt)", IMAGE)
+    assert {"constraints.txt", "data.txt"} == set(copied)
+    assert all((ROOT / name).exists() for name in copied)
+
+
+def test_the_sections_that_others_link_to_are_there() -> None:
+    anchors = {
+        title.lower().replace(" ", "-").replace("`", "").replace(",", "").replace(".", "")
+        for title in re.findall(r"^#+ (.*)$", PAGE, re.MULTILINE)
+    }
+    assert set() == set(re.findall(r"\]\(#([^)]*)\)", PAGE)) - anchors
+    for target in re.findall(r"\]\(([^)#h][^)#]*)", PAGE):
+        assert (ROOT / "docs" / target).exists(), target

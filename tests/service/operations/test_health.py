@@ -1,0 +1,109 @@
+"""`/livez` and `/readyz`: whether a process should be sent requests, and what keeps it from that."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sds.host.clock import now_ms
+from sds.kernel.errors import ModelError, StoreError
+from sds.kernel.executor.wholeness import RECORD_BEHIND, Doubt
+from sds.service.operations.health import Health
+from tests.kernel.durable import proposal
+from tests.proposers import Says
+from tests.service.testbed import Bed, opened_bed
+
+
+def looked(bed: Bed) -> Any:
+    """Return what `/readyz` answers once it has looked."""
+    bed.app.state.operations.health.look()
+    return bed.client.get("/readyz", headers={"Authorization": ""})
+
+
+def test_a_process_lives_and_is_ready_once_it_has_looked_and_needs_no_key_to_say_so(bed: Bed) -> None:
+    assert {"status": "live"} == bed.client.get("/livez", headers={"Authorization": ""}).json()
+    fresh = Health(bed.service)
+    assert (False, "NOT_YET") == (fresh.ready(fresh.checks()), fresh.checks()["probe"])
+    ready = looked(bed)
+    assert (200, "ready") == (ready.status_code, ready.json()["status"])
+    each = {"toll": "ok"}
+    expected = {"model": each, "store": each, "clock": each, "record": each, "draining": "ok", "probe": "ok"}
+    assert expected == ready.json()["checks"]
+    assert 0 == bed.gate.store.value("SELECT count(*) FROM decision_flows")
+
+
+def test_it_looks_around_by_itself(bed: Bed) -> None:
+    until_s = time.monotonic() + 10
+    while bed.client.get("/readyz").status_code != 200 and time.monotonic() < until_s:
+        time.sleep(0.02)
+    assert 200 == bed.client.get("/readyz").status_code
+
+
+def not_ready(bed: Bed, check: str, found: object) -> None:
+    answer = looked(bed)
+    assert (503, "NOT_READY", found) == (
+        answer.status_code,
+        answer.json()["reason_code"],
+        answer.json()["checks"][check],
+    )
+    assert "application/problem+json" == answer.headers["content-type"]
+
+
+def test_who_drains_is_not_ready(bed: Bed) -> None:
+    bed.service.draining = True
+    not_ready(bed, "draining", "DRAINING")
+
+
+def test_a_store_that_takes_no_write_is_not_ready(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def refuses() -> Any:
+        raise StoreError("`postgresql://user:hunter2@host` refused")
+        yield
+
+    monkeypatch.setattr(bed.gate.store, "transaction", refuses)
+    not_ready(bed, "store", {"toll": "STORE_UNAVAILABLE"})
+    assert "hunter2" not in looked(bed).text
+    monkeypatch.undo()
+    assert 200 == looked(bed).status_code
+
+
+def test_a_clock_that_is_behind_the_record_is_not_ready(bed: Bed) -> None:
+    bed.clock = lambda: now_ms() - 3_000
+    not_ready(bed, "clock", {"toll": "CLOCK_BEHIND"})
+    bed.clock = lambda: now_ms() - 500
+    assert 200 == looked(bed).status_code
+
+
+def test_a_record_that_is_behind_the_outside_is_not_ready(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bed.gate.kernel.whole, "doubt", lambda: Doubt(RECORD_BEHIND, "3 orders"))
+    not_ready(bed, "record", {"toll": RECORD_BEHIND})
+
+
+def test_a_model_that_has_proposed_nothing_yet_is_not_ready(home: Path) -> None:
+    down = [True]
+
+    def say(packet: Any) -> bytes:
+        if down[0]:
+            raise ModelError("the server does not answer")
+        return proposal("DENY", "NO_REASON")(packet)
+
+    engine = Says(say)
+    with opened_bed(home, engine, probe_every_s=3_600.0) as bed:
+        not_ready(bed, "model", {"toll": "MODEL_UNAVAILABLE"})
+        down[0] = False
+        assert 200 == looked(bed).status_code
+        asked = engine.asked
+        assert 200 == looked(bed).status_code
+        assert asked == engine.asked  # proved once
+
+
+def test_a_look_that_is_old_says_nothing(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 200 == looked(bed).status_code
+    later_s = time.monotonic() + 31
+    monkeypatch.setattr(time, "monotonic", lambda: later_s)
+    health = bed.app.state.operations.health
+    assert ("LATE", False) == (health.checks()["probe"], health.ready(health.checks()))

@@ -1,0 +1,159 @@
+"""`GET /v1/events`: what changes, from the ledger, with no loss and nothing twice; no texts; only to who may read it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from sds.host.clock import now_ms
+from sds.service.callers import revoke_key
+from sds.service.operations.changes import parse_positions, read_changes
+from tests.proposers import Greedy
+from tests.service.operations.exposition import scraped, value
+from tests.service.routes.served import served
+from tests.service.testbed import EVENT, Bed, opened_bed
+
+Sent = httpx2.ServerSentEvent
+
+
+@pytest.fixture
+def streaming(home: Path) -> Iterator[tuple[Bed, str]]:
+    limits = {"follow_every_s": 0.02, "stream_check_s": 0.1, "key_cache_ms": 0, "streams_of_key_max": 2}
+    with opened_bed(home, Greedy("WAIVE"), heartbeat_s=0.2, **limits) as bed, served(bed.app) as url:
+        yield bed, url
+
+
+@contextmanager
+def stream(url: str, key: str, last: str = "", query: str = "") -> Iterator[Iterator[Sent]]:
+    headers = {"Authorization": f"Bearer {key}"} | ({"Last-Event-ID": last} if last else {})
+    with (
+        httpx2.Client(timeout=5) as client,
+        client.stream("GET", f"{url}/v1/events{query}", headers=headers) as response,
+    ):
+        assert (200, "text/event-stream") == (response.status_code, response.headers["content-type"].partition(";")[0])
+        yield iter(httpx2.EventSource(response))
+
+
+def refused(url: str, key: str, last: str = "", query: str = "") -> tuple[int, str]:
+    headers = {"Authorization": f"Bearer {key}"} | ({"Last-Event-ID": last} if last else {})
+    answer = httpx2.get(f"{url}/v1/events{query}", headers=headers, timeout=5)
+    return answer.status_code, answer.json()["reason_code"]
+
+
+def decided(bed: Bed, *numbers: int) -> list[str]:
+    return [bed.post({**EVENT, "trip_id": f"T-{n}", "text": f"secret word {n}"}).json()["dfid"] for n in numbers]
+
+
+def take(sent: Iterator[Sent], enough: Callable[[list[Sent]], bool]) -> list[Sent]:
+    """Read events until there are enough."""
+    found, until_s = list[Sent](), time.monotonic() + 20
+    for each in sent:
+        found.append(each)
+        if enough(found):
+            return found
+        assert time.monotonic() < until_s
+    raise AssertionError("the stream has ended")
+
+
+def with_data(found: list[Sent]) -> list[dict[str, Any]]:
+    return [json.loads(each.data) for each in found if each.data]
+
+
+def settled(count: int) -> Callable[[list[Sent]], bool]:
+    return lambda found: sum(each.event == "settled" for each in found) == count
+
+
+def test_changes_are_sent_as_they_happen_and_say_codes_and_ids_but_no_text(streaming: tuple[Bed, str]) -> None:
+    bed, url = streaming
+    bed.client.put("/v1/halt", json={"halted": True, "reason": "before"})
+    bed.client.put("/v1/halt", json={"halted": False, "reason": "before"})
+    with stream(url, bed.key) as sent:
+        first = next(sent)
+        assert ("", {"toll": entries(bed)}) == (first.data, parse_positions(first.id))
+        (dfid,) = decided(bed, 1)
+        found = take(sent, settled(1))
+    kinds = [each["kind"] for each in with_data(found) if each.get("dfid") == dfid]
+    assert ["DECIDED", "RESERVED", "SETTLED"] == sorted(kinds)
+    last = with_data(found)[-1]
+    assert ("toll", dfid, "CLOSED", "SUCCESS") == (last["gate"], last["dfid"], last["state"], last["status"])
+    assert "secret" not in str([each.data for each in found])
+
+
+def test_whoever_comes_back_goes_on_where_they_were_with_no_loss_and_nothing_twice(streaming: tuple[Bed, str]) -> None:
+    bed, url = streaming
+    seen, last = list[int](), "toll:0"
+    for number in range(4):
+        decided(bed, 2 * number, 2 * number + 1)
+        with stream(url, bed.key, last) as sent:  # cut off in the middle of what there is
+            found = take(sent, lambda got: len([each for each in got if each.data]) == 3)
+        seen += [each["entry"] for each in with_data(found)]
+        last = found[-1].id
+    with stream(url, bed.key, query=f"?after={last}") as sent:
+        found = take(sent, lambda got: got[-1].id == f"toll:{entries(bed)}")
+    seen += [each["entry"] for each in with_data(found)]
+    assert list(range(1, entries(bed) + 1)) == seen
+
+
+def entries(bed: Bed) -> int:
+    return int(bed.gate.store.value("SELECT MAX(idx) FROM ledger"))
+
+
+def test_a_stream_that_has_nothing_to_say_says_that_it_lives(streaming: tuple[Bed, str]) -> None:
+    bed, url = streaming
+    headers = {"Authorization": f"Bearer {bed.key}"}
+    with httpx2.Client(timeout=5) as client, client.stream("GET", f"{url}/v1/events", headers=headers) as response:
+        lines = response.iter_lines()
+        assert any(line.startswith(": ping") for line in lines)
+        assert 1 == value(scraped(bed), "sds_streams")
+
+
+def test_a_key_that_is_revoked_ends_its_stream_and_so_does_draining(streaming: tuple[Bed, str]) -> None:
+    bed, url = streaming
+    key = bed.key_for("reader", ("read",), ("toll",))
+    with stream(url, key) as sent, stream(url, bed.key) as other:
+        next(sent)
+        next(other)
+        began_s = time.monotonic()
+        revoke_key(bed.database, "reader", now_ms=now_ms())
+        assert [] == with_data(list(sent))
+        assert time.monotonic() - began_s < 3
+        bed.service.draining = True
+        assert [] == with_data(list(other))
+        assert time.monotonic() - began_s < 5
+    assert (401, "UNAUTHENTICATED") == refused(url, key)
+    assert (503, "DRAINING") == refused(url, bed.key)
+
+
+def test_it_is_for_gates_that_the_key_may_read_and_for_so_many_streams(streaming: tuple[Bed, str]) -> None:
+    bed, url = streaming
+    elsewhere = bed.key_for("elsewhere", ("read",), ("fraud",))
+    assert (403, "GATE_FORBIDDEN") == refused(url, elsewhere, query="?gate=toll")
+    assert (403, "ROLE_MISSING") == refused(url, bed.key_for("shop", ("submit",), ("toll",)))
+    assert (404, "GATE_UNKNOWN") == refused(url, bed.key, query="?gate=none")
+    for last in ("toll", "toll:-1", "toll:x", "toll:1,toll:2", "toll:999", "toll:9999999999999999999999"):
+        assert (400, "CURSOR_INVALID") == refused(url, bed.key, last)
+    with stream(url, bed.key) as one, stream(url, bed.key) as two:
+        next(one)
+        next(two)
+        assert (429, "RATE_LIMITED") == refused(url, bed.key)
+    until_s = time.monotonic() + 5
+    while bed.app.state.operations.streams and time.monotonic() < until_s:
+        time.sleep(0.02)
+    with stream(url, bed.key) as again:
+        next(again)
+
+
+def test_of_an_entry_only_words_without_spaces_come_through(bed: Bed) -> None:
+    bed.client.put("/v1/halt", json={"halted": True, "reason": "the card 4111 of Jane"})
+    bed.client.post("/v1/agents/toll-agent/suspend", json={"reason": "Jane said so"})
+    found = read_changes(bed.gate.store, "toll", 0)
+    assert ["HALT", "AGENT"] == [each.kind for each in found[-2:]]
+    assert "Jane" not in str([each.as_data() for each in found])
+    assert {"agent_id": "toll-agent", "was": "ACTIVE", "status": "SUSPENDED"} == found[-1].facts

@@ -1,0 +1,137 @@
+"""The service with everything in PostgreSQL: records, keys, idempotency; two services on it are one."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+
+from sds.host.clock import now_ms
+from sds.kernel.errors import StoreError
+from sds.service.callers import add_key, stored_keys
+from sds.service.database import open_database
+from sds.service.operations.endpoints import add_endpoint, positions
+from tests.service.operations.exposition import scraped, value
+from tests.service.operations.receiver import receiving
+from tests.service.testbed import EVENT, Bed, check, opened_bed
+from tests.stores.server import server_url
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+def store(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    del home
+    name = f"sds_{secrets.token_hex(6)}"
+    with psycopg.connect(server_url(), autocommit=True) as server:
+        server.execute(f"CREATE DATABASE {name}")
+        url = urlsplit(server_url())._replace(path=f"/{name}").geturl()
+        monkeypatch.setenv("SDS_STORE", url)
+        yield url
+        server.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def two(home: Path, store: str) -> Iterator[tuple[Bed, Bed]]:
+    with ExitStack() as opened:
+        first = opened.enter_context(opened_bed(home, store=store))
+        yield first, opened.enter_context(opened_bed(home, store=store))
+
+
+def test_two_services_on_one_database_decide_once_and_answer_alike(two: tuple[Bed, Bed]) -> None:
+    first, second = two
+    asked = {"Idempotency-Key": "k", "Authorization": f"Bearer {first.key}"}
+    decided = first.post(headers=asked)
+    again = second.post(headers=asked)
+    assert (200, 200, decided.content) == (decided.status_code, again.status_code, again.content)
+    assert "true" == again.headers["idempotent-replayed"]
+    refused = check(second.post({**EVENT, "trip_id": "T-2"}, headers=asked), 422, "KEY_CONFLICT")
+    assert decided.json()["dfid"] == refused["dfid"]
+    listed = second.client.get("/v1/decisions", headers=asked).json()["decisions"]
+    assert [decided.json()["dfid"]] == [each["dfid"] for each in listed]
+    assert 200 == second.client.get(f"/v1/decisions/{decided.json()['dfid']}", headers=asked).status_code
+    first.clock = second.clock = lambda: now_ms() + 25 * 3_600_000
+    assert 1 == first.service.kept.sweep()
+
+
+def test_keys_that_are_kept_with_the_first_answer_are_one_whichever_process_is_asked(two: tuple[Bed, Bed]) -> None:
+    asked = {"Idempotency-Key": "k", "Authorization": f"Bearer {two[0].key}"}
+    events = [EVENT, EVENT, {**EVENT, "trip_id": "T-2"}, EVENT]
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda each: two[each[0] % 2].post(each[1], headers=asked), enumerate(events)))
+    by_status = sorted(each.status_code for each in answers)
+    assert by_status in ([200, 200, 200, 422], [200, 422, 422, 422])
+    assert 1 == len({each.content for each in answers if each.status_code == 200})
+
+
+def test_several_that_begin_at_once_make_the_tables_once(store: str) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        opened = list(pool.map(open_database, [store] * 4))
+    add_key(opened[0], "shop", ["read"], ["toll"], now_ms=1)
+    assert [["shop"]] * 4 == [[key.name for key in stored_keys(each)] for each in opened]
+    for each in opened:
+        each.close()
+
+
+def test_a_database_that_is_down_is_said_without_its_address_and_password() -> None:
+    with pytest.raises(StoreError) as refused:
+        open_database("postgresql://someone:hunter2@127.0.0.1:1/none")
+    assert "hunter2" not in f"{refused.value} {refused.value.hint} {refused.value.__cause__!r:.0}"
+    assert "the service's database refused" in str(refused.value)
+
+
+def test_what_people_do_at_one_service_binds_at_the_other(two: tuple[Bed, Bed]) -> None:
+    first, second = two
+    key = {"Authorization": f"Bearer {first.key}"}
+    halted = first.client.put("/v1/halt", json={"halted": True, "reason": "wrong tariff"}).json()["gates"][0]
+    assert halted == {**second.client.get("/v1/halt", headers=key).json()["gates"][0], "changed": True}
+    dfid = second.post(headers=key).json()["dfid"]
+    listed = first.client.get("/v1/escalations").json()["escalations"]
+    assert [dfid] == [case["dfid"] for case in listed]
+    shown = second.client.get(f"/v1/escalations/{dfid}", headers=key).json()
+    assert (True, EVENT["text"]) == (shown["waits"], "".join(part["text"] for part in shown["evidence"]["parts"]))
+    second.client.put("/v1/halt", headers=key, json={"halted": False, "reason": "mended"})
+    done = first.client.post(f"/v1/escalations/{dfid}/resolution", json={"decision": "ABORT", "reason": "paid in cash"})
+    assert "ABORTED" == done.json()["state"]
+    assert (
+        "SUSPENDED"
+        == first.client.post("/v1/agents/toll-agent/suspend", json={"reason": "look"}).json()["agent"]["status"]
+    )
+    assert "SUSPENDED" == second.client.get("/v1/agents/toll-agent", headers=key).json()["agent"]["status"]
+
+
+def test_a_service_on_postgresql_is_ready_by_the_clock_of_the_store_and_measured(two: tuple[Bed, Bed]) -> None:
+    first, _ = two
+    health = first.app.state.operations.health
+    first.post()
+    health.look()
+    assert 200 == first.client.get("/readyz").status_code
+    text = scraped(first)
+    assert (1, 0) == (value(text, "sds_store_up", gate="toll"), value(text, "sds_escalations_waiting", gate="toll"))
+    first.clock = lambda: now_ms() + 5_000
+    health.look()
+    assert "CLOCK_APART" == first.client.get("/readyz").json()["checks"]["clock"]["toll"]
+
+
+def test_of_two_services_one_delivers_at_a_time_and_nothing_twice(two: tuple[Bed, Bed]) -> None:
+    with receiving() as receiver:
+        first, second = two
+        records = {"toll": first.gate.store}
+        add_endpoint(first.database, receiver.url, records, name="shop", secret="", now_ms=now_ms())
+        dfids = [first.post({**EVENT, "trip_id": f"T-{n}"}).json()["dfid"] for n in range(3)]
+        until_s = time.monotonic() + 20
+        while len(receiver.took) < 3 and time.monotonic() < until_s:
+            time.sleep(0.05)
+        for each in (first, second):
+            each.service.stop_background()
+        assert dfids == [json.loads(body)["data"]["dfid"] for _, body in receiver.took]
+        (at,) = positions(second.database)
+        assert at.idx == second.gate.store.value("SELECT MAX(idx) FROM ledger")
