@@ -26,7 +26,7 @@ from sds.host import keys, paths
 from sds.kernel.audit import verify
 from sds.kernel.canonical import one_line, sha256_hex
 from sds.kernel.errors import StoreError, UsageError
-from sds.kernel.storage import checkpoints, ledger
+from sds.kernel.storage import checkpoints, copying, ledger
 from sds.kernel.storage.checkpoints import Checkpoint, PublicKeys
 from sds.kernel.storage.ledger import Head
 from sds.kernel.storage.private_files import replace_private_file, sync_folder
@@ -123,7 +123,9 @@ def _unwritable(path: Path, error: OSError) -> StoreError:
 def copy_record(store: Store, into: Path) -> None:
     """Write the record as it is at one moment to a SQLite file that is not there yet. Raises StoreError."""
     if not isinstance(store, SqliteStore):
-        raise UsageError("a record in PostgreSQL cannot be backed up yet", hint="pg_dump, and a copy of `kernel.key`")
+        with closing(SqliteStore(into)) as copy, store.frozen() as source:
+            copying.copy(source, copy)
+        return
     try:
         with closing(sqlite3.connect(f"{store.path.absolute().as_uri()}?mode=ro", uri=True)) as db:
             db.execute("VACUUM INTO ?", (str(into),))
@@ -158,12 +160,16 @@ def verified(
     """Verify a copy of a record, whole; return its head and what `signed` says of it. Raises StoreError: it is damaged."""
     with closing(SqliteStore(record)) as copy:
         found = verify.verify(copy, expected, public)
-        if found.faults:
-            more = f", and {len(found.faults) - 1} more" if len(found.faults) > 1 else ""
-            raise StoreError(f"the record is damaged: {found.faults[0]}{more}", hint="sds ledger verify")
+        refuse_damaged(found)
         asked = signed(copy)
         copy.truncate_log()
     return found.head, asked
+
+
+def refuse_damaged(found: verify.Report) -> None:
+    if found.faults:
+        more = f", and {len(found.faults) - 1} more" if len(found.faults) > 1 else ""
+        raise StoreError(f"the record is damaged: {found.faults[0]}{more}", hint="sds ledger verify")
 
 
 def _signed(copy: Store, folder: Path, now_ms: int) -> Checkpoint | None:

@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import token_hex
 
 from sds.host import keys, paths
-from sds.host.backup import MESSAGE_CHARS_MAX, BackupManifest, Unpacked, keys_in, unpacked, verified
+from sds.host.backup import MESSAGE_CHARS_MAX, BackupManifest, Unpacked, keys_in, refuse_damaged, unpacked, verified
+from sds.kernel.audit import verify
 from sds.kernel.canonical import one_line
 from sds.kernel.errors import SdsError, StoreError, UsageError
+from sds.kernel.storage import copying
 from sds.kernel.storage.checkpoints import PublicKeys
 from sds.kernel.storage.ledger import Head, head
 from sds.kernel.storage.private_files import replace_private_file, sync_folder
 from sds.kernel.storage.sqlite import SqliteReader, SqliteStore
 from sds.kernel.storage.store import Reader
 
-_STALE = "UPDATE meta SET value = 'replaced by a backup' WHERE key = 'schema_version'"
 LOCKED_S = 1.0
 
 
@@ -48,7 +50,7 @@ def restore(source: Path, folder: Path, *, gate: str, public: PublicKeys | None 
         key = _key_to_put(backup, folder)
         known = public or _public_of(key, backup, folder)
         verified(backup.record, known, lambda _: None, backup.manifest.expected)
-        with _to_be_replaced(paths.decisions_path(folder), backup) as replace:
+        with _place(folder, backup, known) as replace:
             if key is not None:
                 replace_private_file(paths.key_path(folder), key.read_bytes())
             if (made := backup.folder / keys.PUBLIC_FILE).exists() and not paths.key_path(folder).exists():
@@ -87,6 +89,34 @@ def _public_of(key: Path | None, backup: Unpacked, folder: Path) -> PublicKeys |
     return keys_in(backup.folder)
 
 
+def _place(folder: Path, backup: Unpacked, public: PublicKeys | None) -> AbstractContextManager[Callable[[], None]]:
+    """Return what yields, where the record may be put in place, what does so."""
+    url = paths.store_url()
+    if url is None:
+        return _to_be_replaced(paths.decisions_path(folder), backup)
+    paths.has_record(folder)  # raises UsageError where the packages are not installed that it takes
+    return _schema_to_be_made(url, paths.schema_name(folder), backup, public)
+
+
+@contextmanager
+def _schema_to_be_made(
+    url: str, schema: str, backup: Unpacked, public: PublicKeys | None
+) -> Iterator[Callable[[], None]]:
+    """Copy the record to a schema aside, and yield what gives it its name. Raises UsageError where one has it."""
+    from sds.kernel.storage.postgres.putting import drop, put_in_place  # noqa: PLC0415  an option
+    from sds.kernel.storage.postgres.store import PostgresStore  # noqa: PLC0415  an option
+
+    aside = f"restoring_{token_hex(6)}"
+    try:
+        with closing(SqliteStore(backup.record)) as copy, closing(PostgresStore(url, aside)) as made:
+            with copy.frozen() as source:
+                copying.copy(source, made)
+            refuse_damaged(verify.verify(made, backup.manifest.expected, public))
+        yield lambda: put_in_place(url, aside, schema)
+    finally:
+        drop(url, aside)
+
+
 @contextmanager
 def _to_be_replaced(there: Path, backup: Unpacked) -> Iterator[Callable[[], None]]:
     """Hold the record that is there against everybody else, and yield what puts the backup's in its place.
@@ -106,16 +136,8 @@ def _to_be_replaced(there: Path, backup: Unpacked) -> Iterator[Callable[[], None
             raise _not_held(there, error) from error
         with closing(SqliteStore(backup.record)) as copy:
             _refuse_knowing_more(there, known, copy)
-
-        def replace() -> None:
-            _renamed(backup.record, there)
-            with suppress(
-                sqlite3.Error
-            ):  # whoever has opened the old file meanwhile finds that it is no record any more
-                db.execute(_STALE)
-                db.execute("COMMIT")
-
-        yield replace
+        # whoever has opened the old file meanwhile and waits for it: SQLite writes to no file that was moved
+        yield lambda: _renamed(backup.record, there)
 
 
 def _hold(db: sqlite3.Connection) -> None:

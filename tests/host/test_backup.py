@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
-from contextlib import closing
+import subprocess
+import sys
+import time
+from contextlib import closing, suppress
 from hashlib import sha256
 from pathlib import Path
 from random import Random
@@ -305,6 +308,44 @@ def test_a_restored_record_pays_nothing_twice(tmp_path: Path, lists: bool) -> No
             assert "SUCCESS" == settle(gate, bed.event(number)).execution
     assert (10, 0) == (len(bed.bank.paid()), bed.accounts_paid_twice())
     clean(bed)
+
+
+OPENS = "import sys; from pathlib import Path; from sds.host.paths import open_record; open_record(Path(sys.argv[1]))"
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks for open files under /proc")
+def test_whoever_has_opened_the_old_file_meanwhile_writes_nothing_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bed, to = made(tmp_path), tmp_path / "copy"
+    backup(bed, to)
+    rename, begun = Path.replace, list[subprocess.Popen[str]]()
+
+    def meanwhile(self: Path, target: Path) -> Path:
+        if target.name == "decisions.db":
+            begun.append(
+                subprocess.Popen([sys.executable, "-c", OPENS, str(bed.own)], stderr=subprocess.PIPE, text=True)
+            )
+            assert _has_open(begun[0].pid, target)
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "replace", meanwhile)
+    put_back(bed, to)
+    _, said = begun[0].communicate(timeout=60)
+    assert (1, True) == (begun[0].returncode, "cannot be opened as a decision store: " in said)
+    monkeypatch.undo()
+    decide(bed, range(4))
+    assert (4, 0) == (len(bed.bank.paid()), bed.paid_twice())
+
+
+def _has_open(pid: int, path: Path) -> bool:
+    """Wait until a process has opened a file; False: it never did."""
+    for _ in range(3_000):
+        with suppress(OSError):
+            if any(each.readlink() == path for each in Path(f"/proc/{pid}/fd").iterdir()):
+                return True
+        time.sleep(0.01)
+    return False
 
 
 @pytest.mark.parametrize("done", [False, True])

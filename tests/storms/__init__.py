@@ -7,25 +7,29 @@ from dataclasses import dataclass
 
 from tests.attack.figures import Figure
 
-from . import clock, crash, disk, duplicates, kill, limits, pg_restarts, zombie
+from . import clock, crash, disk, duplicates, gateway, kill, limits, pg_restarts, served, zombie
 from .ground import STORES, Ground
 
 
 @dataclass(frozen=True, slots=True)
 class Storm:
-    """`what`: of what it consists. `sizes`: how much of it in CI, and in full."""
+    """`what`: of what it consists. `sizes`: how much of it in CI, and in full. `slow`: to start, so not in CI."""
 
     what: str
     storm: Callable[[Ground], list[Figure]]
     sizes: tuple[int, int]
     stores: tuple[str, ...] = STORES
+    slow: bool = False
 
 
 ALL: Mapping[str, Storm] = {
     "kill": Storm(kill.WHAT, kill.storm, (40, 5_000)),
-    "crash": Storm(crash.WHAT, crash.storm, (40, 100_000)),
+    "crash": Storm(crash.WHAT, crash.storm, (14, 100_000)),
     "zombie": Storm(zombie.WHAT, zombie.storm, (6, 1_000)),
+    "lost-replies": Storm(gateway.LOST, gateway.lost_replies, (30, 1_000)),
+    "forgetful": Storm(gateway.FORGETFUL, gateway.forgetful, (30, 1_000)),
     "duplicates": Storm(duplicates.WHAT, duplicates.storm, (200, 1_000)),
+    "duplicates-http": Storm(served.WHAT, served.storm, (60, 1_000), slow=True),
     "limits": Storm(limits.WHAT, limits.storm, (200, 100_000)),
     "disk": Storm(disk.WHAT, disk.storm, (48, 2_000), disk.STORES),
     "clock": Storm(clock.WHAT, clock.storm, (40, 2_000)),

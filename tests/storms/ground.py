@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from .servers import Server
 
 SQLITE, POSTGRESQL = STORES = ("sqlite", "postgresql")
 CALM_MS = 120_000  # longer than any lease of a storm
+ACKNOWLEDGED, PATIENCE_S = "acknowledged.jsonl", 1.0
 IN_PROGRESS = "FLOW_IN_PROGRESS"
 
 
@@ -93,7 +95,15 @@ class Acknowledged:
 
 
 def acknowledged_in(bed: Testbed) -> Acknowledged:
-    return Acknowledged(bed.folder / "acknowledged.jsonl")
+    return Acknowledged(bed.folder / ACKNOWLEDGED)
+
+
+def wait_for_an_answer(bed: Testbed) -> None:
+    """Wait until one more caller was answered, or for a while: on a busy machine nobody would come to anything."""
+    log, until = bed.folder / ACKNOWLEDGED, time.monotonic() + PATIENCE_S
+    before = log.stat().st_size if log.exists() else 0
+    while time.monotonic() < until and (log.stat().st_size if log.exists() else 0) == before:
+        time.sleep(0.002)
 
 
 def decide(gate: Gate, bed: Testbed, number: int, *, deadline_ms: int | None = None) -> Answer | None:

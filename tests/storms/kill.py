@@ -11,7 +11,7 @@ from tests.attack.forks import fork, in_child, kill
 from tests.attack.kills import SlowBank
 from tests.attack.testbed import Testbed, contract
 
-from .ground import Ground, acknowledged_in, bed_of, decide, faults, reckon
+from .ground import Ground, acknowledged_in, bed_of, decide, faults, reckon, wait_for_an_answer
 
 WHAT = "3 processes decide on one record and are killed at random"
 PROCESSES = 3
@@ -19,7 +19,7 @@ LEASE_MS = 2_000
 LIFE_S_MAX = 0.06
 RECOVERS_FIRST = 0.3
 FOREIGN = 0.1  # events of another process's share that are sent, too
-PATIENCE, PATIENCE_S = 0.7, 1.0
+PATIENCE = 0.7
 LOOKS = 10  # how often the record is verified meanwhile
 
 
@@ -41,7 +41,7 @@ def _in_the_storm(bed: Testbed, ground: Ground) -> tuple[int, int]:
     alive = {part: _begin(bed, part, ground) for part in range(PROCESSES)}
     while alive:
         if rng.random() < PATIENCE:  # on a busy machine nobody would come to anything
-            _wait_for_an_answer(bed)
+            wait_for_an_answer(bed)
         time.sleep(rng.random() * LIFE_S_MAX)
         part = rng.choice(sorted(alive))
         ended, status = os.waitpid(alive[part], os.WNOHANG)
@@ -55,14 +55,6 @@ def _in_the_storm(bed: Testbed, ground: Ground) -> tuple[int, int]:
         if killed % LOOKS == 0:
             wrong += in_child(lambda: _faults(bed))
     return killed, wrong
-
-
-def _wait_for_an_answer(bed: Testbed) -> None:
-    """Wait until somebody is answered, or for a while."""
-    log = bed.folder / "acknowledged.jsonl"
-    before, until = log.stat().st_size if log.exists() else 0, time.monotonic() + PATIENCE_S
-    while time.monotonic() < until and (log.stat().st_size if log.exists() else 0) == before:
-        time.sleep(0.002)
 
 
 def _begin(bed: Testbed, part: int, ground: Ground) -> int:

@@ -11,18 +11,18 @@ import time
 from functools import partial
 
 from sds import Gate
-from sds.kernel.errors import SdsError
+from sds.kernel.errors import SdsError, StoreError
 from tests.attack.figures import Figure, every, none, told
 from tests.attack.forks import fork, in_child
 from tests.attack.testbed import Testbed, contract
 
-from .ground import POSTGRESQL, Ground, acknowledged_in, bed_of, reckon
+from .ground import POSTGRESQL, Ground, acknowledged_in, bed_of, reckon, wait_for_an_answer
 
 WHAT = "PostgreSQL is ended and started again under 3 processes that decide"
 STORES = (POSTGRESQL,)
 PROCESSES = 3
 LEASE_MS = 10_000
-UP_S_MAX, DOWN_S_MAX = 1.5, 0.5
+UP_S_MAX, DOWN_S_MAX = 1.0, 0.5
 REFUSED = ("STORE_UNAVAILABLE", "FLOW_IN_PROGRESS")
 PAUSE_S = 0.02
 TRIES_MAX = 3_000
@@ -34,8 +34,11 @@ def storm(ground: Ground) -> list[Figure]:
     bed.open_accounts(range(ground.n))
     in_child(lambda: bed.gate().close())
     workers = [fork(partial(_work, bed, part, ground.n)) for part in range(PROCESSES)]
+    while sum(line.endswith("OPEN") for line in _said(bed)) < PROCESSES // 2:  # some are open, some are to be
+        time.sleep(0.01)
     restarts = 0
     while any(_lives(worker) for worker in workers):
+        wait_for_an_answer(bed)
         time.sleep(ground.rng.random() * UP_S_MAX)
         ground.server.stop(ground.rng.choice([signal.SIGINT, signal.SIGQUIT]))
         time.sleep(ground.rng.random() * DOWN_S_MAX)
@@ -43,7 +46,7 @@ def storm(ground: Ground) -> list[Figure]:
         restarts += 1
     codes = [line.split() for line in _said(bed)]
     refused = [code for _, code in codes if code in REFUSED]
-    others = sorted({code for _, code in codes if code not in (*REFUSED, "DONE")})
+    others = sorted({code for _, code in codes if code not in (*REFUSED, "DONE", "OPEN")})
     for code in others:
         print(f"  refused as {code}")
     return [
@@ -74,7 +77,8 @@ def _say(bed: Testbed, part: int, code: str) -> None:
 
 def _work(bed: Testbed, part: int, n: int) -> None:
     """Decide one share, each event until it is answered, in one process with one gate."""
-    with bed.gate() as gate:
+    with _opened(bed, part) as gate:
+        _say(bed, part, "OPEN")
         for number in range(part, n, PROCESSES):
             for _ in range(TRIES_MAX):
                 code = _decide(gate, bed, number)
@@ -83,6 +87,17 @@ def _work(bed: Testbed, part: int, n: int) -> None:
                 _say(bed, part, code)
                 time.sleep(PAUSE_S)
     _say(bed, part, "DONE")
+
+
+def _opened(bed: Testbed, part: int) -> Gate:
+    """Open the gate as whoever starts services does: again and again, as long as the store is not there."""
+    for _ in range(TRIES_MAX):
+        try:
+            return bed.gate()
+        except StoreError as error:
+            _say(bed, part, error.reason_code)
+            time.sleep(PAUSE_S)
+    raise AssertionError("the gate could never be opened")
 
 
 def _decide(gate: Gate, bed: Testbed, number: int) -> str:

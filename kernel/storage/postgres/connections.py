@@ -86,16 +86,16 @@ def connected(url: Url, schema: str) -> Connection:
     """Return a connection apart from the pool. Raises StoreError."""
     try:
         db = psycopg.connect(url.conninfo, autocommit=True)
-    except REFUSED as error:
+        try:
+            _check_server(db)
+            set_up(db, schema)
+        except BaseException:
+            db.close()
+            raise
+    except REFUSED as error:  # of a server that ends in between, too
         raise StoreError(
             f"`{url.name}` cannot be opened as a decision store: {said(error)}", hint=mend(error)
         ) from error
-    try:
-        _check_server(db)
-        set_up(db, schema)
-    except BaseException:
-        db.close()
-        raise
     return db
 
 

@@ -1,0 +1,48 @@
+"""Giving a record that was made aside the name of its schema, in one transaction: nobody ever sees half of it."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import psycopg
+
+from sds.kernel.errors import UsageError
+from sds.kernel.storage.postgres import schema as schemas
+from sds.kernel.storage.postgres.connections import Connection, Url, connected
+from sds.kernel.storage.postgres.errors import refused
+
+
+def put_in_place(url: str, aside: str, schema: str) -> None:
+    """Rename the schema `aside` to `schema`, in the place of an empty one. Raises UsageError where one holds a record."""
+    db = connected(Url(url), aside)
+    try:
+        db.execute(f"BEGIN; SELECT pg_advisory_xact_lock({schemas.lock_number(schema)})", prepare=False)
+        _drop_empty(db, schema)
+        db.execute(f"ALTER SCHEMA {aside} RENAME TO {schema}; SET search_path = {schema}", prepare=False)
+        db.execute(schemas.functions(schema), prepare=False)  # they name the schema
+        db.execute("COMMIT", prepare=False)
+    except psycopg.Error as error:
+        raise refused(error, "the record cannot be put in place") from error
+    finally:
+        db.close()
+
+
+def _drop_empty(db: Connection, schema: str) -> None:
+    there = db.execute("SELECT to_regclass(%s) IS NOT NULL", (f"{schema}.ledger",)).fetchone()
+    if not there or not there[0]:
+        return
+    last = db.execute(f"SELECT max(idx) FROM {schema}.ledger").fetchone()
+    if last and last[0]:
+        hint = f"if it is to be given up, move it away: ALTER SCHEMA {schema} RENAME TO given_up_{schema}"
+        raise UsageError(f"the schema `{schema}` holds a record, up to entry {last[0]}", hint=hint)
+    db.execute(f"DROP SCHEMA {schema} CASCADE", prepare=False)
+
+
+def drop(url: str, aside: str) -> None:
+    """Remove what was made aside and never put in place; what cannot be removed stays, and is nobody's record."""
+    with suppress(psycopg.Error):
+        db = connected(Url(url), aside)
+        try:
+            db.execute(f"DROP SCHEMA IF EXISTS {aside} CASCADE", prepare=False)
+        finally:
+            db.close()
