@@ -11,7 +11,7 @@ from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from sds.definitions.definition import GateDefinition
 from sds.definitions.registry import find
@@ -175,19 +175,9 @@ class Gate:
         with ExitStack() as opened:
             source, executor = opened.enter_context(definition.opened(folder))
             readers = paths.fitted_readers(definition.name, definition.readers)
-            gate = cls(
-                contract,
-                source,
-                executor,
-                folder=folder,
-                model=model,
-                engine=engine,
-                readers=readers,
-                on_reasoned=on_reasoned,
-                threads=threads,
-                queue_max=queue_max,
-                now_ms=now_ms,
-            )
+            how: dict[str, Any] = {"threads": threads, "queue_max": queue_max, "now_ms": now_ms}
+            decides: dict[str, Any] = {"model": model, "engine": engine, "readers": readers, "on_reasoned": on_reasoned}
+            gate = cls(contract, source, executor, folder=folder, **decides, **how)
             gate.on_close(opened.pop_all().close)
         return gate
 
