@@ -292,8 +292,10 @@ class Gate:
         """
         from sds.kernel.operations import recovery  # noqa: PLC0415
 
-        found = recovery.recover(self.kernel, now_ms=self._now_ms(), at_once=at_once)
-        dirty = self._sagas.compensate() if recovery.has_sagas(self.store) else 0
+        kernel = self.kernel
+        with self._submissions.entered():
+            found = recovery.recover(kernel, now_ms=self._now_ms(), at_once=at_once)
+            dirty = self._sagas.compensate() if recovery.has_sagas(self.store) else 0
         return replace(found, sagas_ended=found.sagas_ended + dirty, sagas_dirty=0)
 
     def reconcile(self, *, since_ms: int = 0, until_ms: int | None = None) -> Comparison:
@@ -348,8 +350,9 @@ class Gate:
         """Carry out what a human decided about what waits for them, exactly once: see `sds.escalations.resolve`."""
         from sds.escalations import HumanDecision, resolve  # noqa: PLC0415
 
-        decided = HumanDecision(decision, who, reason, change, seen, reference, acknowledge)
-        return resolve(self.kernel, dfid, decided, now_ms=self._now_ms, log=self._log.write)
+        decided, kernel = HumanDecision(decision, who, reason, change, seen, reference, acknowledge), self.kernel
+        with self._submissions.entered():
+            return resolve(kernel, dfid, decided, now_ms=self._now_ms, log=self._log.write)
 
     def erase(self, event_id: str, *, who: str, reason: str) -> Erased:
         """Destroy the key under which the texts of an event's case lie; what was decided and paid stays. Final.
@@ -369,10 +372,8 @@ class Gate:
         registry.request_retire(self.kernel.store, self.contract.agent_id, reason=reason, now_ms=self._now_ms())
 
     def listen(self, listener: Log) -> None:
-        """Have `listener(event, facts)` called for all that is logged, and at the end of each stage of a decision
-        (`stage.begun`, `stage.proposed`, `stage.judged`, `stage.committed`, `stage.dispatched`), in the thread at work.
-
-        It must be quick, for decisions wait for it; what it raises is ignored.
+        """Have `listener(event, facts)` called for all that is logged and at the end of each stage of a decision (`stage.*`),
+        in the thread at work: it must be quick, and what it raises is ignored.
         """
         self._log.listeners.append(listener)
 

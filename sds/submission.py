@@ -16,7 +16,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager, suppress
 
 from sds.engines.queueing import CANCELLED, DRAINING, Cancellation, StopCause
-from sds.kernel.errors import SdsError, WorldError
+from sds.kernel.errors import SdsError, UsageError, WorldError
 from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.intake import Event
 from sds.kernel.flow.states import DEADLINE_EXCEEDED
@@ -138,6 +138,8 @@ class Submissions:
         now_ms: Callable[[], int],
         queue_max: int = QUEUE_MAX,
     ) -> None:
+        if min(threads, queue_max) < 1:
+            raise UsageError("a gate has at least one thread, and room for one event")
         self._decide, self._threads_max, self._queue_max, self._now_ms = decide, threads, queue_max, now_ms
         self._changed = threading.Condition()
         self._queue: deque[Call] = deque()

@@ -50,6 +50,6 @@ def is_kept(
     if began is None:
         return False
     idx, at_ms = began
-    if not -BACK_MS <= now_ms - at_ms <= kept_ms - margin_ms or record.value(_SET_BACK, (idx,)) is not None:
+    if now_ms - at_ms > kept_ms - margin_ms or record.value(_SET_BACK, (idx,)) is not None:
         return False
     return bool(record.value(_LAST) <= now_ms + BACK_MS)

@@ -205,8 +205,6 @@ class Cancellation:
         if self.stopped is not None or self._cause is None:
             return
         answer: Answer | None = None
-        with suppress(
-            SdsError
-        ):  # a store that refuses, or a flow that somebody else has ended: nothing can be answered
+        with suppress(SdsError):  # a store that refuses, or a flow that was ended elsewhere: nothing can be answered
             answer = end(self._cause) if end is not None else None
         self.stopped = StoppedError(self._cause, answer)

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from tests.executors.gateways import connected, order
 
 KEY = "k" * 64
 DEADLINE_S = 2.0
+CLOSED = "no answer from the gateway: it was closed while it waited for an answer"
 
 
 def test_an_order_is_settled_once_and_looked_up_by_its_key(executor: HttpExecutor, gateway: GatewayServer) -> None:
@@ -179,6 +181,28 @@ def test_who_cannot_be_reached_was_certainly_sent_nothing_but_a_look_up_that_fai
         assert {"unknown"} == {executor.lookup(KEY, DEADLINE_S).status, executor.void(KEY, DEADLINE_S).status}
 
 
+def test_once_a_byte_has_left_for_a_proxy_nothing_is_certainly_unsent(tmp_path: Path) -> None:
+    with answering(b"HTTP/1.1 200 Connection established\r\n\r\n") as proxy:
+        through = ("currency: EUR", f"currency: EUR\nproxy: {proxy}")
+        with connected(tmp_path, "https://pay.example", through) as executor:
+            assert "unknown" == executor.dispatch(order(), KEY, DEADLINE_S).status
+
+
+def test_a_redirect_is_not_followed(gateway: GatewayServer, tmp_path: Path) -> None:
+    elsewhere = http("307 Temporary Redirect", b"{}", f"Location: {gateway.url}/payments")
+    with answering(elsewhere) as url, connected(tmp_path, url) as executor:
+        assert "unknown" == executor.dispatch(order(), KEY, DEADLINE_S).status
+    assert 0 == gateway.books.totals()["settled"]
+
+
+def test_a_value_of_another_type_fits_no_rule(tmp_path: Path) -> None:
+    rule = ("settled: [{status: [201], where: {status: settled}}]", "settled: [{status: [201], where: {ok: true}}]")
+    for ok, status in ((True, "settled"), (1, "unknown")):
+        reply = http("201 Created", json.dumps(GOOD | {"ok": ok}).encode())
+        with answering(reply) as url, connected(tmp_path, url, rule) as executor:
+            assert status == executor.dispatch(order(), KEY, DEADLINE_S).status
+
+
 def test_what_comes_too_late_to_the_wire_is_not_sent(executor: HttpExecutor, gateway: GatewayServer) -> None:
     assert "unsent" == executor.dispatch(order(), KEY, -1.0).status
     assert 0 == gateway.books.totals()["settled"]
@@ -205,6 +229,20 @@ def test_a_gateway_that_drips_its_answer_is_not_waited_for(tmp_path: Path) -> No
         began = time.monotonic()
         assert "unknown" == executor.dispatch(order(), KEY, 0.2).status
         assert time.monotonic() - began < 0.45
+
+
+def test_who_closes_it_waits_for_no_gateway_and_an_order_under_way_is_unknown(
+    executor: HttpExecutor, gateway: GatewayServer
+) -> None:
+    gateway.misbehave(parse_faults("delay-ms=1000"))
+    with ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(executor.dispatch, order(), KEY, 5.0)
+        while not gateway.is_at_work(KEY):
+            time.sleep(0.01)
+        began = time.monotonic()
+        executor.close()
+        assert Receipt("unknown", detail=CLOSED) == sent.result()
+        assert time.monotonic() - began < 0.9
 
 
 def test_the_environments_proxy_is_not_asked(

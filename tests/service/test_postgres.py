@@ -19,10 +19,10 @@ from sds.kernel.errors import StoreError
 from sds.service.callers import add_key, stored_keys
 from sds.service.database import open_database
 from sds.service.operations.endpoints import add_endpoint, positions
-from tests.postgres import server_url
-from tests.service.exposition import scraped, value
-from tests.service.receiver import receiving
+from tests.service.operations.exposition import scraped, value
+from tests.service.operations.receiver import receiving
 from tests.service.testbed import EVENT, Bed, check, opened_bed
+from tests.stores.server import server_url
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from sds.gate import Gate
 from sds.kernel.decision.packet import DecisionPacket, Decoding
@@ -36,17 +35,17 @@ class Thinking(Teller):
 
 @contextmanager
 def write_locks(gate: Gate) -> Iterator[list[str]]:
-    """Yield the statements by which a gate takes the write lock of its record, as they come."""
+    """Yield the threads that take the write lock of a gate's record, as they come."""
     taken: list[str] = []
+    transaction = gate.store.transaction
 
-    def trace(statement: str) -> None:
-        if statement.startswith("BEGIN IMMEDIATE"):
-            taken.append(statement)
+    def counted() -> AbstractContextManager[None]:
+        taken.append(threading.current_thread().name)
+        return transaction()
 
-    connection: sqlite3.Connection = gate.store._db
-    connection.set_trace_callback(trace)
+    gate.store.transaction = counted  # type: ignore[method-assign]
     yield taken
-    connection.set_trace_callback(None)
+    gate.store.transaction = transaction  # type: ignore[method-assign]
 
 
 def flows(gate: Gate) -> list[tuple[str, str | None]]:

@@ -9,7 +9,8 @@ import asyncio
 import ssl
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from dataclasses import dataclass
 from threading import Lock, Thread
 from typing import Any, TypeVar
@@ -85,12 +86,16 @@ class Exchange:
         except TimeoutError:
             asked.cancel()
             raise NoReplyError(f"no answer within {round(deadline_s * 1000)} ms") from None
+        except CancelledError:
+            raise NoReplyError("it was closed while it waited for an answer") from None
 
     def close(self) -> None:
+        """Let go of every connection. What is under way has no answer; who asks later gets connections anew."""
         with self._lock:
             loop, client, self._loop, self._client = self._loop, self._client, None, None
         if loop is not None:
-            asyncio.run_coroutine_threadsafe(client.aclose(), loop).result(STOP_S)
+            with suppress(TimeoutError):
+                asyncio.run_coroutine_threadsafe(_end(client), loop).result(STOP_S)
             loop.call_soon_threadsafe(loop.stop)
 
     def _run(self, work: Coroutine[Any, Any, T]) -> Future[T]:
@@ -168,6 +173,15 @@ class _TooLateError(Exception):
 
 def _said(error: Exception) -> str:
     return "the deadline has passed" if isinstance(error, _TooLateError) else f"{type(error).__name__}"
+
+
+async def _end(client: Any) -> None:
+    """Cancel what is under way, then close the client."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    await client.aclose()
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:

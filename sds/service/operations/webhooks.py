@@ -10,7 +10,7 @@ from __future__ import annotations
 import ssl
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
@@ -33,6 +33,7 @@ from sds.service.state import Service
 
 BACKOFF_MS, BACKOFF_MS_MAX = 1_000, 300_000
 DOUBLINGS_MAX = 16
+LOOK_S = 0.2  # while deliveries are under way others are looked for so often
 AT_ONCE_MAX = 100  # deliveries to one endpoint before others are looked at again
 EXACTLY = "webhooks"  # the lock under which one process at a time delivers for a gate
 
@@ -48,18 +49,24 @@ class Deliverer:
         self._random = random or Random()  # noqa: S311  when to try again is no secret
 
     def run(self) -> None:
-        """Deliver what is due, unless another process does."""
+        """Deliver until nothing is due, unless another process does. A slow endpoint holds up no other."""
         record = self._service.gates[self._gate].gate.store
-        due = self._due(record)
-        if not due:
+        if not self._due(record):
             return
         with record.exclusively(EXACTLY) as mine:
             if not mine:
                 return
-            with ThreadPoolExecutor(self._service.settings.webhooks_parallel, "sds-webhook") as pool:
-                done: list[Future[None]] = [pool.submit(self.deliver, endpoint, at, record) for endpoint, at in due]
-        for each in done:
-            each.result()
+            with ThreadPoolExecutor(self._settings.webhooks_parallel, "sds-webhook") as pool:
+                under_way = dict[Future[None], str]()
+                while not self._stopping.is_set():
+                    for endpoint, at in self._due(record):
+                        if endpoint.name not in under_way.values():
+                            under_way[pool.submit(self.deliver, endpoint, at, record)] = endpoint.name
+                    if not under_way:
+                        return
+                    for done in wait(under_way, LOOK_S, FIRST_COMPLETED).done:
+                        del under_way[done]
+                        done.result()
 
     def _due(self, record: Reader) -> list[tuple[Endpoint, EndpointPosition]]:
         """Return the endpoints that lag behind the ledger, or behind a record that was put back, and whose time has come."""
@@ -88,7 +95,7 @@ class Deliverer:
                 if not self._moved(at, change):
                     return
                 at = replace(at, idx=change.idx, attempts=0, failing_since_ms=None)
-        if passed is not None and not at.attempts:
+        if passed is not None:
             self._moved(at, passed)
 
     def _client(self) -> httpx2.Client:

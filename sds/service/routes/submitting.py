@@ -28,7 +28,7 @@ _ENDED = {"DRAINING": "DRAINING", "QUEUE_FULL": "QUEUE_FULL"}  # why a flow ende
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class DecisionReply:
     """What a request is answered with. `replayed`: it was answered so before, under the same key."""
 
     status: int
@@ -60,11 +60,11 @@ class _Begun:
 
     event: Event
     claim: KeyClaim | None
-    answered: Reply | None = None
+    answered: DecisionReply | None = None
     handle: Handle | None = None
 
 
-async def decide(service: Service, request: DecisionRequest) -> Reply:
+async def decide(service: Service, request: DecisionRequest) -> DecisionReply:
     """Return what answers a request. Raises Problem and SdsError: then nothing is kept under its key."""
     with service.admission.looking():
         begun = await run_in_threadpool(_begin, service, request)
@@ -140,7 +140,7 @@ async def _answer(request: DecisionRequest, event: Event, handle: Handle) -> Ans
     """Wait for a decision; one that goes on beyond the request's time is let go. Raises what it raises, and Problem where
     others wait for it, or it may have been committed.
     """
-    future = asyncio.wrap_future(handle.future)
+    future = _awaitable(handle)
     whole_ms = request.left_ms if request.terms.deadline_ms else request.gate.answer_ms_max
     await asyncio.wait({future}, timeout=max(0, whole_ms + GRACE_MS) / 1_000)
     if not future.done() and await run_in_threadpool(handle.cancel):
@@ -156,9 +156,16 @@ async def _answer(request: DecisionRequest, event: Event, handle: Handle) -> Ans
         raise
 
 
-async def _accepted(gate: OpenGate, event: Event, handle: Handle) -> Reply:
+def _awaitable(handle: Handle) -> asyncio.Future[Answer]:
+    """Return a future of the event loop; nobody complains where its exception is not asked for any more."""
+    future = asyncio.wrap_future(handle.future)
+    future.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+    return future
+
+
+async def _accepted(gate: OpenGate, event: Event, handle: Handle) -> DecisionReply:
     """Wait until the event has a flow that is on record, and name it: what was acknowledged is not lost."""
-    future, wait_s = asyncio.wrap_future(handle.future), LOOK_S
+    future, wait_s = _awaitable(handle), LOOK_S
     while not future.done():
         known = await run_in_threadpool(gate.gate.kernel.known, event)
         if known is not None:
@@ -168,20 +175,22 @@ async def _accepted(gate: OpenGate, event: Event, handle: Handle) -> Reply:
     return _of_answer(future.result(), 202)
 
 
-def _of_answer(answer: Answer, status: int = 200) -> Reply:
+def _of_answer(answer: Answer, status: int = 200) -> DecisionReply:
     """Return what tells an answer. Raises Problem for one that says that nobody has decided."""
     if answer.state == "ABORTED" and answer.tag == NOT_DECIDED:
         raise Problem(_ENDED.get(answer.reason_code or "", NOT_DECIDED), dfid=answer.dfid)
-    return Reply(status, answer.dfid, orjson.dumps(answer.as_data()))
+    return DecisionReply(status, answer.dfid, orjson.dumps(answer.as_data()))
 
 
-def _keep_known(kept: KeptAnswers, claim: KeyClaim, request: DecisionRequest, event: Event, decided: Reply) -> Reply:
+def _keep_known(
+    kept: KeptAnswers, claim: KeyClaim, request: DecisionRequest, event: Event, decided: DecisionReply
+) -> DecisionReply:
     """Keep under a new key what its event was answered before."""
     found = kept.claim(claim, request.gate.gate, event)
     return _replayed(found) if found is not None else _kept(kept, claim, decided)
 
 
-def _kept(kept: KeptAnswers, claim: KeyClaim, decided: Reply) -> Reply:
+def _kept(kept: KeptAnswers, claim: KeyClaim, decided: DecisionReply) -> DecisionReply:
     """Keep an answer; what may be decided afresh is not kept."""
     if decided.status == 200 and orjson.loads(decided.body)["retryable"]:
         kept.release(claim)
@@ -190,8 +199,8 @@ def _kept(kept: KeptAnswers, claim: KeyClaim, decided: Reply) -> Reply:
     return decided if first.body == decided.body else _replayed(first)
 
 
-def _replayed(found: KeptAnswer) -> Reply:
-    return Reply(found.status, found.dfid, found.body, replayed=True)
+def _replayed(found: KeptAnswer) -> DecisionReply:
+    return DecisionReply(found.status, found.dfid, found.body, replayed=True)
 
 
 def _in_progress(dfid: str) -> Problem:

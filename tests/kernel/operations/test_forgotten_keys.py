@@ -142,6 +142,29 @@ def test_a_human_is_believed_about_an_order_that_may_be_forgotten(forgetful: Wor
         assert [] == db.execute("SELECT * FROM voided").fetchall()
 
 
+def test_a_record_put_back_sends_nothing_again_that_may_be_forgotten(folder: Path):
+    """In the copy nobody knows the order's end; after it was made, recovery had the order paid."""
+    world = keeping(World(folder), DAY_MS)
+    if not world.path.exists():
+        pytest.skip("copies the file of a record")
+    world.rail.misfortunes = ["drop"]
+    world.decide(refund())
+    with closing(sqlite3.connect(world.path)) as db:
+        db.execute("VACUUM INTO ?", (str(folder / "backup.db"),))
+    assert Recovered(success=1) == recovered(world)
+    world.close()
+    for path in folder.glob("kernel.db*"):
+        path.unlink()
+    (folder / "backup.db").rename(world.path)
+    again = World(folder)
+    again.clock.advance(DAY_MS)
+    keeping(again, DAY_MS)
+    forgets(again)
+    assert Recovered(unknown=1) == recovered(again)
+    assert (0, 1) == (len(again.rail.sent), len(again.rail.paid()))
+    again.close()
+
+
 @pytest.fixture
 def sagas(folder: Path) -> Iterator[World]:
     made = keeping(World(folder, terms=terms()), DAY_MS)

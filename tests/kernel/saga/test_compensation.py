@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from sds.kernel.decision.packet import DecisionPacket
@@ -103,8 +105,8 @@ def test_a_reversal_nobody_knew_about_is_settled_by_recovery_and_the_human_keeps
 def test_a_stopped_agent_takes_no_next_step_and_a_human_is_alerted_without_asking_the_model(world: World, how: str):
     send = world.kernel.dispatcher.carry_out
 
-    def carry_out(intent: ExecutionIntent, *, until_ms: int) -> str:
-        status = send(intent, until_ms=until_ms)
+    def carry_out(intent: ExecutionIntent, **how_long: Any) -> str:
+        status = send(intent, **how_long)
         if how == "halt":
             halt(world)
         else:

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from sds.kernel.errors import StoreError
 from sds.kernel.operations.recovery import Recovered
-from tests.service.exposition import scraped, value
+from tests.service.operations.exposition import scraped, value
+from tests.service.operations.waiting import wait_until
 from tests.service.testbed import EVENT, opened_bed
-
-
-def wait_until(holds: Callable[[], object]) -> None:
-    until_s = time.monotonic() + 10
-    while not holds():
-        assert time.monotonic() < until_s
-        time.sleep(0.01)
 
 
 def test_a_flow_whose_holder_is_gone_is_ended_without_anybody_typing(home: Path) -> None:

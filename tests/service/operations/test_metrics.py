@@ -20,7 +20,8 @@ from sds.service.operations.metrics import STAGES, Metrics, forget_process, shar
 from sds.service.operations.observing import Observer
 from tests.kernel.durable import proposal
 from tests.proposers import Greedy, Says
-from tests.service.exposition import scraped, value
+from tests.service.operations.exposition import scraped, value
+from tests.service.operations.waiting import wait_until
 from tests.service.testbed import Bed, opened_bed
 
 DASHBOARD = Path(__file__).parents[3] / "docs" / "grafana.json"
@@ -98,6 +99,11 @@ def test_it_is_for_the_role_read_or_where_it_was_opened_so_for_this_machine(bed:
     assert 401 == here.get("/metrics").status_code
     bed.service.settings = type(bed.settings)(gates=("toll",), metrics_open=True)
     assert (200, 401) == (here.get("/metrics").status_code, there.get("/metrics").status_code)
+
+
+def test_what_a_process_has_in_hand_is_there_for_whoever_is_scraped_without_asking_it(bed: Bed) -> None:
+    metrics = bed.app.state.operations.metrics
+    wait_until(lambda: value(metrics.render().decode(), "sds_queue_decisions", gate="toll", of="waiting") == 0)
 
 
 def test_a_record_that_cannot_be_read_shows_as_down_and_does_not_fail_the_scrape(bed: Bed) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -26,8 +28,9 @@ from sds.service.operations.endpoints import (
 )
 from sds.service.operations.webhooks import BACKOFF_MS_MAX, Deliverer
 from tests.proposers import Greedy
-from tests.service.exposition import scraped, value
-from tests.service.receiver import Receiver, receiving
+from tests.service.operations.exposition import scraped, value
+from tests.service.operations.receiver import Receiver, receiving
+from tests.service.operations.waiting import wait_until
 from tests.service.testbed import EVENT, Bed, opened_bed
 
 
@@ -146,6 +149,25 @@ def test_an_endpoint_that_is_down_holds_up_no_other_and_the_certificate_is_verif
     assert 1 == len(receiver.took)
     failures = {at.webhook: at.failure for at in positions(quiet.database)}
     assert {"plain": "ConnectError", "shop": None} == failures
+
+
+def test_a_slow_endpoint_holds_up_no_other(quiet: Bed, receiver: Receiver) -> None:
+    with receiving() as slow:
+        slow.waits_s = 3.0
+        quiet.service.settings = replace(quiet.settings, webhook_within_s=10.0)
+        added(quiet, slow.url, "slow")
+        added(quiet, receiver.url)
+        decided(quiet, 1)
+        thread = threading.Thread(target=deliver, args=(quiet,))
+        began_s = time.monotonic()
+        thread.start()
+        wait_until(lambda: len(receiver.took) == 1)
+        decided(quiet, 2)
+        wait_until(lambda: len(receiver.took) == 2)
+        assert (1, True) == (len(slow.took), time.monotonic() - began_s < 3.0)
+        slow.waits_s = 0.0
+        thread.join(20)
+        assert 2 == len(slow.took)
 
 
 def test_one_process_at_a_time_delivers(quiet: Bed, receiver: Receiver) -> None:

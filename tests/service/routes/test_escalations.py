@@ -124,27 +124,33 @@ def test_who_is_never_taken_from_the_body_and_a_reason_is_needed(asking: Bed) ->
     assert "ABORTED" == resolved(asking, dfid, decision="ABORT", reason="withdrawn").json()["state"]
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"{",
-        b"[]",
-        b"\xff",
-        b"\xef\xbb\xbf{}",
-        b'{"reason":"a","reason":"b"}',
-        b'{"decision":"ABORT","reason":"\\ud800"}',
-        b'{"decision":"ABORT","reason":NaN}',
-        b'{"a":' * 100_000,
-    ],
+UNREADABLE = (
+    b"",
+    b"{",
+    b"[]",
+    b"\xff",
+    b"\xef\xbb\xbf{}",
+    b'{"reason":"a","reason":"b"}',
+    b'{"decision":"ABORT","reason":"\\ud800"}',
+    b'{"decision":"ABORT","reason":NaN}',
+    b'{"a":' * 10_000,
 )
-def test_a_body_that_cannot_be_read_is_refused_and_changes_nothing(asking: Bed, body: bytes) -> None:
+
+
+def test_a_body_that_cannot_be_read_is_refused_and_changes_nothing(asking: Bed) -> None:
     dfid = escalated(asking)
-    for path in (f"/v1/escalations/{dfid}/resolution", "/v1/agents/toll-agent/suspend"):
-        refused = raw(asking, path, body[: 60 * 1024])
-        assert (400, "USAGE") == (refused.status_code, refused.json()["reason_code"])
-    assert 413 == raw(asking, f"/v1/escalations/{dfid}/resolution", b" " * 70_000).status_code
-    assert 415 == asking.client.post(f"/v1/escalations/{dfid}/resolution", content=b"{}").status_code
+    resolution = f"/v1/escalations/{dfid}/resolution"
+    for body in UNREADABLE:
+        for path in (resolution, "/v1/agents/toll-agent/suspend", "/v1/halt"):
+            refused = asking.client.request(
+                "PUT" if path == "/v1/halt" else "POST",
+                path,
+                content=body,
+                headers={"Content-Type": "application/json"},
+            )
+            assert (400, "USAGE") == (refused.status_code, refused.json()["reason_code"])
+    assert 413 == raw(asking, resolution, b" " * 70_000).status_code
+    assert 415 == asking.client.post(resolution, content=b"{}").status_code
     assert [] == entries(asking, "HUMAN")
 
 

@@ -16,8 +16,8 @@ from sds.host.clock import now_ms
 from sds.service.callers import revoke_key
 from sds.service.operations.changes import parse_positions, read_changes
 from tests.proposers import Greedy
-from tests.service.exposition import scraped, value
-from tests.service.served import served
+from tests.service.operations.exposition import scraped, value
+from tests.service.routes.served import served
 from tests.service.testbed import EVENT, Bed, opened_bed
 
 Sent = httpx2.ServerSentEvent

@@ -21,7 +21,7 @@ import pytest
 
 from sds.service.server.serving import bound, server_over
 from tests.gates.own import GATE, written
-from tests.service.driver import KEY
+from tests.service.server.driver import KEY
 from tests.service.testbed import EVENT, Bed, opened_bed
 
 pytestmark = pytest.mark.timeout(90)
@@ -186,7 +186,7 @@ def test_a_thousand_silent_clients_hurt_nobody_and_beyond_the_limit_the_longest_
 def driven(home: Path, takes_s: float, drain_s: float) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Serve the toll gate in a process of its own; give it and its address."""
     written(home / "toll_gate", GATE)
-    command = [sys.executable, "-m", "tests.service.driver", str(home / "toll_gate"), str(takes_s), str(drain_s)]
+    command = [sys.executable, "-m", "tests.service.server.driver", str(home / "toll_gate"), str(takes_s), str(drain_s)]
     environ = {**os.environ, "SDS_HOME": str(home)}
     process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:

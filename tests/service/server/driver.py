@@ -1,4 +1,4 @@
-"""`python -m tests.service.driver GATE TAKES_S [DRAIN_S]`: serves a gate that needs no model, each decision for TAKES_S."""
+"""`python -m tests.service.server.driver GATE TAKES_S [DRAIN_S]`: serves a gate that needs no model, each decision for TAKES_S."""
 
 from __future__ import annotations
 

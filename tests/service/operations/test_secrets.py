@@ -23,8 +23,8 @@ from sds.service.operations.webhooks import Deliverer
 from sds.service.settings import ServiceSettings
 from tests.kernel.durable import proposal
 from tests.proposers import Says
-from tests.service.exposition import scraped
-from tests.service.receiver import receiving
+from tests.service.operations.exposition import scraped
+from tests.service.operations.receiver import receiving
 from tests.service.testbed import EVENT, Bed, opened_bed
 
 CARD, TOKEN, DIARY = "4111111111111111", "sk_live_4eC39HqLyjWDarjtT1zdp7dc", "my grandmother Zebedina"

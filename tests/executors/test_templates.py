@@ -1,0 +1,39 @@
+"""Texts of a gateway file, filled with facts of an order: none can become more than the place it stands in."""
+
+from __future__ import annotations
+
+import pytest
+
+from sds.executors.http import templates
+from sds.executors.http.templates import UnwritableError
+from sds.kernel.executor.protocol import ExecutionIntent
+
+INTENT = ExecutionIntent("flow-1", "k-1", "PAY", (("amount", 1205), ("days", 3)), "A/1?x=2#ü", "7")
+FACTS = templates.order_facts(INTENT, "k-1", "EUR")
+
+
+def test_a_text_that_is_one_number_stays_a_number_and_decimals_make_a_text() -> None:
+    tree = {"a": "{params.amount}", "b": ["{params.amount:2}", "{kind} {params.days}"], "c": {"d": True, "e": 7}}
+    assert {"a": 1205, "b": ["12.05", "PAY 3"], "c": {"d": True, "e": 7}} == templates.written(tree, FACTS)  # type: ignore[arg-type]
+
+
+def test_a_fact_in_a_path_is_one_part_of_it() -> None:
+    assert "/a/A%2F1%3Fx%3D2%23%C3%BC/pay?k=k-1" == templates.path("/a/{resource_key}/pay?k={key}", FACTS)
+
+
+@pytest.mark.parametrize("name", ["", ".", ".."])
+def test_what_names_another_place_however_it_is_escaped_is_refused(name: str) -> None:
+    with pytest.raises(UnwritableError, match="is no part of an address"):
+        templates.path("/a/{resource_key}/pay", {"resource_key": name})
+
+
+@pytest.mark.parametrize("value", ["a\r\nX-Other: 1", "a\0", "ü"])
+def test_a_header_holds_printable_ascii_and_no_second_header(value: str) -> None:
+    with pytest.raises(UnwritableError, match="a header cannot hold"):
+        templates.header("{resource_key}", {"resource_key": value})
+
+
+@pytest.mark.parametrize("text", ["{params.fee}", "{kind:2}"])
+def test_a_fact_that_the_order_does_not_have_is_refused(text: str) -> None:
+    with pytest.raises(UnwritableError):
+        templates.written(text, FACTS)

@@ -1,0 +1,79 @@
+"""The gates of one process: opened once, one model for all that read with it, closed together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sds.host.clock import now_ms
+from sds.kernel.errors import ModelError, UsageError
+from sds.service.gates import OpenGates, open_gates
+from sds.service.settings import ServiceSettings
+from tests.gates.own import GATE, written
+from tests.proposers import Greedy
+from tests.service.testbed import EVENT
+
+
+class Counted(Greedy):
+    """Counts how often it is opened and closed."""
+
+    def __init__(self) -> None:
+        super().__init__("WAIVE")
+        self.opened = self.closed = 0
+
+    def open(self) -> Counted:
+        self.opened += 1
+        return self
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def gates_of(home: Path, *names: str) -> ServiceSettings:
+    paths = [written(home / name, GATE.replace("toll", name)).parent for name in names]
+    return ServiceSettings(gates=tuple(map(str, paths)))
+
+
+def opened(settings: ServiceSettings, model: Counted) -> OpenGates:
+    return open_gates(settings, open_model=model.open, now_ms=now_ms)
+
+
+def test_gates_that_read_with_the_same_model_share_one_and_it_is_closed_once(home: Path) -> None:
+    model = Counted()
+    gates = opened(gates_of(home, "bridge", "tunnel"), model)
+    assert ["bridge", "tunnel"] == list(gates)
+    assert (1, 0) == (model.opened, model.closed)
+    assert ["CLOSED", "CLOSED"] == [each.gate.decide(EVENT).state for each in gates.values()]
+    gates.close()
+    assert (1, 1) == (model.opened, model.closed)
+
+
+def test_a_gate_whose_policy_has_fitted_readers_opens_no_model(home: Path) -> None:
+    model = Counted()
+    gates = opened(ServiceSettings(gates=("refund",)), model)
+    assert 0 == model.opened
+    gates.close()
+
+
+def test_a_gate_that_is_named_twice_is_refused_before_anything_is_opened(home: Path) -> None:
+    settings, model = gates_of(home, "bridge"), Counted()
+    with pytest.raises(UsageError, match="a gate is named twice"):
+        opened(ServiceSettings(gates=settings.gates * 2), model)
+    assert 0 == model.opened
+
+
+def test_what_was_opened_is_closed_where_the_next_does_not_open(home: Path) -> None:
+    settings, model = gates_of(home, "bridge", "tunnel"), Counted()
+    (home / "tunnel" / "decisions.db").mkdir()
+    with pytest.raises(Exception, match="cannot be opened"):
+        opened(settings, model)
+    assert 1 == model.closed
+
+
+def test_a_model_that_does_not_open_leaves_nothing_open(home: Path) -> None:
+    def fails() -> Counted:
+        raise ModelError("no weights")
+
+    with pytest.raises(ModelError, match="no weights"):
+        open_gates(gates_of(home, "bridge"), open_model=fails, now_ms=now_ms)
