@@ -1,0 +1,1 @@
+"""The question `service`: what HTTP adds to a decision."""
