@@ -309,6 +309,7 @@ def test_a_commit_whose_end_is_unknown_is_an_error_and_the_record_tells(store: P
     def lost() -> None:
         with store.transaction():
             put(store, drawn=9)
+            assert [9] == drawn(store)  # nothing waits any more: the commit goes alone
             own = store._own.transaction
             own._db = LosesReply(own._db)
 
