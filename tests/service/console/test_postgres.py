@@ -13,7 +13,7 @@ import pytest
 
 from sds.kernel.audit.verify import verify
 from tests.kernel.durable import refund
-from tests.postgres import server_url
+from tests.stores.server import server_url
 from tests.service.console.office import Office, Visitor, busy, open_office, text
 
 
