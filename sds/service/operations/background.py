@@ -76,7 +76,7 @@ class Background:
             if not mine:
                 return
             try:
-                found = gate.recover()
+                found = gate.recover(at_once=False)
             except Exception:
                 self._metrics.recovery_errors.labels(name).inc()
                 raise
@@ -86,7 +86,7 @@ class Background:
             "interrupted": found.interrupted,
             "success": found.success,
             "failed": found.failed,
-            "unknown": found.unknown,
+            "unknown": found.unknown - found.paused,
             "sagas_ended": found.sagas_ended,
         }
         for became, number in counts.items():

@@ -13,8 +13,8 @@ import pytest
 
 from sds.kernel.audit.verify import verify
 from tests.kernel.durable import refund
-from tests.stores.server import server_url
 from tests.service.console.office import Office, Visitor, busy, open_office, text
+from tests.stores.server import server_url
 
 
 @pytest.fixture

@@ -31,7 +31,8 @@ def test_what_recovery_meets_is_logged_and_counted_and_does_not_end_it(
 ) -> None:
     calls = list[int]()
 
-    def fails() -> Recovered:
+    def fails(*, at_once: bool) -> Recovered:
+        assert not at_once
         calls.append(1)
         if len(calls) == 1:
             raise StoreError("`postgresql://user:hunter2@host` is gone")
@@ -58,7 +59,8 @@ def test_what_recovery_meets_is_logged_and_counted_and_does_not_end_it(
 def test_of_several_processes_one_recovers_a_gate_at_a_time(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = list[int]()
 
-    def counts() -> Recovered:
+    def counts(*, at_once: bool) -> Recovered:
+        assert not at_once
         calls.append(1)
         return Recovered()
 
