@@ -104,6 +104,17 @@ def test_every_command_on_a_gate_of_ones_own_runs(tmp_path: Path) -> None:
     assert "errors: 0" in said
 
 
+def test_every_command_of_the_service_runs(tmp_path: Path) -> None:
+    """What serves until SIGTERM is sent one as soon as it is ready."""
+    served = r"\1 --port 18080 & for n in {1..600}; do curl -sf http://127.0.0.1:18080/readyz && break; sleep 0.2; done"
+    block = re.sub(
+        r"^(sds serve [^#\n]*[^# \n]).*", served + "; kill $!; wait $!", _block("sds serve"), flags=re.MULTILINE
+    )
+    said = _run(block, tmp_path)
+    assert '"status":"ready"' in said
+    assert (tmp_path / "refund.backup").exists()
+
+
 def test_the_test_command_at_the_top_is_what_ci_runs() -> None:
     assert "make test" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert "make test" in _blocks("")[0]
