@@ -8,7 +8,7 @@ nothing but the first answer's wording.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -23,6 +23,8 @@ from sds.service.problems import Problem
 SWEPT_MAX = 1_000  # rows removed at once
 SWEEP_EVERY_MS = 60_000
 
+_ERASED = "SELECT 1 FROM erasures WHERE gate = ? AND event_id = ?"
+_ERASED_SINCE = "SELECT event_id FROM erasures WHERE gate = ? AND erased_at_ms >= ?"
 _KEPT = idempotency.c
 _SELECT = sa.select(_KEPT.fingerprint, _KEPT.event_id, _KEPT.dfid, _KEPT.status, _KEPT.body)
 
@@ -67,7 +69,11 @@ class KeptAnswers:
         """Return what was answered under a key, by reading alone. Raises Problem where it stands for another event."""
         with self._database.reading() as connection:
             row = connection.execute(_SELECT.where(claim.where)).first()
-        return None if row is None else _checked(row, gate, event)
+        found = None if row is None else _checked(row, gate, event)
+        if found is not None and gate.store.value(_ERASED, (claim.gate, claim.event_id)) is not None:
+            self._forget(claim.gate, [claim.event_id])
+            return None
+        return found
 
     def claim(self, claim: KeyClaim, gate: Gate, event: Event) -> KeptAnswer | None:
         """KeyClaim a key for an event; return what was answered under it meanwhile. Raises Problem as `find` does."""
@@ -101,6 +107,20 @@ class KeptAnswers:
         old = sa.select(*columns).where(_KEPT.made_at_ms < self._now_ms() - self._kept_ms).limit(SWEPT_MAX)
         with self._database.transaction() as connection:
             return connection.execute(idempotency.delete().where(sa.tuple_(*columns).in_(old))).rowcount
+
+    def forget_erased(self, gate: Gate) -> int:
+        """Remove what was answered about events of a gate whose texts were erased since; return how many answers."""
+        name = gate.contract.gate
+        erased = gate.store.rows(_ERASED_SINCE, (name, self._now_ms() - self._kept_ms))
+        return self._forget(name, [event_id for (event_id,) in erased])
+
+    def _forget(self, gate: str, event_ids: Sequence[str]) -> int:
+        removed = 0
+        for at in range(0, len(event_ids), SWEPT_MAX):
+            those = _KEPT.event_id.in_(event_ids[at : at + SWEPT_MAX])
+            with self._database.transaction() as connection:
+                removed += connection.execute(idempotency.delete().where(_KEPT.gate == gate, those)).rowcount
+        return removed
 
     def _sweep_now_and_then(self) -> None:
         now_ms = self._now_ms()

@@ -95,6 +95,8 @@ class Background:
             self._service.log("recovery.ran", {"gate": name, **counts, "errors": len(found.errors)})
 
     def _sweep(self) -> None:
-        """Forget answers that were kept long enough."""
+        """Forget answers that were kept long enough, and those about events whose texts were erased."""
+        for each in self._service.gates.values():
+            self._service.kept.forget_erased(each.gate)
         while self._service.kept.sweep() == SWEPT_MAX and not self._stopping.is_set():
             pass

@@ -110,3 +110,13 @@ def test_no_text_of_an_event_is_in_the_services_database(bed: Bed, home: Path) -
     assert b"the secret" not in raw
     assert bed.key.encode() not in raw
     assert 0o600 == (home / "service.db").stat().st_mode & 0o777
+
+
+def test_an_answer_about_an_event_whose_texts_are_erased_is_forgotten(bed: Bed) -> None:
+    first = bed.post(headers=KEY)
+    bed.gate.erase(EVENT["trip_id"], who="ada", reason="asked for it")
+    again = bed.post(headers=KEY)
+    assert (first.json()["dfid"], 200) == (again.json()["dfid"], again.status_code)
+    assert "idempotent-replayed" not in again.headers
+    assert 1 == kept(bed)
+    assert (1, 0) == (bed.service.kept.forget_erased(bed.gate), kept(bed))
