@@ -76,7 +76,7 @@ mutation: $(TESTABLE)
 # All that needs no card, one after the other, then the page, with nothing beside it.
 bench: peers
 	$(BIN)/sds models prepare
-	for question in kernel grammar 'hotpath --n 200' 'readings --with-model' scaling 'throughput --only guidance-llamacpp --n 96 --rounds 2' peers; do \
+	for question in kernel grammar 'hotpath --n 200' 'readings --with-model' scaling 'throughput --only guidance-llamacpp --n 96 --rounds 2' peers service store; do \
 	  $(BIN)/sds bench $$question --json --save benchmarks/results || exit; \
 	done
 	$(BIN)/sds bench report

@@ -19,7 +19,7 @@ from sds.benchmarks.page import targets
 from sds.kernel.errors import UsageError
 
 # In the order of the page.
-QUESTIONS = ("hotpath", "readings", "peers", "throughput", "grammar", "kernel", "scaling", "gpu")
+QUESTIONS = ("hotpath", "readings", "peers", "throughput", "grammar", "kernel", "scaling", "service", "store", "gpu")
 RESULTS, PAGE = Path("benchmarks/results"), Path("benchmarks/report.md")
 ELSEWHERE = "elsewhere"
 RESULT_BYTES_MAX = 1 << 24

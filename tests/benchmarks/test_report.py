@@ -171,6 +171,25 @@ def _scaling(fresh: Iterator[float]) -> dict[str, Any]:
     }
 
 
+def _service(fresh: Iterator[float]) -> dict[str, Any]:
+    ways = {key: _summary(fresh) for key in ("in_process_ms", "http_ms", "client_ms")}
+    again = {key: _summary(fresh) for key in ("http", "in_process")}
+    added = _summary(fresh) | {"p50s": 0.99}
+    predicted = {"added_ms": next(fresh), "duplicate_ms": next(fresh)}
+    return {"gate": "own", "same": 31, "added_ms": added, "duplicate_ms": again, "predicted": predicted} | ways
+
+
+def _store(fresh: Iterator[float]) -> dict[str, Any]:
+    def of_both() -> dict[str, float]:
+        return {"postgresql": next(fresh), "sqlite": next(fresh)}
+
+    found: dict[str, Any] = {key: of_both() for key in ("commits_s", "decisions_s", "limited_s")}
+    for key in ("over_commits", "commits_over_commits"):
+        found[key] = {"decisions": of_both(), "limited": of_both()}
+    found["over_commits"]["decisions"]["postgresql"] = 0.49
+    return {"seconds": 9, "connections": 8, "versions": {"psycopg": "3.17.1", "postgresql": "18.17"}} | found
+
+
 def _gpu(fresh: Iterator[float]) -> dict[str, Any]:
     warm = {key: _summary(fresh) for key in ("reason_ms", "bare_passes_ms", "exact_ms")}
     shares = {"over_floor": next(fresh), "exact_over_greedy": next(fresh), "floor_ms": next(fresh)}
@@ -194,6 +213,8 @@ _MADE = {
     "grammar": _grammar,
     "kernel": _kernel,
     "scaling": _scaling,
+    "service": _service,
+    "store": _store,
     "gpu": _gpu,
 }
 
@@ -254,6 +275,8 @@ def test_a_target_is_reached_at_its_limit_and_missed_beyond_it() -> None:
     assert ["9.99", "**missed**"] == rows["fixed form, against llama.cpp's grammar"]
     assert ["-", "not measured"] == rows["fixed form, against Outlines on llama.cpp"]
     assert ["1.02", "reached"] == rows["durable verdict, a million entries over a thousand"]
+    assert ["0.99", "reached"] == rows["what HTTP adds to a decision, of the medians"]
+    assert ["0.49", "**missed**"] == rows["decisions in PostgreSQL over its bare commits"]
 
 
 def test_smaller_ledgers_say_nothing_of_a_million_entries() -> None:
