@@ -8,6 +8,7 @@ open, and the count of an agent's rejections in a row.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,23 +49,23 @@ def verify(store: Store, expected: Head | Checkpoint | None = None, public: Publ
     `public`: whose checkpoints they have to be. It reads one moment of the file, while others go on writing.
     """
     faults: list[str] = []
-    entries: list[Row] = []
+    walk = _Walk()
     signed: list[Checkpoint] = []
     stepped: list[clock.Step] = []
     head = Head(0, ledger.GENESIS)
     with store.frozen() as reader:
         try:
             faults += _database(reader)
-            entries = reader.rows(f"SELECT {ledger.COLUMNS} FROM ledger ORDER BY idx")
-            chain, head = ledger.verify_chain(entries)
-            faults += chain
             signed = checkpoints.read_all(reader)
-            faults += checkpoints.faults(signed, {entry[0]: entry[6] for entry in entries}, head, public)
+            walk.wanted |= {each.idx for each in (*signed, expected, public and public.since) if each}
+            chain, head = ledger.verify_chain(walk.noted(ledger.entries(reader)))
+            faults += chain
+            faults += checkpoints.faults(signed, walk.hashes, head, public)
             if expected is not None:
-                faults += _against_head(entries, expected, head, public)
+                faults += _against_head(walk.hashes, expected, head, public)
             if not chain:
-                stepped += clock.steps_of(entries)
-                faults += [*Tables(reader).faults(entries), *clock.faults(reader, stepped)]
+                stepped += clock.steps_of(ledger.entries(reader))
+                faults += [*Tables(reader).faults(ledger.entries(reader)), *clock.faults(reader, stepped)]
         except StoreError as error:
             faults.append(f"database: {error}")
         except NOT_AS_WRITTEN as error:  # columns of other types than their tables declare
@@ -73,7 +74,22 @@ def verify(store: Store, expected: Head | Checkpoint | None = None, public: Publ
     last = signed[-1].idx if signed else None
     blind = None if expected else _blind(head, last, public)
     notes = tuple(str(step) for step in stepped[:FAULTS_MAX])
-    return Report(head, len(entries), shown, blind, last, notes)
+    return Report(head, walk.entries, shown, blind, last, notes)
+
+
+class _Walk:
+    """What is kept of a ledger that is walked through: how many entries there were, and the hashes of some, by index."""
+
+    def __init__(self) -> None:
+        self.wanted = set[int]()
+        self.entries, self.hashes = 0, dict[int, str]()
+
+    def noted(self, entries: Iterable[Row]) -> Iterator[Row]:
+        for entry in entries:
+            self.entries += 1
+            if entry[0] in self.wanted:
+                self.hashes[entry[0]] = entry[6]
+            yield entry
 
 
 def _blind(head: Head, signed: int | None, public: PublicKeys | None) -> str:
@@ -94,12 +110,14 @@ def _database(reader: Reader) -> list[str]:
     ]
 
 
-def _against_head(entries: list[Row], expected: Head | Checkpoint, head: Head, public: PublicKeys | None) -> list[str]:
+def _against_head(
+    hashes: Mapping[int, str], expected: Head | Checkpoint, head: Head, public: PublicKeys | None
+) -> list[str]:
     if isinstance(expected, Checkpoint) and (wrong := checkpoints.forged(expected, "the head kept", public)):
         return [wrong]
     if expected.idx > head.idx:
         return [f"entry {head.idx + 1}: missing (the ledger ends at {head.idx}, the head kept says {expected.idx})"]
-    stored = next((entry[6] for entry in entries if entry[0] == expected.idx), ledger.GENESIS)
+    stored = hashes.get(expected.idx, ledger.GENESIS)
     return [] if stored == expected.entry_hash else [f"entry {expected.idx}: not the entry the head names"]
 
 

@@ -7,7 +7,7 @@ REVOKED, REFUSED (a registration), AGENT, HALT, RESUME, ARTIFACT, RETENTION, OPE
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from sds.kernel.canonical import canonical
 from sds.kernel.storage.store import Reader, Row, Store
 
 GENESIS = "0" * 64
+READ_AT_ONCE = 1_000
 COLUMNS = "idx, at_ms, kind, dfid, body, prev_hash, entry_hash"
 
 
@@ -51,6 +52,16 @@ def append(store: Store, at_ms: int, kind: str, dfid: str, body: Mapping[str, An
     if store.witness is not None:
         store.witness.appended(store, added.idx, added.entry_hash, last.entry_hash)
     return added
+
+
+def entries(reader: Reader) -> Iterator[Row]:
+    """Yield all entries by their index, `READ_AT_ONCE` in memory at a time. `reader`: of one moment, that nobody adds to."""
+    page = reader.rows(f"SELECT {COLUMNS} FROM ledger ORDER BY idx LIMIT {READ_AT_ONCE}")
+    while page:
+        yield from page
+        page = reader.rows(
+            f"SELECT {COLUMNS} FROM ledger WHERE idx > ? ORDER BY idx LIMIT {READ_AT_ONCE}", page[-1][:1]
+        )
 
 
 def rows_digest(rows: list[Row]) -> str:

@@ -195,3 +195,15 @@ def test_the_join_tells_of_a_rejection(world: World):
         world.kernel.decide(packet, nonsense(packet))
     (row,) = joined(world, packet.dfid)
     assert (None, None, None, "REJECTED", "SCHEMA_INVALID", None, None) == row[4:]
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3, 4])
+def test_entries_are_read_a_few_at_a_time_and_none_is_left_out(
+    store: Store, at_once: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(ledger, "READ_AT_ONCE", at_once)
+    asked = list[int]()
+    rows = store.rows
+    monkeypatch.setattr(store, "rows", lambda *of: asked.append(len(found := rows(*of))) or found)
+    assert rows(ENTRIES) == list(ledger.entries(store))
+    assert max(asked) <= at_once
