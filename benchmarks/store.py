@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import secrets
+import sqlite3
 import tempfile
 import threading
 import time
@@ -144,7 +145,7 @@ def _bare(place: str, schema: str) -> tuple[Callable[[str], Any], Callable[[], N
         lite = connect(Path(place))
         for setup in ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=FULL", table.format("one")):
             lite.execute(setup)
-        return lambda _: lite.execute("INSERT INTO one VALUES (1, 'x')"), lite.close
+        return lambda _: _committed(lite), lite.close
     import psycopg  # noqa: PLC0415  an extra
 
     db = psycopg.connect(place, autocommit=True)
@@ -152,6 +153,18 @@ def _bare(place: str, schema: str) -> tuple[Callable[[str], Any], Callable[[], N
         db.execute("SELECT pg_advisory_xact_lock(1)")
         db.execute(table.format(f"public.{schema}"))
     return lambda _: db.execute(f"INSERT INTO public.{schema} VALUES (1, 'x')"), db.close
+
+
+def _committed(lite: sqlite3.Connection) -> None:
+    """Commit one row; who waits in vain while others commit tries again."""
+    while True:
+        try:
+            lite.execute("INSERT INTO one VALUES (1, 'x')")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+                raise
+        else:
+            return
 
 
 def _server_version(url: str) -> str:

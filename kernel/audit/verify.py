@@ -14,7 +14,7 @@ from typing import Any
 
 from sds.kernel.audit.tables import Tables
 from sds.kernel.canonical import canonical, one_line
-from sds.kernel.errors import NOT_AS_WRITTEN, StoreError
+from sds.kernel.errors import NOT_AS_WRITTEN, StoreError, unreadable
 from sds.kernel.flow.answer import answer
 from sds.kernel.storage import checkpoints, clock, ledger
 from sds.kernel.storage.checkpoints import Checkpoint, PublicKeys
@@ -125,7 +125,15 @@ def flow_record(store: Store, dfid: str) -> dict[str, Any] | None:
     """Return everything the record holds of one flow: the causal chain of DIR 4.2, ledger entries included.
 
     Texts are in clear; of an erased case `[erased]` stands for each, of a record without the kernel's key `[sealed]`.
+    Raises StoreError where the rows cannot be read.
     """
+    try:
+        return _flow_record(store, dfid)
+    except NOT_AS_WRITTEN as error:
+        raise unreadable(dfid) from error
+
+
+def _flow_record(store: Store, dfid: str) -> dict[str, Any] | None:
     flow = _one(store, "decision_flows", dfid)
     if flow is None:
         return None

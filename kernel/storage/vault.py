@@ -127,6 +127,8 @@ class Texts:
         self._found: CaseKey | None = None
 
     def text(self, column: str, stored: str) -> str:
+        if not isinstance(stored, str):  # a record that was damaged, or altered
+            raise TypeError("a text of a case is none")
         if not stored.startswith(TEXT_MARK):
             return stored
         key = self._key_or_word()
@@ -153,7 +155,7 @@ class Texts:
         return str(entry["text"]) if "text" in entry else self.text(RATIONALE, entry[SEALED])
 
     def fields(self, column: str, stored: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a JSON object with each sealed text in it in clear."""
+        """Return a JSON object with each sealed text in it in clear. Raises TypeError for one that is no text."""
         return {
             name: self.text(column, value[SEALED]) if isinstance(value, dict) and SEALED in value else value
             for name, value in stored.items()
