@@ -23,22 +23,10 @@ from sds.service.gates import OpenGates
 from sds.service.operations import Operations
 from sds.service.operations.requests import Measured
 from sds.service.operations.shedding import LoadShedding
-from sds.service.problems import Log
+from sds.service.problems import SAFE_HEADERS, Log
 from sds.service.routes import agents, catalog, decisions, described, escalations, events, halt, health, looking
 from sds.service.settings import ServiceSettings
 from sds.service.state import Service
-
-HEADERS = {
-    "cache-control": "no-store",
-    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-    "permissions-policy": "camera=(), geolocation=(), microphone=()",
-    "referrer-policy": "no-referrer",
-    "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",
-}
-
 
 BODY_BYTES_MAX = 1 << 20  # of any route; those that read one have limits of their own
 # FastAPI's own spans and log records hold queries, messages and tracebacks: those of `operations.tracing` take their place.
@@ -71,7 +59,7 @@ class Outermost:
             if message["type"] == "http.response.start":
                 begun = True
                 headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
+                for name, value in SAFE_HEADERS.items():
                     headers.setdefault(name, value)
             await send(message)
 
@@ -140,9 +128,9 @@ def create_app(
     for module in (health, catalog, decisions, looking, escalations, agents, halt, events, console):
         app.include_router(module.router, responses=described.PROBLEMS)
     described.describe(app, gates)
-    app.add_middleware(LoadShedding, service=app.state.service)
     app.add_middleware(Measured, operations=app.state.operations)
     app.add_middleware(Outermost, log=log, token=token, body_within_s=settings.body_within_s)
+    app.add_middleware(LoadShedding, service=app.state.service, refused=app.state.operations.metrics.was_shed)
     return app
 
 

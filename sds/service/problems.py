@@ -22,6 +22,16 @@ from sds.kernel.storage.masking import mask
 from sds.service.reasons import REASONS, code_of
 
 MEDIA_TYPE = "application/problem+json"
+SAFE_HEADERS = {  # what every answer carries, for browsers
+    "cache-control": "no-store",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+}
 DETAIL_CHARS_MAX = 300
 RETRY_AFTER_S = 1.0
 _BY_STATUS = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "BODY_TOO_LARGE", 415: "MEDIA_TYPE", 400: "USAGE"}

@@ -78,6 +78,11 @@ class Metrics:
             "sds_store_errors", "Work in the background that the store refused", ("work",)
         )
 
+    def was_shed(self, code: str, took_s: float) -> None:
+        """Count a request that was refused at the door, before any route."""
+        self.refused.labels(code).inc()
+        self.request_s.labels("none", "POST", "503").observe(took_s)
+
     def _counter(self, name: str, what: str, labels: tuple[str, ...]) -> Counter:
         return Counter(name, what, labels, registry=self._registry)
 
