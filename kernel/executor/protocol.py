@@ -7,6 +7,7 @@ itself idempotent and a `lookup` has just answered that the key is absent.
 from __future__ import annotations
 
 import hmac
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -127,7 +128,7 @@ class Signer:
     ) -> None:
         self._read_again, self._stamp = read_again, stamp
         self._stamped: object = None  # they are read once more, in case they were replaced while they were
-        self._generation = 0
+        self._generation, self._reading = 0, threading.Lock()
         self._keys = _checked((key, *older))
 
     def __repr__(self) -> str:
@@ -135,16 +136,19 @@ class Signer:
 
     def generation(self) -> int:
         """Take over keys that were made since; return how often there were any."""
-        try:
-            if (stamp := self._stamp()) == self._stamped:
+        with self._reading:
+            try:
+                if (stamp := self._stamp()) == self._stamped:
+                    return self._generation
+            except OSError:  # the file is gone: what is known here goes on
                 return self._generation
-        except OSError:  # the file is gone: what is known here goes on
+            if (found := self._read_again()) is None:  # it is asked for again next time
+                return self._generation
+            keys = _checked(tuple(dict.fromkeys((*found, *self._keys))))
+            if keys != self._keys:
+                self._keys, self._generation = keys, self._generation + 1
+            self._stamped = stamp
             return self._generation
-        self._stamped, found = stamp, self._read_again()
-        keys = self._keys if found is None else _checked(tuple(dict.fromkeys((*found, *self._keys))))
-        if keys != self._keys:
-            self._keys, self._generation = keys, self._generation + 1
-        return self._generation
 
     def derived(self, purpose: str) -> tuple[bytes, ...]:
         """Return a key of 32 bytes for another purpose (HKDF-SHA256, RFC 5869) of each key, the one that signs first."""
@@ -253,8 +257,12 @@ class VerifyingExecutor:
         return isinstance(self._executor, Reverts)
 
     def revert(self, intent: ExecutionIntent, deadline_s: float) -> Receipt:
-        if not self._signer.verify(intent) or not isinstance(self._executor, Reverts):
+        if not isinstance(self._executor, Reverts):
             return Receipt("rejected", detail="the order cannot be reverted")
+        if not self._signer.verify(intent):  # its key may be on its way here
+            return Receipt(
+                "unknown", detail="the order does not carry a signature that is known here; nothing was asked"
+            )
         return self._executor.revert(intent.idempotency_key, deadline_s)
 
     def reverted(self, intent: ExecutionIntent, deadline_s: float) -> Receipt:

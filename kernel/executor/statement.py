@@ -7,6 +7,7 @@ the outside has by then the record knows, and what the record called settled bef
 from __future__ import annotations
 
 import json
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ Outcome = Literal["settled", "rejected", "reverted"]
 
 Statement = Callable[[int, int], tuple["StatementLine", ...]]  # from, until: what an executor lists of that time
 
+STATEMENT_S_MAX = 60.0
 LINES_MAX = 1_000_000
 TEXT_CHARS_MAX = 200
 AT_MS_MAX = 253_402_300_799_999  # the end of the year 9999
@@ -63,9 +65,12 @@ def read_statement(
 ) -> tuple[StatementLine, ...]:
     """Read a statement whole. Raises WorldError, STATEMENT_UNREADABLE, whatever else the executor raises or returns."""
     lines: list[StatementLine] = []
+    ends_s = time.monotonic() + STATEMENT_S_MAX  # nobody waits for it any longer, and it must not go on for ever
     try:
         for line in listing(since_ms, until_ms):
             lines.append(_checked(line))
+            if time.monotonic() > ends_s:
+                raise unreadable_statement(f"it is not there within {STATEMENT_S_MAX:.0f} s")
             if len(lines) > LINES_MAX:
                 raise unreadable_statement(f"it has more than {LINES_MAX} lines", hint="ask for a shorter time")
     except SdsError as error:

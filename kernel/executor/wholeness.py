@@ -15,6 +15,7 @@ from sds.kernel.executor.statement import CLOCKS_APART_MS, Statement, known_keys
 from sds.kernel.storage.store import Reader
 
 RECORD_BEHIND = "RECORD_BEHIND"
+_NOT_YET: object = object()  # no record's generation
 
 _LAST_ORDER = (
     "SELECT l.at_ms FROM ledger l JOIN decision_flows f ON f.dfid = l.dfid"
@@ -31,7 +32,8 @@ class Doubt:
 
 
 class Wholeness:
-    """Of one open record and one executor. That it is whole is remembered, that it is not is asked again each time.
+    """Of one open record and one executor. That it is whole is remembered for as long as it is that record (`generation`),
+    that it is not is asked again each time.
 
     `statement`: lists what the executor was ordered (`Dispatcher.statement`); None where it cannot. Safe in several
     threads: one asks, the others wait for its answer.
@@ -39,18 +41,20 @@ class Wholeness:
 
     def __init__(self, record: Reader, gate: str, statement: Statement | None, *, now_ms: Callable[[], int]) -> None:
         self._record, self._gate, self._statement, self._now_ms = record, gate, statement, now_ms
-        self._lock, self._whole = threading.Lock(), statement is None
+        self._lock, self._whole = threading.Lock(), _NOT_YET
 
     def doubt(self) -> Doubt | None:
         """Return why nothing may be ordered yet, None when the record is whole or its executor cannot tell.
 
         It asks the executor: never inside a transaction.
         """
-        if self._whole or self._statement is None:
+        if self._statement is None or self._whole == (generation := self._record.generation):
             return None
         with self._lock:
-            doubt = None if self._whole else self._compare(self._statement)
-            self._whole = doubt is None
+            if self._whole == generation:
+                return None
+            doubt = self._compare(self._statement)
+            self._whole = _NOT_YET if doubt else generation
         return doubt
 
     def _compare(self, statement: Statement) -> Doubt | None:

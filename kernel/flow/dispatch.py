@@ -20,8 +20,9 @@ from sds.kernel.executor import breaker
 from sds.kernel.executor.deadline import LateError, within
 from sds.kernel.executor.key_retention import CLOCK_MARGIN_MS, FORGOTTEN, is_kept
 from sds.kernel.executor.protocol import ExecutionIntent, Executor, Receipt, Signer, VerifyingExecutor
-from sds.kernel.executor.statement import StatementLine, unreadable_statement
+from sds.kernel.executor.statement import STATEMENT_S_MAX, StatementLine, unreadable_statement
 from sds.kernel.flow import undecided
+from sds.kernel.flow.in_flight import deadline_ms
 from sds.kernel.flow.states import EXECUTION_FAILED, NOT_SENT, State, transition
 from sds.kernel.registry import reservations
 from sds.kernel.storage import ledger
@@ -30,10 +31,11 @@ from sds.kernel.storage.store import Store
 Log = Callable[[str, Mapping[str, object]], None]
 
 RECEIPT_CHARS_MAX = 200
-STATEMENT_S_MAX = 60.0
 OUR_OWN = "the kernel's signature"
 DETAIL_CHARS_MAX = 400  # what was raised, and what was found when it was looked up
 
+_IN_FLIGHT = ("PENDING", "UNKNOWN")
+_SENT_AGAIN = "INSERT INTO order_lookups (dfid, asked, due_at_ms) VALUES (?, 1, 0) ON CONFLICT (dfid) DO NOTHING"
 _STATUS = {"settled": "SUCCESS", "rejected": "FAILED", "unsent": "FAILED", "absent": "UNKNOWN", "unknown": "UNKNOWN"}
 _ANSWERED = ("settled", "rejected", "absent")  # it says that the executor is there
 # Whether an order was settled by a human's word, and has not been undone since.
@@ -169,6 +171,8 @@ class Dispatcher:
         An order read back from the record with anything altered is neither looked up nor sent: its key may be
         another's. It stays UNKNOWN, and keeps what it reserved, until a human resolves it.
         """
+        if (status := self._status(intent)) not in (None, *_IN_FLIGHT):  # it has ended since it was looked at
+            return str(status)
         if not self._signer.verify(intent):
             missing = self._signer.missing(intent)
             self._log("keys.missing" if missing else "security.order_altered", {"dfid": intent.dfid})
@@ -185,9 +189,32 @@ class Dispatcher:
         if not self.keeps_key(intent.dfid):
             self._log("executor.key_forgotten", {"dfid": intent.dfid})
             return self.settle(intent, Receipt("unknown", detail=FORGOTTEN))
-        if again:
-            sent = self._send(intent)
-            return self.settle(intent, sent if sent.status == "settled" else self._lookup(intent))
+        if not again:
+            return self._void_absent(intent)
+        return self._send_again(intent)
+
+    def _status(self, intent: ExecutionIntent) -> str | None:
+        found: str | None = self._store.value("SELECT status FROM execution_log WHERE dfid = ?", (intent.dfid,))
+        return found
+
+    def _send_again(self, intent: ExecutionIntent) -> str:
+        """Send an absent order under its key again, unless it has ended meanwhile, within what its flow's deadline leaves.
+
+        That it is sent is noted first: no `unsent` of whoever else may be sending it frees it from then on.
+        """
+        with self._store.transaction():
+            if (status := self._status(intent)) in _IN_FLIGHT:
+                self._store.run(_SENT_AGAIN, (intent.dfid,))
+        if status not in _IN_FLIGHT:
+            return str(status)
+        until_ms = deadline_ms(self._store, intent.dfid)
+        left_s = self._deadline_s if until_ms is None else min(self._deadline_s, (until_ms - self._now_ms()) / 1000)
+        if left_s <= 0:
+            return self._void_absent(intent)
+        sent = self._send(intent, left_s)
+        return self.settle(intent, sent if sent.status == "settled" else self._lookup(intent))
+
+    def _void_absent(self, intent: ExecutionIntent) -> str:
         self._announce_void(intent)
         return self.settle(intent, self._void(intent))
 
@@ -276,7 +303,7 @@ class Dispatcher:
             was = self._store.value("SELECT status FROM execution_log WHERE dfid = ?", (intent.dfid,))
             if was is None:
                 raise StoreError("an order is not in the record", dfid=intent.dfid)
-            if receipt.status == "unsent" and not (was == "PENDING" and self._now_ms() <= until_ms):
+            if receipt.status == "unsent" and not self._is_only_sender(intent, str(was), until_ms):
                 receipt = replace(receipt, status="unknown")
             status = _STATUS[receipt.status]
             if by is None and self._contradicts(intent, str(was), status):
@@ -288,6 +315,11 @@ class Dispatcher:
         event = "security.settlement_contradicted" if status == "DIRTY" else "flow.settled"
         self._log(event, {"dfid": intent.dfid, "status": status})
         return status
+
+    def _is_only_sender(self, intent: ExecutionIntent, was: str, until_ms: int) -> bool:
+        """Tell whether nobody but the sender of a fresh order can have sent it: by its lease, and by what is noted."""
+        noted = self._store.value("SELECT 1 FROM order_lookups WHERE dfid = ?", (intent.dfid,))
+        return was == "PENDING" and self._now_ms() <= until_ms and noted is None
 
     def _contradicts(self, intent: ExecutionIntent, was: str, status: str) -> bool:
         """Tell whether the executor's own answer is not what an order was settled as; of two of its own the first holds.

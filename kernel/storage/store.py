@@ -42,6 +42,11 @@ class Reader(ABC):
             raise StoreError("the texts of this record are sealed, and the kernel's key is not here", hint=_KEY)
         return self._keyring
 
+    @property
+    def generation(self) -> object:
+        """Return what differs once the record may have been replaced beneath whoever has it open. A file is held."""
+        return None
+
     def unlock(self, keyring: Keyring) -> None:
         """Take the keys that the texts of cases lie under; those of whoever was first stay."""
         self._keyring = self._keyring or keyring

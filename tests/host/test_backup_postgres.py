@@ -125,3 +125,18 @@ def test_a_restore_that_stops_leaves_no_record_that_is_empty_or_half(
     assert [] == asides()
     restore(tmp_path / "copy", bed.own, gate=GATE)
     clean(bed)
+
+
+def test_a_record_that_somebody_has_open_is_not_replaced(bed: ground.Bed, tmp_path: Path) -> None:
+    """They would go on with what they knew of the old one: also where it was renamed away beneath them."""
+    backup(bed, tmp_path / "backup")
+    name = paths.schema_name(bed.own)
+    with closing(paths.open_record(bed.own)) as used:
+        assert used.rows("SELECT 1 FROM ledger LIMIT 1")
+        execute(f"ALTER SCHEMA {name} RENAME TO given_up_{name}")
+        try:
+            with pytest.raises(UsageError, match="in use by others"):
+                restore(tmp_path / "backup", bed.own, gate=GATE)
+        finally:
+            execute(f"ALTER SCHEMA given_up_{name} RENAME TO {name}")
+    assert [] == asides()

@@ -18,6 +18,11 @@ from sds.kernel.storage.postgres.errors import REFUSED, is_lost, mend, refused, 
 
 Connection = psycopg.Connection[Any]
 
+# What was committed before a transaction had its lock must be seen in it, whatever a server, role or URL sets.
+BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
+# A host that is gone without a word is noticed within seconds, unless the URL says otherwise (libpq, milliseconds and seconds).
+_ALIVE = {"tcp_user_timeout": "10000", "keepalives_idle": "10", "keepalives_interval": "5", "keepalives_count": "3"}
+
 VERSION_MIN = 150_000
 CONNECTIONS_MAX = 12  # of one store in one process; the last ones are for reading
 WAIT_S = 5.0  # for a connection, and for the record's lock
@@ -37,7 +42,7 @@ class Url:
             said = conninfo_to_dict(text, connect_timeout=CONNECT_S)
         except psycopg.Error:  # its message names what it could not read, which may be the password
             raise UsageError("the URL of the store cannot be read", hint="postgresql://USER@HOST/DATABASE") from None
-        self.conninfo = make_conninfo("", **said)
+        self.conninfo = make_conninfo("", **{**_ALIVE, **said})
         place = f"{said.get('host', '')}" + (f":{said['port']}" if "port" in said else "")
         self.name = f"postgresql://{place}/{said.get('dbname', '')}"
 
@@ -117,7 +122,7 @@ class Pool:
     """Connections that are set up and in use by one thread at a time. One that died is replaced."""
 
     def __init__(self, url: Url, schema: str) -> None:
-        self._url = url
+        self._url, self.lost = url, 0  # how many connections were found to have ended
         self._pool: ConnectionPool[Connection] = ConnectionPool(
             url.conninfo,
             kwargs={"autocommit": True},
@@ -160,6 +165,7 @@ class Pool:
                 return db, begin(db)
             except REFUSED as error:
                 lost = is_lost(error) and db.closed
+                self.lost += lost
                 self._abandon(db)
                 if not lost or not left:
                     raise refused(error, what) from error

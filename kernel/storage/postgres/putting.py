@@ -8,7 +8,7 @@ import psycopg
 
 from sds.kernel.errors import UsageError
 from sds.kernel.storage.postgres import schema as schemas
-from sds.kernel.storage.postgres.connections import Connection, Url, connected
+from sds.kernel.storage.postgres.connections import BEGIN, Connection, Url, connected
 from sds.kernel.storage.postgres.errors import refused
 
 
@@ -16,7 +16,8 @@ def put_in_place(url: str, aside: str, schema: str) -> None:
     """Rename the schema `aside` to `schema`, in the place of an empty one. Raises UsageError where one holds a record."""
     db = connected(Url(url), aside)
     try:
-        db.execute(f"BEGIN; SELECT pg_advisory_xact_lock({schemas.lock_number(schema)})", prepare=False)
+        db.execute(f"{BEGIN}; SELECT pg_advisory_xact_lock({schemas.lock_number(schema)})", prepare=False)
+        _refuse_in_use(db, schema)
         _drop_empty(db, schema)
         db.execute(f"ALTER SCHEMA {aside} RENAME TO {schema}; SET search_path = {schema}", prepare=False)
         db.execute(schemas.functions(schema), prepare=False)  # they name the schema
@@ -25,6 +26,14 @@ def put_in_place(url: str, aside: str, schema: str) -> None:
         raise refused(error, "the record cannot be put in place") from error
     finally:
         db.close()
+
+
+def _refuse_in_use(db: Connection, schema: str) -> None:
+    """Raise UsageError while somebody has the record open: they would go on with what they knew of the old one."""
+    sql = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = %s"
+    others = db.execute(sql, (schema,)).fetchone()
+    if others and others[0]:
+        raise UsageError(f"the record `{schema}` is in use by others", hint="end the gates and services first")
 
 
 def _drop_empty(db: Connection, schema: str) -> None:

@@ -17,7 +17,7 @@ import psycopg
 from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.storage.keyring import Keyring
 from sds.kernel.storage.postgres import schema as schemas
-from sds.kernel.storage.postgres.connections import Connection, Pool, Url, connected
+from sds.kernel.storage.postgres.connections import BEGIN, Connection, Pool, Url, connected
 from sds.kernel.storage.postgres.dialect import translated
 from sds.kernel.storage.postgres.errors import NO_READ, NO_WRITE, REFUSED, is_worth_again, mend, refused, said
 from sds.kernel.storage.postgres.transaction import Transaction
@@ -136,7 +136,7 @@ class PostgresStore(_CatalogueReader, Store):
             raise UsageError(f"`{schema}` is no name of a schema")
         self._url, self._schema_name, self.witness = Url(url), schema, witness
         self._lock_number = schemas.lock_number(schema)
-        self._begin = f"BEGIN; SELECT pg_advisory_xact_lock({self._lock_number})"
+        self._begin = f"{BEGIN}; SELECT pg_advisory_xact_lock({self._lock_number})"
         self._own = threading.local()
         self._writers = threading.Semaphore(WRITERS_MAX)
         self._prepare()
@@ -145,6 +145,11 @@ class PostgresStore(_CatalogueReader, Store):
     @property
     def name(self) -> str:
         return f"{self._url.name}, schema {self._schema_name}"
+
+    @property
+    def generation(self) -> object:
+        """Return what changes when the schema is another, or a server may have been put back, or another took its place."""
+        return self.value("SELECT to_regnamespace(?)::oid", (self._schema_name,)), self._pool.lost
 
     def _prepare(self) -> None:
         """Make the record, or add what an older version lacks. Raises StoreError."""

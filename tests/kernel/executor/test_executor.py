@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sds.kernel.errors import ExecutorError
-from sds.kernel.executor.protocol import ExecutionIntent, NoExecutor, Receipt, Signer, VerifyingExecutor
+from sds.kernel.executor.protocol import ExecutionIntent, NoExecutor, Receipt, Signer, VerifyingExecutor, key_name
 from tests.kernel.durable import SIGNER, World, compensate, refund
 from tests.kernel.faults import WordlessError
 
@@ -192,3 +192,10 @@ def test_whatever_an_executor_raises_is_unknown_and_is_on_the_record_with_its_pl
     logged = [facts for event, facts in world.logged if event == "executor.failed"]
     assert [said, said] == [facts["error"] for facts in logged]  # type: ignore[index]
     world.close()
+
+
+def test_keys_that_could_not_be_read_once_are_read_the_next_time() -> None:
+    old, new = b"o" * 32, b"n" * 32
+    kept: list[tuple[bytes, ...] | None] = [None, (new, old)]
+    signer = Signer(old, read_again=lambda: kept.pop(0), stamp=lambda: "another than before")
+    assert [key_name(old), key_name(new), key_name(new)] == [signer.sign(b"x").partition(":")[0] for _ in range(3)]

@@ -14,6 +14,7 @@ import pytest
 
 from sds.kernel.errors import StoreError
 from sds.kernel.storage.postgres import store as stores
+from sds.kernel.storage.postgres.connections import Url
 from sds.kernel.storage.postgres.dialect import translated
 from sds.kernel.storage.postgres.store import PostgresStore
 from sds.kernel.storage.sqlite import SqliteStore, statements
@@ -346,3 +347,27 @@ def test_a_writer_waits_only_so_long_for_another(schema: str, store: PostgresSto
             pass
         assert 0.9 < time.monotonic() - begun < 10
     assert "another program holds it: end that, or try again" == caught.value.hint
+
+
+def test_a_transaction_sees_what_was_committed_before_its_lock_whatever_the_server_sets(schema: str) -> None:
+    by_hand("ALTER ROLE postgres SET default_transaction_isolation = 'repeatable read'")
+    try:
+        with closing(PostgresStore(server_url(), schema)) as made, made.transaction():
+            assert "read committed" == made.value("SELECT current_setting('transaction_isolation')")
+    finally:
+        by_hand("ALTER ROLE postgres RESET default_transaction_isolation")
+
+
+def test_a_host_that_is_gone_is_noticed_within_seconds_unless_the_url_says_otherwise() -> None:
+    usual, own = Url("postgresql://db.example/sds"), Url("postgresql://db.example/sds?tcp_user_timeout=60000")
+    assert "tcp_user_timeout=10000" in usual.conninfo
+    assert "keepalives_idle=10" in usual.conninfo
+    assert "tcp_user_timeout=60000" in own.conninfo
+
+
+def test_a_record_is_another_once_connections_to_it_have_ended_or_its_schema_was_replaced(store: PostgresStore) -> None:
+    before = store.generation
+    assert before == store.generation
+    end_connections(store._schema_name)
+    drawn(store)
+    assert before != store.generation
