@@ -101,7 +101,7 @@ class Sessions:
 
 
 class Tries:
-    """Counts the log-ins that failed, by address: behind a proxy many share one, so only a wrong key is told to wait."""
+    """Counts the log-ins that failed, by address: behind a proxy many share one, so only a wrong key has to wait."""
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms
