@@ -128,8 +128,8 @@ def create_app(
     for module in (health, catalog, decisions, looking, escalations, agents, halt, events, console):
         app.include_router(module.router, responses=described.PROBLEMS)
     described.describe(app, gates)
-    app.add_middleware(Measured, operations=app.state.operations)
     app.add_middleware(Outermost, log=log, token=token, body_within_s=settings.body_within_s)
+    app.add_middleware(Measured, operations=app.state.operations)  # around it, for what it answers itself counts, too
     app.add_middleware(LoadShedding, service=app.state.service, refused=app.state.operations.metrics.was_shed)
     return app
 

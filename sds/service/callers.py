@@ -80,7 +80,7 @@ class Callers:
     async def of(self, authorization: str | None) -> Caller:
         """Return who has the key of an `Authorization` header. Raises Problem: 401, 429; StoreError."""
         scheme, _, key = (authorization or "").partition(" ")
-        if scheme.lower() != "bearer" or not _KEY.fullmatch(key):
+        if scheme.lower() != "bearer" or not is_key(key):
             raise Problem("UNAUTHENTICATED")
         digest = digest_of(key)
         caller = self._dev.get(digest) or self._remembered(digest) or await run_in_threadpool(self.look_up, digest)
@@ -147,6 +147,11 @@ Operator = Annotated[Caller, Depends(caller("operate"))]
 
 def digest_of(key: str) -> str:
     return sha256(key.encode()).hexdigest()
+
+
+def is_key(text: str) -> bool:
+    """Tell whether a text has the form of a key: what has not was never one."""
+    return _KEY.fullmatch(text) is not None
 
 
 def new_key() -> str:

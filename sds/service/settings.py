@@ -42,7 +42,7 @@ class ServiceSettings:
     keys_kept_s: int = 24 * 3600  # answers under an Idempotency-Key
     key_cache_ms: int = 1_000  # a revoked key is refused after so long at the latest
 
-    metrics_open: bool = False  # /metrics without a key, for who asks from this machine
+    metrics_open: bool = False  # /metrics without a key, for who asks from this machine, through no proxy
     streams_max: int = 64  # streams of changes at once in one process
     streams_of_key_max: int = 8
     heartbeat_s: float = 15.0  # of a stream that has nothing to say

@@ -33,7 +33,10 @@ class Listening:
     port: Annotated[int, typer.Option("--port", min=0, max=65_535, help="The port; 0 takes any.")] = 8080
     workers: Annotated[int, typer.Option("--workers", min=1, max=64, help="Processes; each loads its own model.")] = 1
     metrics_open: Annotated[
-        bool, typer.Option("--metrics-open", help="Show /metrics without a key to who asks from this machine.")
+        bool,
+        typer.Option(
+            "--metrics-open", help="Show /metrics without a key to who asks from this machine, through no proxy."
+        ),
     ] = False
 
 

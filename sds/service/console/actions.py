@@ -66,22 +66,28 @@ def _tries(request: Request) -> Tries:
 
 @router.post("/login")
 def log_in(request: Request, sent: Form) -> Response:
-    """Open a session for a key."""
-    tries, address = _tries(request), request.client.host if request.client else ""
-    if not is_ours(request, sent.get("csrf", ""), login_csrf(cookie_of(request, LOGIN))):
+    """Open a session for a key: for one that is right, however many others were tried."""
+    cookie = cookie_of(request, LOGIN)
+    if not cookie or not is_ours(request, sent.get("csrf", ""), login_csrf(cookie)):
         return _login(request, 403, Refusal("This form was not sent by our page.", "It is a fresh one now: try again."))
-    if wait_s := tries.wait_s(address):
-        response = _login(request, 429, Refusal("Too many tries.", f"Try again in {wait_s} seconds."))
-        response.headers["Retry-After"] = str(wait_s)
-        return response
     made = sessions(request).open(sent.get("key", "").strip())
     if made is None:
-        tries.failed(address)
-        return _login(request, 401, Refusal("This key does not open the console.", "Is it whole, and not revoked?"))
+        return _wrong_key(request)
     response = RedirectResponse(PATH, 303)
     set_cookie(request, response, SESSION, made.cookie)
     set_cookie(request, response, LOGIN, "")
     return response
+
+
+def _wrong_key(request: Request) -> Response:
+    """Refuse a key that opens nothing, and count it; 429 where too many came from one address."""
+    tries, address = _tries(request), request.client.host if request.client else ""
+    if wait_s := tries.wait_s(address):
+        response = _login(request, 429, Refusal("Too many tries.", f"Try again in {wait_s} seconds."))
+        response.headers["Retry-After"] = str(wait_s)
+        return response
+    tries.failed(address)
+    return _login(request, 401, Refusal("This key does not open the console.", "Is it whole, and not revoked?"))
 
 
 @router.post("/logout")

@@ -166,7 +166,7 @@ def case_page(gate: Gate, dfid: str, review: HumanReview, *, currency: str, look
         alternatives=tuple(alternative(each, gate.contract, currency) for each in case.alternatives),
         kinds=tuple(_kind(each.kind, each.impacts or (), currency) for each in may if each.kind),
         override=any(each.decision == "OVERRIDE" for each in may),
-        history=tuple(history(gate, dfid)),
+        history=tuple(history(gate, dfid, texts=True)),
     )
 
 
@@ -249,13 +249,18 @@ def _kind(kind: KindBound, impacts: tuple[Impact, ...], currency: str) -> Kind:
     )
 
 
-def history(gate: Gate, dfid: str) -> Iterator[Entry]:
-    """Yield what the ledger has of a flow, oldest first. Raises StoreError when that cannot be read."""
+def history(gate: Gate, dfid: str, *, texts: bool) -> Iterator[Entry]:
+    """Yield what the ledger has of a flow, oldest first; `texts`: with the reasons that people gave.
+
+    Raises StoreError when that cannot be read.
+    """
     record = flow_record(gate.store, dfid) or {"ledger": ()}
     try:
         for entry in record["ledger"]:
             body = json.loads(entry["body"])
             body |= body["by"] if isinstance(body.get("by"), dict) else {}
+            if not texts and body.get("reason") not in (None, ""):
+                body["reason"] = words.FOR_REVIEWERS
             detail = ", ".join(words.plain(body[name]) for name in _SAID if body.get(name) not in (None, ""))
             yield Entry(entry["at_ms"], entry["kind"], words.entry(entry["kind"]), detail)
     except NOT_AS_WRITTEN as error:

@@ -9,11 +9,12 @@ from typing import Any
 
 from sds.gate import Gate
 from sds.kernel.audit.verify import flow_record
+from sds.kernel.contract.schema import Contract
 from sds.kernel.envelope.proposal import Proposal, parse_recorded
 from sds.kernel.errors import NOT_AS_WRITTEN, UsageError, unreadable
 from sds.service.console import words
 from sds.service.console.case import Alternatives, Entry, alternative, history, numbers
-from sds.service.console.words import Piece
+from sds.service.console.words import FOR_REVIEWERS, Piece
 
 Facts = tuple[tuple[str, str], ...]
 
@@ -49,12 +50,17 @@ class DecisionPage:
     history: tuple[Entry, ...]
 
 
-def decision_page(gate: Gate, dfid: str, *, currency: str) -> DecisionPage:
-    """Read one decision. Raises UsageError when there is none, StoreError when it cannot be read."""
+def decision_page(gate: Gate, dfid: str, *, currency: str, texts: bool) -> DecisionPage:
+    """Read one decision; `texts`: with what customers, models and reviewers wrote.
+
+    Raises UsageError when there is none, StoreError when it cannot be read.
+    """
     record = flow_record(gate.store, dfid)
     if record is None:
         raise UsageError(f"there is no flow `{dfid}` in the record", reason_code="DFID_UNKNOWN")
     try:
+        if not texts:
+            record = without_texts(gate.contract, record)
         flow = record["decision_flows"]
         order, human = record["execution_log"] or {}, record["human_decisions"] or {}
         proposed = record["policy_proposals"] or {}
@@ -68,10 +74,63 @@ def decision_page(gate: Gate, dfid: str, *, currency: str) -> DecisionPage:
             waits=flow["state"] == "ESCALATED" or order.get("status") == "UNKNOWN",
             sections=tuple(_sections(gate, record, currency)),
             alternatives=tuple(_alternatives(gate, proposed, currency)),
-            history=tuple(history(gate, dfid)),
+            history=tuple(history(gate, dfid, texts=texts)),
         )
     except NOT_AS_WRITTEN as error:
         raise unreadable(dfid) from error
+
+
+def without_texts(terms: Contract, record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a flow's record with `for reviewers` in place of every text of a customer, a model or a reviewer.
+
+    Ids, numbers, codes, hashes and times stay. Raises what a record raises that is not as it was written.
+    """
+    flow, named = record["decision_flows"], (terms.event.id, terms.event.key)
+    event = json.loads(flow["trigger_event"])
+    shown = {name: value if name in named else _hidden(value) for name, value in event.items()}
+    return {
+        **record,
+        "decision_flows": {**flow, "trigger_event": json.dumps(shown)},
+        "context_snapshots": _snapshot_without(terms, record["context_snapshots"]),
+        "attempts": [_reasons_without({**each, "proposal": FOR_REVIEWERS}) for each in record["attempts"]],
+        "policy_proposals": _without(record["policy_proposals"], "proposal"),
+        "rationale": None if record["rationale"] is None else FOR_REVIEWERS,
+        "dim_validations": _reasons_without(record["dim_validations"]),
+        "human_decisions": _without(record["human_decisions"], "reason"),
+        "ledger": (),
+    }
+
+
+def _hidden(value: object) -> object:
+    return value if value is None or isinstance(value, bool | int | float) else FOR_REVIEWERS
+
+
+def _without(row: Mapping[str, Any] | None, text: str) -> dict[str, Any] | None:
+    """Return a row without one text, and of its justification the code alone."""
+    if row is None:
+        return None
+    code = None if row["justification"] is None else row["justification"].partition(":")[0]
+    return {**row, text: FOR_REVIEWERS, "justification": code}
+
+
+def _reasons_without(row: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return a row of which each reason says its gate and code: its line may quote what was proposed."""
+    if row is None:
+        return None
+    reasons = [(gate_no, code, FOR_REVIEWERS) for gate_no, code, _ in json.loads(row["reasons"])]
+    return {**row, "reasons": json.dumps(reasons)}
+
+
+def _snapshot_without(terms: Contract, row: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return a snapshot without what the model read, and of the state without what is any text by its declared type."""
+    if row is None:
+        return None
+    body = json.loads(row["body"])
+    fields = {
+        path: _hidden(value) if terms.snapshot.get(path, "string") == "string" else value
+        for path, value in body["fields"].items()
+    }
+    return {**row, "body": json.dumps({**body, "fields": fields}), "prompt": json.dumps([FOR_REVIEWERS])}
 
 
 def _sections(gate: Gate, record: Mapping[str, Any], currency: str) -> Iterator[Section]:

@@ -137,9 +137,10 @@ def _now(request: Request, me: ConsoleSession) -> dict[str, Any]:
 
 @router.get("/decisions/{gate}/{dfid}")
 def decision(request: Request, me: Me, gate: str, dfid: str) -> Response:
-    """Show the whole causal record of one decision."""
+    """Show the whole causal record of one decision; its texts to reviewers alone."""
     opened = allowed(request, me, gate, "read", dfid)
-    page = decision_page(opened.gate, dfid, currency=opened.definition.demo.currency)
+    texts = "review" in me.roles and me.caller.may_see(gate)
+    page = decision_page(opened.gate, dfid, currency=opened.definition.demo.currency, texts=texts)
     return render(request, "decision.html", here="live", page=page)
 
 

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from starlette.requests import Request
 from starlette.responses import Response
 
-from sds.service.callers import Caller, Callers, digest_of
+from sds.service.callers import Caller, Callers, digest_of, is_key
 from sds.service.database import Database, sessions
 from sds.service.settings import is_loopback
 
@@ -60,7 +60,12 @@ class Sessions:
         self._database, self._callers, self._now_ms, self._token = database, callers, now_ms, token
 
     def open(self, key: str) -> ConsoleSession | None:
-        """Return a new session for a key; None: it is unknown, revoked, or has no role here."""
+        """Return a new session for a key; None: it is none, unknown, revoked, or has no role here.
+
+        What has not the form of a key is refused without the database.
+        """
+        if not is_key(key):
+            return None
         digest = digest_of(key)
         caller = self._callers.look_up(digest)
         if caller is None or not caller.roles & ROLES:
@@ -96,7 +101,7 @@ class Sessions:
 
 
 class Tries:
-    """Counts the log-ins that failed, by address, so that nobody tries on and on."""
+    """Counts the log-ins that failed, by address: behind a proxy many share one, so only a wrong key has to wait."""
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms
@@ -145,7 +150,7 @@ def _name(request: Request, name: str) -> str:
 
 
 def login_csrf(cookie: str) -> str:
-    """Return what the log-in form carries: nobody is logged in yet, so it stands for a cookie of its own."""
+    """Return what the log-in form carries: nobody is logged in yet, so it stands for a cookie of its own, never for none."""
     return sha256(f"log-in form {cookie}".encode()).hexdigest()
 
 

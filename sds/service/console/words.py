@@ -15,6 +15,7 @@ from sds.kernel.errors import NOT_AS_WRITTEN
 from sds.kernel.identifiers import is_seen
 
 UNSEEN = "UNSEEN"
+FOR_REVIEWERS = "for reviewers"  # stands for a text that a key without the role `review` is not shown
 MONEY_SCALE = 2  # decimals of the amounts that a gate's currency is of: `Demo.currency`
 
 _WORD = re.compile(r"\w{0,40}")

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from typing import Annotated
 
 import orjson
-from fastapi import APIRouter, Header, Query, Request
+from fastapi import APIRouter, Depends, Header, Query, Request
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from sse_starlette.sse import AppStatus, SendTimeoutError
 from starlette.concurrency import run_in_threadpool
@@ -34,27 +35,30 @@ router = APIRouter(prefix="/v1/events", tags=["events"])
 
 
 class ChangeStream(EventSourceResponse):
-    """A stream that counts while it is sent, and whose reader may go or fall asleep without that being a fault."""
+    """A stream whose reader may go or fall asleep without that being a fault."""
 
-    def __init__(
-        self, streams: Counter[str], who: Caller, content: AsyncIterator[ServerSentEvent], ping_s: float
-    ) -> None:
+    def __init__(self, content: AsyncIterator[ServerSentEvent], ping_s: float) -> None:
         super().__init__(content, ping=ping_s, send_timeout=SEND_S_MAX)
-        self._streams, self._name = streams, who.name
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._streams[self._name] += 1
-        try:
+        with suppress(SendTimeoutError):
             await super().__call__(scope, receive, send)
-        except SendTimeoutError:
-            pass
-        finally:
-            self._streams[self._name] -= 1
-            if not self._streams[self._name]:
-                del self._streams[self._name]
 
 
-@router.get("", response_class=EventSourceResponse)
+async def place(request: Request, who: Viewer) -> AsyncIterator[None]:
+    """Take one of the places for streams for as long as a request lasts, however it ends. Raises Problem: there is none."""
+    streams = operations(request).streams
+    _check_room(service(request), streams, who)
+    streams[who.name] += 1  # with nothing awaited since the check: of requests that come together each is counted
+    try:
+        yield
+    finally:
+        streams[who.name] -= 1
+        if not streams[who.name]:
+            del streams[who.name]
+
+
+@router.get("", response_class=EventSourceResponse, dependencies=[Depends(place, scope="request")])
 async def events(
     request: Request,
     who: Viewer,
@@ -72,12 +76,10 @@ async def events(
         who.check("read", name)
     seen = state.gates_of(who)
     records = {name: state.gate(name).gate.kernel.store for name in (gate or seen)}
-    streams = operations(request).streams
-    _check_room(state, streams, who)
     positions = await run_in_threadpool(_start, records, last_event_id or after)
     digest = digest_of(request.headers["authorization"].partition(" ")[2])
     sent = _sent(state, operations(request).tail, digest, records, positions)
-    return ChangeStream(streams, who, sent, state.settings.heartbeat_s)
+    return ChangeStream(sent, state.settings.heartbeat_s)
 
 
 def _check_room(state: Service, streams: Counter[str], who: Caller) -> None:

@@ -14,6 +14,8 @@ from sds.service.operations.metrics import CONTENT_TYPE
 from sds.service.problems import Problem, response_of
 from sds.service.state import service
 
+FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip", "via")  # headers with which a proxy says for whom it asks
+
 router = APIRouter(tags=["health"])
 
 
@@ -38,11 +40,15 @@ async def readyz(request: Request) -> Response:
 
 @router.get("/metrics", response_class=Response)
 async def metrics(request: Request) -> Response:
-    """Show what is measured, for Prometheus: to who has the role `read`, or, where it was opened so, to this machine."""
+    """Show what is measured, for Prometheus: to who has the role `read` at every gate that is served, or, where it was
+    opened so, to this machine.
+    """
     state, running = service(request), operations(request)
     if not (state.settings.metrics_open and _is_local(request)):
         who = await state.callers.of(request.headers.get("authorization"))
         who.check("read")
+        for gate in state.gates:  # what is measured is of all of them
+            who.check("read", gate)
 
     def rendered() -> bytes:
         running.standing.sample()
@@ -52,6 +58,9 @@ async def metrics(request: Request) -> Response:
 
 
 def _is_local(request: Request) -> bool:
+    """Tell whether this machine asks for itself: not where a proxy on it says that it asks for another."""
+    if any(name in request.headers for name in FORWARDED):
+        return False
     try:
         return request.client is not None and ip_address(request.client.host).is_loopback
     except ValueError:

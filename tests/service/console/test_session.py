@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from sds.service.callers import digest_of
-from sds.service.console.session import IDLE_MS, TRIES_MAX, TRIES_MS, WHOLE_MS
+from sds.service.console.session import IDLE_MS, TRIES_MAX, TRIES_MS, WHOLE_MS, login_csrf
 from tests.service.console.office import Office, Visitor, open_office
 
 POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self';"
     " frame-ancestors 'none'; base-uri 'none'"
 )
+PRINTED = "sds_" + "p" * 43
 
 
 def test_without_a_session_every_page_leads_to_the_log_in(office: Office) -> None:
@@ -69,25 +70,50 @@ def test_a_key_that_may_only_submit_does_not_open_it(office: Office) -> None:
 
 def test_the_key_that_a_development_service_prints_opens_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with (
-        open_office(tmp_path, monkeypatch.setenv, dev_keys=(digest_of("printed"),)) as office,
+        open_office(tmp_path, monkeypatch.setenv, dev_keys=(digest_of(PRINTED),)) as office,
         Visitor(office, "http://127.0.0.1:8080") as visitor,
     ):
-        assert "/console" == visitor.log_in("printed").headers["location"]
+        assert "/console" == visitor.log_in(PRINTED).headers["location"]
         assert 200 == visitor.get("/console").status_code
 
 
-def test_who_tries_too_often_waits_a_minute(office: Office) -> None:
+def test_who_tries_wrong_keys_too_often_waits_a_minute_and_keeps_nobody_with_a_right_one_out(office: Office) -> None:
     key = office.key("ada")
-    with Visitor(office) as visitor:
+    with Visitor(office) as visitor, Visitor(office) as ada:  # of one address
         csrf = visitor.csrf("/console/login")
         tries = [visitor.post("/console/login", data={"csrf": csrf, "key": "x"}) for _ in range(TRIES_MAX)]
         assert {401} == {each.status_code for each in tries}
-        answer = visitor.log_in(key)
+        answer = visitor.log_in("sds_" + "x" * 43)
         assert 429 == answer.status_code
         assert 0 < int(answer.headers["retry-after"]) <= 1 + TRIES_MS // 1000
+        assert 303 == ada.log_in(key).status_code
+        assert 429 == visitor.log_in("x").status_code
         later_ms = office.clock() + TRIES_MS + 1
         office.clock = lambda: later_ms
-        assert 303 == visitor.log_in(key).status_code
+        assert 401 == visitor.log_in("x").status_code
+
+
+def test_what_has_not_the_form_of_a_key_is_refused_without_the_database(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(office.app.state.service.callers, "look_up", asked.append)
+    with Visitor(office) as visitor:
+        for key in ("", "x", "sds_short", "sds_" + "x" * 44):
+            assert 401 == visitor.log_in(key).status_code
+        assert [] == asked
+        visitor.log_in("sds_" + "x" * 43)
+    assert 1 == len(asked)
+
+
+def test_the_log_in_form_is_refused_without_its_cookie(office: Office) -> None:
+    key = office.key("ada")
+    with Visitor(office) as visitor:
+        for token in (login_csrf(""), visitor.csrf("/console/login")):
+            visitor.cookies.clear()
+            answer = visitor.post("/console/login", data={"csrf": token, "key": key})
+            assert 403 == answer.status_code
+            assert "__Host-sds_session" not in visitor.cookies
 
 
 def test_logging_out_ends_the_session_for_whoever_has_the_cookie(ada: Visitor) -> None:

@@ -9,12 +9,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
 
 from sds.kernel.decision.packet import Decoding
+from sds.service.gates import OpenGates
 from sds.service.operations import metrics as metrics_of
 from sds.service.operations.metrics import STAGES, Metrics, forget_process, shared_values
 from sds.service.operations.observing import Observer
@@ -99,6 +101,18 @@ def test_it_is_for_the_role_read_or_where_it_was_opened_so_for_this_machine(bed:
     assert 401 == here.get("/metrics").status_code
     bed.service.settings = type(bed.settings)(gates=("toll",), metrics_open=True)
     assert (200, 401) == (here.get("/metrics").status_code, there.get("/metrics").status_code)
+    for name in ("Forwarded", "X-Forwarded-For", "X-Real-IP", "Via"):  # a proxy on this machine asks for somebody else
+        assert 401 == here.get("/metrics", headers={name: "192.0.2.7"}).status_code
+
+
+def test_it_is_of_every_gate_so_the_key_must_be_for_every_gate(bed: Bed) -> None:
+    def status(name: str, *gates: str) -> int:
+        headers = {"Authorization": f"Bearer {bed.key_for(name, ('read',), gates)}"}
+        return int(bed.client.get("/metrics", headers=headers).status_code)
+
+    assert [403, 200, 200] == [status("other", "refund"), status("whole", "toll"), status("all", "*")]
+    bed.service.gates = OpenGates({**bed.gates, "refund": replace(bed.gates["toll"])})
+    assert [403, 200] == [status("toll-alone", "toll"), status("both", "toll", "refund")]
 
 
 def test_what_a_process_has_in_hand_is_there_for_whoever_is_scraped_without_asking_it(bed: Bed) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from sds.host.clock import now_ms
 from sds.service.callers import revoke_key
+from tests.service.operations.exposition import scraped, value
 from tests.service.testbed import EVENT, Bed, check, opened_bed
 
 JSON = json.dumps(EVENT).encode()
@@ -230,6 +231,9 @@ def test_what_nobody_foresaw_is_500_without_a_word_of_it(bed: Bed, monkeypatch: 
     ((_, facts),) = [line for line in bed.logged if line[0] == "service.failed"]
     assert ("RuntimeError", refused.json()["instance"]) == (facts["kind"], facts["instance"])
     assert "nosniff" == refused.headers["x-content-type-options"]
+    text = scraped(bed)
+    assert 1 == value(text, "sds_refusals_total", code="INTERNAL")
+    assert 1 == value(text, "sds_http_seconds_count", route="/v1/gates/{gate}/decisions", method="POST", status="500")
 
 
 def test_a_key_that_asks_too_often_is_429_with_retry_after(home: Path) -> None:

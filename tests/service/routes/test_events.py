@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,13 @@ import httpx2
 import pytest
 
 from sds.host.clock import now_ms
+from sds.kernel.storage.store import Reader
 from sds.service.callers import revoke_key
 from sds.service.operations.changes import parse_positions, read_changes
+from sds.service.routes import events
 from tests.proposers import Greedy
 from tests.service.operations.exposition import scraped, value
+from tests.service.operations.waiting import wait_until
 from tests.service.routes.served import served
 from tests.service.testbed import EVENT, Bed, opened_bed
 
@@ -148,6 +153,57 @@ def test_it_is_for_gates_that_the_key_may_read_and_for_so_many_streams(streaming
         time.sleep(0.02)
     with stream(url, bed.key) as again:
         next(again)
+
+
+def test_of_streams_that_are_asked_for_together_no_more_begin_than_may_be(
+    streaming: tuple[Bed, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bed, url = streaming
+    real, all_refused = events.head, threading.Event()
+
+    def slow(record: Reader) -> int:
+        all_refused.wait(5)
+        return real(record)
+
+    monkeypatch.setattr(events, "head", slow)
+    headers = {"Authorization": f"Bearer {bed.key}"}
+
+    def asked(_: int) -> int:
+        with httpx2.Client(timeout=10) as client, client.stream("GET", f"{url}/v1/events", headers=headers) as answer:
+            return int(answer.status_code)
+
+    with ThreadPoolExecutor(5) as pool:
+        coming = [pool.submit(asked, number) for number in range(5)]
+        until_s = time.monotonic() + 2
+        while sum(each.done() for each in coming) < 3 and time.monotonic() < until_s:
+            time.sleep(0.02)
+        all_refused.set()
+        assert [200, 200, 429, 429, 429] == sorted(each.result() for each in coming)
+    wait_until(lambda: not bed.app.state.operations.streams)
+
+
+def test_a_place_is_given_back_when_a_stream_fails_to_begin_and_when_its_reader_goes_before(
+    streaming: tuple[Bed, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bed, url = streaming
+    streams, real = bed.app.state.operations.streams, events.head
+
+    def fails(_: Reader) -> int:
+        raise RuntimeError
+
+    def slow(record: Reader) -> int:
+        time.sleep(0.5)
+        return real(record)
+
+    monkeypatch.setattr(events, "head", fails)
+    assert [(500, "INTERNAL")] * 3 == [refused(url, bed.key) for _ in range(3)]
+    wait_until(lambda: not streams)
+    monkeypatch.setattr(events, "head", slow)
+    headers = {"Authorization": f"Bearer {bed.key}"}
+    with pytest.raises(httpx2.ReadTimeout):
+        httpx2.get(f"{url}/v1/events", headers=headers, timeout=0.2)
+    assert 1 == streams.total()
+    wait_until(lambda: not streams)
 
 
 def test_of_an_entry_only_words_without_spaces_come_through(bed: Bed) -> None:
