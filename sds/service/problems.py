@@ -37,6 +37,7 @@ RETRY_AFTER_S = 1.0
 _BY_STATUS = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "BODY_TOO_LARGE", 415: "MEDIA_TYPE", 400: "USAGE"}
 # What reading a gate raises that has just been closed
 _WHILE_CLOSING = frozenset({"USAGE", "STORE_UNAVAILABLE", "INTERNAL"})
+_BEFORE_AN_ACT = frozenset({"USAGE"})  # the gate is closed: what a store says may come after something was done
 
 Log = Callable[[str, Mapping[str, object]], None]
 
@@ -106,7 +107,8 @@ def add_to(app: FastAPI) -> None:
     def problem(request: Request, error: Exception) -> Response:
         if not isinstance(error, SdsError):
             return response_of(error if isinstance(error, Problem) else Problem("INTERNAL"))
-        if request.app.state.service.draining and code_of(error) in _WHILE_CLOSING:
+        closing = _WHILE_CLOSING if _may_be_repeated(request) else _BEFORE_AN_ACT
+        if request.app.state.service.draining and code_of(error) in closing:
             return response_of(Problem("DRAINING"))
         return response_of(of_error(error))
 
@@ -126,6 +128,11 @@ def add_to(app: FastAPI) -> None:
     app.add_exception_handler(SdsError, problem)
     app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(RequestValidationError, invalid)
+
+
+def _may_be_repeated(request: Request) -> bool:
+    """Tell whether a request only reads, or asks for a decision, which is made once for an event."""
+    return request.method in ("GET", "HEAD") or request.url.path.endswith("/decisions")
 
 
 def unforeseen(error: Exception, instance: str) -> tuple[Response, dict[str, object]]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any, Literal
 
-from sds.escalations import Choice, HumanDecision, choices, described, resolve, summary, waits
+from sds.escalations import Choice, HumanDecision, choices, described, summary, waits
 from sds.gate import Gate
 from sds.host.clock import when
 from sds.kernel.audit.agent_history import AgentRecord, agent_record
@@ -131,8 +131,11 @@ def _choice(each: Choice) -> dict[str, Any]:
 
 
 def decide(gate: Gate, dfid: str, decided: HumanDecision) -> Answer:
-    """Carry out what a human decided about a case, exactly once, or refuse it: see `sds.escalations.resolve`."""
-    return resolve(gate.kernel, dfid, decided, now_ms=lambda: gate.kernel.now_ms, log=gate.kernel.log)
+    """Carry out what a human decided about a case, exactly once, or refuse it: see `sds.escalations.resolve`.
+
+    A gate that closes waits for it; once it is closing it is refused, DRAINING, before anything is done.
+    """
+    return gate.resolve(dfid, **{field.name: getattr(decided, field.name) for field in fields(decided)})
 
 
 def agents(gate: Gate) -> list[dict[str, Any]]:
