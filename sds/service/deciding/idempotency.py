@@ -44,6 +44,11 @@ class KeyClaim:
         """Return the condition under which a row is this key's."""
         return sa.and_(_KEPT.caller == self.caller, _KEPT.gate == self.gate, _KEPT.key == self.key)
 
+    @property
+    def same_event(self) -> sa.ColumnElement[bool]:
+        """Return the condition under which a row stands for this event."""
+        return sa.and_(_KEPT.event_id == self.event_id, _KEPT.fingerprint == self.fingerprint)
+
     def values(self, now_ms: int) -> dict[str, object]:
         """Return the row of a key that was claimed."""
         return {**asdict(self), "made_at_ms": now_ms}
@@ -85,21 +90,27 @@ class KeptAnswers:
         return None if row is None else _checked(row, gate, event)
 
     def keep(self, claim: KeyClaim, answer: KeptAnswer) -> KeptAnswer:
-        """Keep an answer, unless one is kept; return the one that is."""
+        """Keep an answer, unless one is kept; return the one that is. Where the key was released meanwhile and stands for
+        another event, the answer itself is returned, and not kept.
+        """
         kept = {"status": answer.status, "dfid": answer.dfid, "body": answer.body}
         insert = self._database.insert(idempotency).values({**claim.values(self._now_ms()), **kept})
         columns = (_KEPT.caller, _KEPT.gate, _KEPT.key)
+        open_still = sa.and_(_KEPT.body.is_(None), claim.same_event)
         with self._database.transaction() as connection:
-            connection.execute(
-                insert.on_conflict_do_update(index_elements=columns, set_=kept, where=_KEPT.body.is_(None))
-            )
-            row = connection.execute(_SELECT.where(claim.where)).one()
-        return KeptAnswer(row.status, row.dfid, bytes(row.body))
+            connection.execute(insert.on_conflict_do_update(index_elements=columns, set_=kept, where=open_still))
+            row = connection.execute(_SELECT.where(claim.where, claim.same_event)).first()
+        return answer if row is None else KeptAnswer(row.status, row.dfid, bytes(row.body))
 
     def release(self, claim: KeyClaim) -> None:
-        """Forget a key under which nothing was answered."""
+        """Forget a key under which nothing was answered, where it stands for the claim's own event."""
         with self._database.transaction() as connection:
-            connection.execute(idempotency.delete().where(claim.where, _KEPT.body.is_(None)))
+            connection.execute(idempotency.delete().where(claim.where, claim.same_event, _KEPT.body.is_(None)))
+
+    def forget(self, claim: KeyClaim, answer: KeptAnswer) -> None:
+        """Forget an answer that is kept under a key, where it is still this one."""
+        with self._database.transaction() as connection:
+            connection.execute(idempotency.delete().where(claim.where, _KEPT.body == answer.body))
 
     def sweep(self) -> int:
         """Remove up to `SWEPT_MAX` answers that were kept long enough; return how many."""

@@ -24,6 +24,7 @@ from sds.submission import Handle
 
 LOOK_S, LOOK_S_MAX = 0.005, 0.1
 GRACE_MS = 100  # beyond its deadline a decision has so long to say that it passed
+_OK = 200
 _ENDED = {"DRAINING": "DRAINING", "QUEUE_FULL": "QUEUE_FULL"}  # why a flow ended NOT_DECIDED, where it was not for time
 
 
@@ -90,9 +91,14 @@ def _begin(service: Service, request: DecisionRequest) -> _Begun:
     event = gate.read(request.body)
     service.traced(request.gate.name, event.id, request.terms.traceparent)
     claim = None if request.terms.key is None else claim_of(request.caller, gate, request.terms.key, event)
-    if claim is not None and (found := service.kept.find(claim, gate, event)) is not None:
+    found = None if claim is None else service.kept.find(claim, gate, event)
+    if found is not None and found.status == _OK:
         return _Begun(event, claim, _replayed(found))
     known = gate.kernel.known(event)
+    if claim is not None and found is not None:
+        if known is not None:
+            return _Begun(event, claim, _replayed(found))
+        service.kept.forget(claim, found)  # it was taken and ended undecided: the event may be decided afresh
     if known is not None and not known.pending:
         decided = _of_answer(known)
         return _Begun(
@@ -192,7 +198,7 @@ def _keep_known(
 
 def _kept(kept: KeptAnswers, claim: KeyClaim, decided: DecisionReply) -> DecisionReply:
     """Keep an answer; what may be decided afresh is not kept."""
-    if decided.status == 200 and orjson.loads(decided.body)["retryable"]:
+    if orjson.loads(decided.body)["retryable"]:
         kept.release(claim)
         return decided
     first = kept.keep(claim, KeptAnswer(decided.status, decided.dfid, decided.body))

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from sds.host.clock import now_ms
+from sds.service.deciding.idempotency import KeptAnswer, claim_of
 from tests.service.engines import Held
+from tests.service.operations.waiting import wait_until
 from tests.service.testbed import EVENT, Bed, check, opened_bed
 
 KEY = {"Idempotency-Key": '"one"'}
@@ -83,6 +85,63 @@ def test_what_was_not_decided_is_not_kept(home: Path) -> None:
         assert 0 == kept(bed)
         engine.let_go.set()
         assert 200 == bed.post(headers=KEY).status_code
+
+
+@pytest.mark.timeout(30)
+def test_an_answer_of_one_event_is_never_given_to_another_although_its_key_was_let_go_of(home: Path) -> None:
+    engine, other = Held(), {**EVENT, "trip_id": "T-2"}
+    with opened_bed(home, engine) as bed, ThreadPoolExecutor(3) as pool:
+        first = pool.submit(bed.post, headers=KEY)
+        assert engine.entered.acquire(timeout=10)
+        check(bed.post(headers={**KEY, "Deadline-Ms": "1500"}), 409, "FLOW_IN_PROGRESS")
+        second = pool.submit(bed.post, other, headers=KEY)
+        wait_until(lambda: 2 <= bed.gate.deciding + bed.gate.queued)
+        engine.let_go.set()
+        assert 200 == first.result(10).status_code
+        assert (200, "T-2") == (second.result(10).status_code, second.result().json()["event_id"])
+        assert second.result().content == bed.post(other, headers=KEY).content
+        assert second.result().json()["dfid"] == check(bed.post(headers=KEY), 422, "KEY_CONFLICT")["dfid"]
+
+
+def test_a_key_is_released_and_kept_for_its_own_event_alone(bed: Bed) -> None:
+    own, other = (
+        claim_of("everything", bed.gate, "one", bed.gate.read({**EVENT, "trip_id": name})) for name in ("T-1", "T-2")
+    )
+    assert bed.service.kept.claim(own, bed.gate, bed.gate.read(EVENT)) is None
+    bed.service.kept.release(other)
+    assert 1 == kept(bed)
+    answer = KeptAnswer(200, "019a", b"of the other")
+    assert answer == bed.service.kept.keep(other, answer)
+    assert bed.service.kept.find(own, bed.gate, bed.gate.read(EVENT)) is None
+    bed.service.kept.release(own)
+    assert 0 == kept(bed)
+
+
+@pytest.mark.timeout(30)
+def test_what_was_taken_and_ended_undecided_is_decided_afresh_under_its_key(home: Path) -> None:
+    engine, taken = Held(), {**KEY, "Prefer": "respond-async"}
+    with opened_bed(home, engine) as bed:
+        first = bed.post(headers={**taken, "Deadline-Ms": "1000"})
+        assert 202 == first.status_code
+        wait_until(lambda: bed.gate.known(EVENT) is None)
+        engine.let_go.set()
+        again = bed.post(headers=KEY)
+        assert (200, "WAIVE") == (again.status_code, again.json()["action"])
+        assert "idempotent-replayed" not in again.headers
+        assert again.content == bed.post(headers=KEY).content
+
+
+@pytest.mark.timeout(30)
+def test_what_was_taken_and_is_decided_is_answered_as_at_first(home: Path) -> None:
+    engine, taken = Held(), {**KEY, "Prefer": "respond-async"}
+    with opened_bed(home, engine) as bed:
+        first = bed.post(headers=taken)
+        while_open = bed.post(headers=taken)
+        engine.let_go.set()
+        wait_until(lambda: bed.gate.deciding == 0)
+        for again in (while_open, bed.post(headers=taken)):
+            assert (202, first.content) == (again.status_code, again.content)
+            assert "true" == again.headers["idempotent-replayed"]
 
 
 def test_keys_are_kept_for_a_day_and_then_removed(bed: Bed) -> None:
