@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fastapi import Request
@@ -16,6 +16,9 @@ from sds.service.problems import Problem
 
 TEXT, FLAG, OBJECT = "string", "boolean", "object"  # JSON Schema's words
 _TYPES: Mapping[str, type] = {TEXT: str, FLAG: bool, OBJECT: dict}
+
+
+NESTED_MAX = 32  # objects and lists within each other
 
 
 class Number(str):
@@ -60,7 +63,22 @@ def _parsed(raw: bytes) -> dict[str, Any]:
         raise Problem("USAGE", "the body is not JSON") from None
     if not isinstance(found, dict):
         raise Problem("USAGE", "the body is no object")
+    if _is_nested_too_deep(found):
+        raise Problem("USAGE", "the body is nested too deep", hint=f"{NESTED_MAX} objects and lists within each other")
     return found
+
+
+def _is_nested_too_deep(found: object) -> bool:
+    level = [found]
+    for _ in range(NESTED_MAX):
+        level = [each for outer in level for each in _within(outer) if isinstance(each, dict | list)]
+    return bool(level)
+
+
+def _within(outer: object) -> Iterable[object]:
+    if isinstance(outer, dict):
+        return outer.values()
+    return outer if isinstance(outer, list) else ()
 
 
 def _no_constant(_: str) -> None:
@@ -68,7 +86,7 @@ def _no_constant(_: str) -> None:
 
 
 def as_written(value: object) -> str:
-    """Return what was read as JSON text again, its numbers as they were written."""
+    """Return what `read_fields` read as JSON text again, its numbers as they were written."""
     if isinstance(value, Number):
         return value
     if isinstance(value, dict):

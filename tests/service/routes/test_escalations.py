@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sds.kernel.decision.packet import Decoding
+from sds.kernel.errors import StoreError
 from tests.kernel.durable import proposal
 from tests.proposers import Says
+from tests.service.operations.waiting import wait_until
 from tests.service.testbed import EVENT, Bed, opened_bed
 
 CARD = "4111 1111 1111 1111"
@@ -134,6 +138,11 @@ UNREADABLE = (
     b'{"decision":"ABORT","reason":"\\ud800"}',
     b'{"decision":"ABORT","reason":NaN}',
     b'{"a":' * 10_000,
+    *(
+        b'{"decision":"MODIFY","reason":"x","change":' + b'{"a":' * n + b"1" + b"}" * n + b"}"
+        for n in (33, 450, 900, 5_000)
+    ),
+    *(b'{"decision":"MODIFY","reason":"x","change":{"a":' + b"[" * n + b"]" * n + b"}}" for n in (33, 900, 5_000)),
 )
 
 
@@ -152,6 +161,47 @@ def test_a_body_that_cannot_be_read_is_refused_and_changes_nothing(asking: Bed) 
     assert 413 == raw(asking, resolution, b" " * 70_000).status_code
     assert 415 == asking.client.post(resolution, content=b"{}").status_code
     assert [] == entries(asking, "HUMAN")
+
+
+@pytest.mark.timeout(60)
+def test_a_gate_that_closes_waits_for_a_humans_decision_and_refuses_the_next_before_anything_is_done(
+    asking: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change = b'{"decision":"MODIFY","change":{"action":"WAIVE","params":{"amount":2.00},"reason":"EMERGENCY"},"reason":"a","acknowledge":true}'
+    dfid, other = escalated(asking), escalated(asking, {**HOSTILE, "trip_id": "T-2"})
+    ordered, let_go, executor = threading.Event(), threading.Event(), asking.gate.kernel.dispatcher.executor
+    dispatch, orders = executor.dispatch, list[str]()
+
+    def slow(intent: Any, key: str, deadline_s: float) -> Any:
+        orders.append(key)
+        ordered.set()
+        assert let_go.wait(30)
+        return dispatch(intent, key, deadline_s)
+
+    monkeypatch.setattr(executor, "dispatch", slow)
+    with ThreadPoolExecutor(2) as pool:
+        decided = pool.submit(raw, asking, f"/v1/escalations/{dfid}/resolution", change)
+        assert ordered.wait(20)
+        closed = pool.submit(asking.gates.close, 0.0)
+        wait_until(lambda: "DRAINING" == resolved(asking, other, decision="MODIFY", reason="x").json()["reason_code"])
+        assert not closed.done()
+        let_go.set()
+        answer = decided.result(20)
+        closed.result(20)
+    assert (200, "CLOSED", "SUCCESS") == (answer.status_code, answer.json()["state"], answer.json()["execution"])
+    assert 1 == len(orders)
+
+
+def test_while_the_service_drains_an_act_that_the_store_fails_is_not_said_to_be_refused(
+    asking: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise StoreError("the store is closed")
+
+    dfid, asking.service.draining = escalated(asking), True
+    monkeypatch.setattr("sds.service.review.decide", fails)
+    failed = resolved(asking, dfid, decision="ABORT", reason="withdrawn")
+    assert (503, "STORE_UNAVAILABLE") == (failed.status_code, failed.json()["reason_code"])
 
 
 def test_an_agent_is_shown_suspended_and_reactivated_with_who_and_why_in_the_ledger(bed: Bed) -> None:
