@@ -21,6 +21,8 @@ from sds.kernel.flow.answer import Answer
 LINE_CHARS_MAX = 500
 REPLY_BYTES_MAX = 16 << 20
 _PROBLEM = "application/problem+json"
+# What the service refuses before anything is done: an act of a person may be sent again
+_NOTHING_DONE = frozenset({(429, "RATE_LIMITED"), (503, "DRAINING"), (503, "QUEUE_FULL"), (503, "OVERLOADED")})
 # Where a reply is no problem of the service (a balancer's page): what may be better a moment later
 _AGAIN = frozenset({408, 425, 429, 502, 503, 504})
 
@@ -81,16 +83,37 @@ def failure(said: HttpReply | Lost) -> SdsError | None:
     return _problem(said)
 
 
-def lost_act(said: Lost) -> SdsError:
-    """Return the error where nobody knows whether something was done that is not to be done twice."""
-    message = f"nobody knows whether it was done: {one_line(said.why, LINE_CHARS_MAX)}"
-    return WorldError(message, reason_code="SERVICE_UNREACHABLE", hint="look first, then ask again", retryable=False)
+def act_failure(said: HttpReply | Lost) -> SdsError | None:
+    """Return the error that a reply to an act of a person is, which is not to be done twice; None for one of success.
+
+    It is `retryable` only where the service says that it refused before anything was done, or nothing was sent. Where nobody
+    knows whether it was done (no reply, 408, or 500 and above from wherever), the error says to look first.
+    """
+    error = failure(said)
+    if error is None or (isinstance(said, Lost) and not said.sent):
+        return error
+    if isinstance(said, HttpReply) and (_refused_first(said, error) or (said.status < 500 and said.status != 408)):
+        error.retryable = _refused_first(said, error)
+        return error
+    why = one_line(said.why if isinstance(said, Lost) else str(error), LINE_CHARS_MAX)
+    return WorldError(
+        f"nobody knows whether it was done: {why}",
+        reason_code=error.reason_code,
+        hint="look first, then ask again",
+        dfid=error.dfid,
+        retryable=False,
+    )
+
+
+def _refused_first(reply: HttpReply, error: SdsError) -> bool:
+    ours = reply.headers.get("content-type", "").startswith(_PROBLEM)
+    return ours and error.retryable and (reply.status, error.reason_code) in _NOTHING_DONE
 
 
 def _problem(reply: HttpReply) -> SdsError:
     said = _object(reply.body) if reply.headers.get("content-type", "").startswith(_PROBLEM) else {}
     kept = {
-        name: one_line(said.get(name) or "", LINE_CHARS_MAX)
+        name: one_line(value if isinstance(value := said.get(name), str) else "", LINE_CHARS_MAX)
         for name in ("detail", "title", "reason_code", "hint", "dfid")
     }
     given = said.get("retryable")

@@ -15,7 +15,7 @@ from itertools import count
 from random import Random
 from typing import TypeVar
 
-from sds.client.replies import HttpReply, Lost, failure, lost_act
+from sds.client.replies import HttpReply, Lost, act_failure, failure
 
 TRIES_MAX = 64
 BACKOFF_S, BACKOFF_S_MAX, DOUBLINGS_MAX = 0.05, 5.0, 10
@@ -73,15 +73,13 @@ def insist(
     """Ask until there is a reply that is none of `failure`, as long as another try may help and there is time for it.
 
     `ask` makes the request of the seconds that are left. A reply that leaves it `open_still` is returned when the time is
-    over. `once`: what may have arrived is not sent again. Raises what the last reply was.
+    over. `once`: what may have been done is not sent again. Raises what the last reply was.
     """
     for tries in count(1):
         said = yield ask(patience.left_s)
         if said is None:
             raise TypeError("a request was sent and nothing given back")
-        error = failure(said)
-        if once and isinstance(said, Lost) and said.sent:
-            raise lost_act(said)
+        error = act_failure(said) if once else failure(said)
         if isinstance(said, HttpReply) and error is None and not open_still(said):
             return said
         pause_s = patience.pause_s(tries, said.retry_after_s)

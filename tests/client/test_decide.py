@@ -14,7 +14,7 @@ from sds.client import DecisionClient
 from sds.client.calls import DEADLINE
 from sds.client.replies import LINE_CHARS_MAX, REPLY_BYTES_MAX
 from sds.client.steps import BACKOFF_S_MAX, TRIES_MAX
-from sds.kernel.errors import EventError, UsageError, WorldError
+from sds.kernel.errors import EventError, SdsError, UsageError, WorldError
 from sds.kernel.flow.answer import Answer
 from tests.client.services import ANSWER, EVENT, KEY, Service, decided, problem
 
@@ -275,3 +275,36 @@ def test_what_may_have_been_done_is_not_asked_for_twice() -> None:
             else:
                 client.resolve("019a", "ABORT", reason="withdrawn")
         assert tries == len(service.requests)
+
+
+@pytest.mark.parametrize("status", [408, 500, 502, 503, 504])
+def test_an_act_that_a_proxy_or_a_fault_answers_is_not_repeated_and_the_error_says_to_look_first(status: int) -> None:
+    for reply in (
+        httpx2.Response(status, text="a balancer's page"),
+        problem(status, "STORE_UNAVAILABLE", retryable=True),
+    ):
+        service = Service(reply, decided())
+        with service.client() as client, pytest.raises(WorldError, match="nobody knows whether it was done") as caught:
+            client.resolve("019a", "OVERRIDE", reason="seen the papers")
+        assert (1, False) == (len(service.requests), caught.value.retryable)
+        assert "look first, then ask again" == caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "reply", [httpx2.Response(429), httpx2.Response(425), problem(409, "CONFLICT", retryable=True)]
+)
+def test_an_act_that_was_refused_by_others_is_not_repeated(reply: httpx2.Response) -> None:
+    service = Service(reply, decided())
+    with service.client() as client, pytest.raises(SdsError) as caught:
+        client.resolve("019a", "OVERRIDE", reason="seen the papers")
+    assert (1, False) == (len(service.requests), caught.value.retryable)
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(429, "RATE_LIMITED"), (503, "DRAINING"), (503, "QUEUE_FULL"), (503, "OVERLOADED")]
+)
+def test_an_act_that_the_service_refused_before_anything_was_done_is_sent_again(status: int, code: str) -> None:
+    service = Service(problem(status, code, retryable=True), decided())
+    with service.client() as client:
+        assert "019a" == client.resolve("019a", "OVERRIDE", reason="seen the papers").dfid
+    assert 2 == len(service.requests)
