@@ -1,0 +1,98 @@
+"""Several processes behind one socket: who cannot start again hurts none that serves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sds.kernel.errors import SdsError
+from sds.service.server import workers
+from sds.service.server.workers import RESTART_S_MAX, Supervisor
+from sds.service.settings import ServiceSettings
+from tests.service.operations.waiting import wait_until
+
+
+def work(settings: ServiceSettings, _listener: socket.socket, says: Connection, _lifeline: Connection) -> None:
+    """Serve nothing, in a child, unless the folder that the settings name has a file `broken`: then it cannot start."""
+    folder = Path(settings.gates[0])
+    if (folder / "broken").exists():
+        says.send("the model is gone\nput it back")
+        sys.exit(1)
+    (folder / f"serves-{os.getpid()}").touch()
+    says.send(None)
+    time.sleep(300)
+
+
+def serving(folder: Path) -> set[int]:
+    return {int(path.name.removeprefix("serves-")) for path in folder.glob("serves-*")}
+
+
+def run(folder: Path, then: Callable[[], object]) -> None:
+    """Keep two workers until what is done once they are announced has ended."""
+    threads = list[threading.Thread]()
+    failed = list[BaseException]()
+
+    def act() -> None:
+        try:
+            then()
+        except BaseException as error:  # noqa: BLE001  told in the thread of the test
+            failed.append(error)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def announced() -> None:
+        threads.append(threading.Thread(target=act))
+        threads[0].start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        settings = ServiceSettings(gates=(str(folder),), workers=2, drain_s=0.0)
+        Supervisor(settings, listener, announced, work).run()
+    for each in threads:
+        each.join()
+    assert [] == failed
+
+
+@pytest.mark.timeout(180)
+def test_a_replacement_that_cannot_start_is_tried_again_after_growing_pauses_and_the_others_serve_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged = list[tuple[str, Any]]()
+    monkeypatch.setattr(workers, "log", lambda event, facts: logged.append((event, facts)))
+    monkeypatch.setattr(workers, "RESTART_S", 0.1)
+
+    def lose_one() -> None:
+        first, second = serving(tmp_path)
+        (tmp_path / "broken").touch()
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: 3 <= len([event for event, _ in logged if event == "service.worker_failed"]))
+        os.kill(second, 0)  # it is there
+        assert {first, second} == serving(tmp_path)
+        (tmp_path / "broken").unlink()
+        wait_until(lambda: 3 == len(serving(tmp_path)))
+
+    run(tmp_path, lose_one)
+    told = [facts for event, facts in logged if event == "service.worker_failed"]
+    assert [0.1, 0.2, 0.4] == [facts["again_after_s"] for facts in told[:3]]
+    assert {"the model is gone"} == {facts["why"] for facts in told}
+
+
+def test_the_pause_before_another_is_tried_has_a_limit() -> None:
+    assert workers.restart_pause_s(0) == 1.0
+    assert workers.restart_pause_s(10_000) == RESTART_S_MAX == 60.0
+
+
+@pytest.mark.timeout(60)
+def test_who_cannot_start_at_first_ends_them_all_and_says_why(tmp_path: Path) -> None:
+    (tmp_path / "broken").touch()
+    with pytest.raises(SdsError, match="the model is gone") as caught:
+        run(tmp_path, lambda: None)
+    assert "put it back" == caught.value.hint
