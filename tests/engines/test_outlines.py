@@ -34,7 +34,7 @@ from tests.strategies import random_envelope
 
 NONCE = "5eed" * 16
 ENVELOPES_MAX = 64
-ENVELOPES = scale(8, ENVELOPES_MAX)
+ENVELOPES = scale(5, ENVELOPES_MAX)
 WAYS: tuple[tuple[str, Processing], ...] = (
     ("llamacpp", "outlines_core"),
     ("llamacpp", "llguidance"),
