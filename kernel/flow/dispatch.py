@@ -82,9 +82,8 @@ class Dispatcher:
             return self.settle(intent, late, until_ms=until_ms)
         left_s = self._deadline_s if deadline_ms is None else min(self._deadline_s, (deadline_ms - now_ms) / 1000)
         receipt = self._send(intent, left_s)
-        status = self.settle(
-            intent, receipt, until_ms=until_ms
-        )  # first of all: what is known of an order is not lost to anything else
+        # first of all: what is known of an order is not lost to anything else
+        status = self.settle(intent, receipt, until_ms=until_ms)
         answered = receipt.status in _ANSWERED
         if answered or left_s == self._deadline_s:  # who was given less time than it may take has not failed
             self._tell_breaker(answered=answered)

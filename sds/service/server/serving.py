@@ -82,8 +82,7 @@ def serve(
 def _spare_the_collector() -> None:
     """Have the garbage collector leave alone what was opened, which stays to the end.
 
-    It is 160,000 objects: while a full service refused requests, walking through them took the event loop
-    most of its time, a tenth of a second at once.
+    Else a full service that refuses requests spends the event loop's time on walking through all of it, again and again.
     """
     gc.collect()
     gc.freeze()
