@@ -11,6 +11,7 @@ import platform
 import shlex
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,12 @@ class Hook(BuildHookInterface[Any]):
                 made.unlink(missing_ok=True)
                 continue
             build_data["artifacts"].append(f"models/int8/native/{made.name}")
-            build_data["pure_python"], build_data["infer_tag"] = False, True
+            build_data["pure_python"], build_data["tag"] = False, f"py3-none-{_platform()}"
+
+
+def _platform() -> str:
+    """Return this machine's platform as a wheel's tag has it; the passes are loaded by ctypes, whatever the Python."""
+    return sysconfig.get_platform().replace("-", "_").replace(".", "_")
 
 
 def _check_links() -> None:

@@ -5,19 +5,24 @@
 # KIT/packets.pickle, KIT/tokenizer/     what is measured (`python -m sds.benchmarks.card.pack`)
 # KIT/weights.NN with --weights: the embedded model's own file, 98 MB in parts of 48 MB that travel one at a time
 #
-# It needs `make install`, a Python 3.12 ($TARGET, python3.12 unless said), PyPI, and a C++ compiler. Everything but the
-# weights takes at most $KIT_MB_MAX (60) megabytes.
+# It needs `make install`, PyPI and a C++ compiler, and no Python 3.12: ours and llama.cpp's wheels are of any Python, the
+# rest are fetched for $FOR (3.12). Ours goes without the fitted readers. All but the weights: at most $KIT_MB_MAX (60) MB.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 KIT=${1:?where to? benchmarks/card/kit.sh KIT [--weights]}
 HERE=${PYTHON:-.venv/bin/python}
-TARGET=${TARGET:-python3.12}
-command -v "$TARGET" >/dev/null || { echo "error: $TARGET is not there; set TARGET to a Python 3.12" >&2; exit 2; }
+FOR=${FOR:-3.12}
 mkdir -p "$KIT/wheels"
-# Ours is built here, for its int8 engine is compiled; the rest are wheels, all but llama.cpp's as PyPI has them.
-"$TARGET" -m pip wheel --quiet --no-deps --wheel-dir "$KIT/wheels" .
+SOURCES=$(mktemp -d); trap 'rm -rf "$SOURCES"' EXIT
+git ls-files -z | grep -zv '^sds/gates/[^/]*/readers/' | tar --create --null --files-from - | tar --extract --directory "$SOURCES"
+"$HERE" -m pip wheel --quiet --no-deps --wheel-dir "$KIT/wheels" "$SOURCES"
 if [ -z "${OFFLINE:-}" ]; then
-  "$TARGET" -m pip wheel --quiet --no-deps --wheel-dir "$KIT/wheels" --constraint constraints.txt --requirement benchmarks/card/requirements.txt
+  "$HERE" -m pip wheel --quiet --no-deps --wheel-dir "$KIT/wheels" --constraint constraints.txt llama-cpp-python
+  PLATFORMS=$(printf ' --platform manylinux_2_%s_x86_64' 34 31 28 27 24 17 12 5; printf ' --platform %s' manylinux2014_x86_64 linux_x86_64)
+  # shellcheck disable=SC2086  many words
+  "$HERE" -m pip download --quiet --no-deps --only-binary=:all: --python-version "$FOR" --implementation cp \
+    --abi "cp${FOR/./}" --abi abi3 --abi none $PLATFORMS --dest "$KIT/wheels" --find-links "$KIT/wheels" \
+    --constraint constraints.txt --requirement benchmarks/card/requirements.txt
 fi
 "$HERE" -m sds.benchmarks.card.pack "$KIT" --n "${N:-64}" ${2:+"$2"}
 cp benchmarks/card/run.sh "$KIT/"

@@ -11,7 +11,7 @@ mkdir -p "$OUT"
 BASE=$(mktemp -d); trap 'rm -rf "$BASE"' EXIT
 # Into a folder that comes before the image's own packages, and not over them: torch stays as it is.
 "$PYTHON" -m pip install --quiet --no-index --no-deps --no-warn-script-location --target "$BASE" "$KIT"/wheels/*.whl
-export PYTHONPATH="$BASE" PYTHONDONTWRITEBYTECODE=1 TOKENIZERS_PARALLELISM=false
+export PYTHONPATH="$BASE" PYTHONDONTWRITEBYTECODE=1 PYTHONWARNINGS=ignore TOKENIZERS_PARALLELISM=false KINETO_LOG_LEVEL=5
 [ $# -gt 0 ] || set -- --device cuda --shapes smollm2-135m,qwen2-1.5b,llama-8b
 "$PYTHON" -m sds.benchmarks.gpu --kit "$KIT" --minutes "${MINUTES:-8}" --save "$OUT" "$@"
 "$PYTHON" -m sds.benchmarks.card.page "$OUT/gpu.json" "$OUT/page.md"

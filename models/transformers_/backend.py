@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ from sds.models.protocol import CARD_SLOTS_MAX, CONTEXT_TOKENS, BackendError, Dt
 try:
     import torch
 
+    from sds.models.transformers_.fused import fuse
     from sds.models.transformers_.kv_cache import HfKVCache, kv_cache_for
     from sds.models.transformers_.loading import device_of, failing, fingerprint_of, loaded
 except ImportError as error:
@@ -38,7 +38,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 class HfBackend(PrefixCachingBackend):
     """One model with a cache for some prompts. Give each thread its own; call `close()` when done.
 
-    Attention is eager. Rows of one pass share a call, padded on the left. Models with sliding windows or
+    Attention is eager; on a card it is fused, and passes of few shapes are captured. Rows of one pass share a call, padded on the left. Models with sliding windows or
     recurrent states run one row a call, and go on from a copy of what was cached.
     """
 
@@ -70,6 +70,8 @@ class HfBackend(PrefixCachingBackend):
         try:
             with failing(f"the model cannot be moved to `{device}`"):
                 self._model.eval().to(self._device)
+                if self._device.type == "cuda":
+                    fuse(self._model)
             kv_cache = kv_cache_for(self._model, self._device, slots=slots, context=self.context_tokens_max)
         except BaseException:
             words.release()
@@ -105,10 +107,10 @@ class HfBackend(PrefixCachingBackend):
             yield group
 
     def _padded_call(self, rows: Sequence[BatchRow]) -> list[NDArray[np.float32]]:
-        """Run the head only where logits are wanted."""
+        """Run the head only where logits are wanted; they travel in the model's own type."""
         outputs = max(row.outputs for row in rows)
-        found = self._kv_cache.run(rows, partial(self._logits, outputs), repeated=outputs == 1)
-        values = found[:, found.shape[1] - outputs :].float().cpu().numpy()
+        found = self._kv_cache.run(rows, self._logits)
+        values = found[:, found.shape[1] - outputs :].cpu().float().numpy()
         return [of_row[outputs - row.outputs :] for of_row, row in zip(values, rows, strict=True)]
 
     @contextmanager

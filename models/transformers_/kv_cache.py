@@ -9,6 +9,7 @@ cache a prompt, one row a call. Which it is, is tried out when the model is load
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import deepcopy
@@ -25,14 +26,19 @@ from sds.models.cache.kv_cache import BatchRow
 from sds.models.protocol import BackendError
 from sds.models.transformers_.loading import failing
 
-EXTENT_MIN = 256  # positions a captured pass reads at least: fewer shapes, fewer graphs
+EXTENT_MIN = 512  # positions a pass of fixed shape reads at least: fewer shapes, fewer graphs
+STATIC_TOKENS = (1, 8, 32, 64, 128, 256, 512)  # what a row of such a pass is padded to
+STATIC_AREA_MAX = 512  # rows x tokens of such a pass: with more, computing takes longer than starting the kernels
+FORKS_STEP = 8
+GRAPHS_MAX = 96
+CAPTURE_AT = 2  # a shape is captured when it comes the second time: what comes once is not worth it
 WARM_UPS = 3
 PROBE_TOKENS = ((1, 2, 3, 4, 5), (6, 7, 8))
 PROBE_SHARE_MAX = {torch.float32: 1e-3}  # of the logits' own spread; half precision is noisier
 PROBE_SHARE_MAX_HALF = 0.25
 SHARED_ROPES = {"dynamic", "longrope"}  # they depend on the longest row of a batch, so a row would see the others
 
-Forward = Callable[..., torch.Tensor]
+Forward = Callable[..., torch.Tensor]  # of the number of outputs wanted, and the model's inputs by name
 Compute = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -42,22 +48,26 @@ class TensorKVCache:
     batched = True
 
     def __init__(self, device: torch.device, dtype: torch.dtype, *, slots: int, context: int) -> None:
-        self.static = device.type == "cuda"  # one-token passes in few shapes, each captured once
+        self.static = device.type == "cuda"  # passes of few shapes, each captured once
         self._device, self._dtype, self._slots, self._context = device, dtype, slots, context
         self._written = 0
         self._pass = _Pass.of_nothing(device)
         make: Any = partial(_Layer, self)
         self._cache: Any = Cache(layer_class_to_replicate=make)
-        self._graphs: dict[tuple[int, int], Compute] = {}
+        self._graphs: dict[_Shape, Compute] = {}
+        self._seen: Counter[_Shape] = Counter()
+        self._graph_pool: Any = None
 
-    def run(self, rows: Sequence[BatchRow], forward: Forward, *, repeated: bool = False) -> torch.Tensor:
-        """Call `forward` on all rows; return [rows, ...]. `repeated`: it computes the same in every such call."""
+    def run(self, rows: Sequence[BatchRow], forward: Forward) -> torch.Tensor:
+        """Call `forward` on all rows, the same one every time; return [rows, at least the outputs wanted, ...]."""
+        longest, outputs = max(len(row.tokens) for row in rows), max(row.outputs for row in rows)
         extent = max(row.position + len(row.tokens) for row in rows)
         self._written = max(self._written, extent)
-        if self.static and repeated and all(len(row.tokens) == 1 for row in rows):
-            return self._run_static(rows, forward, extent)
+        if self.static and (shape := _Shape.of(len(rows), longest, extent, outputs, self._context)):
+            return self._run_static(rows, forward, shape)
         alone = rows[0].slot if len(rows) == 1 else None
-        return self._compute(*self._inputs(rows, len(rows)), extent=extent, alone=alone, forward=forward)
+        inputs = self._inputs(rows, len(rows), longest)
+        return self._compute(*inputs, extent=extent, alone=alone, forward=partial(forward, outputs))
 
     def truncate(self, _slot: int, _position: int, _surplus: int) -> bool:
         """Positions beyond a prompt's end are masked and written over: there is nothing to do."""
@@ -102,11 +112,12 @@ class TensorKVCache:
         return [stored for layer in self._cache.layers for stored in (layer.keys, layer.values)]
 
     def _grow(self, slots: int) -> None:
-        """Make room for forks: in powers of two, because all that is written moves once."""
+        """Make room for forks, some at once, because all that is written moves and what was captured is void."""
         if slots <= self._slots:
             return
-        wanted = _power_of_two(slots)
+        wanted = max(slots, self._slots + FORKS_STEP)
         self._graphs.clear()
+        self._graph_pool = None  # torch frees it with the last graph, and captures nothing into it again
         for layer in self._cache.layers:  # what has moved stays: where memory runs out, a later fork goes on from there
             layer.keys, layer.values = self._moved(layer.keys, wanted), self._moved(layer.values, wanted)
         self._slots = wanted
@@ -118,9 +129,10 @@ class TensorKVCache:
         larger[: len(stored), :, : self._written] = stored[:, :, : self._written]
         return larger
 
-    def _inputs(self, rows: Sequence[BatchRow], count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return slots [rows], tokens and their positions [rows, longest]; -1 is the position of padding."""
-        longest = max(len(row.tokens) for row in rows)
+    def _inputs(
+        self, rows: Sequence[BatchRow], count: int, longest: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return slots [count], tokens and their positions [count, longest]; -1 is the position of padding."""
         slots, ids = np.zeros(count, np.int64), np.zeros((count, longest), np.int64)
         at = np.full((count, longest), -1, np.int64)
         for n, row in enumerate(rows):
@@ -148,17 +160,22 @@ class TensorKVCache:
         self._pass = _Pass(slots, positions, ~own[:, None, -1, :, None], extent, alone)
         return forward(input_ids=ids, position_ids=at.clamp(min=0), attention_mask=mask, past_key_values=self._cache)
 
-    def _run_static(self, rows: Sequence[BatchRow], forward: Forward, extent: int) -> torch.Tensor:
-        """Rows and extent rounded up: one graph serves many passes, and its rows of padding touch nothing."""
-        count, extent = _power_of_two(len(rows)), min(max(EXTENT_MIN, _power_of_two(extent)), self._context)
-        inputs = self._inputs(rows, count)
-        compute = self._graphs.get((count, extent))
+    def _run_static(self, rows: Sequence[BatchRow], forward: Forward, shape: _Shape) -> torch.Tensor:
+        """Everything rounded up: one graph serves many passes, and its rows and tokens of padding touch nothing."""
+        inputs = self._inputs(rows, shape.rows, shape.tokens)
+        compute = self._graphs.get(shape)
         if compute is None:
-            compute = partial(self._compute, extent=extent, alone=None, forward=forward)
-            if self._device.type == "cuda":
-                compute = _captured(compute, inputs, self._device)
-            self._graphs[count, extent] = compute
+            compute = partial(self._compute, extent=shape.extent, alone=None, forward=partial(forward, shape.outputs))
+            self._seen[shape] += 1
+            if self._device.type == "cuda" and self._seen[shape] >= CAPTURE_AT and len(self._graphs) < GRAPHS_MAX:
+                compute = self._graphs[shape] = _captured(compute, inputs, self._device, self._pool())
         return compute(*inputs)[: len(rows)]
+
+    def _pool(self) -> Any:
+        """The memory that all graphs share: what one of them returns is read before the next is replayed."""
+        if self._graph_pool is None:
+            self._graph_pool = torch.cuda.graph_pool_handle()
+        return self._graph_pool
 
 
 class DynamicKVCaches:
@@ -170,11 +187,13 @@ class DynamicKVCaches:
         self._device, self._config = device, config
         self._caches: dict[int, DynamicCache] = {}
 
-    def run(self, rows: Sequence[BatchRow], forward: Forward, **_: bool) -> torch.Tensor:
+    def run(self, rows: Sequence[BatchRow], forward: Forward) -> torch.Tensor:
         """Call `forward` on the only row."""
         (row,) = rows
         cache = self._caches.setdefault(row.slot, DynamicCache(config=self._config))
-        return forward(input_ids=torch.tensor([list(row.tokens)], device=self._device), past_key_values=cache)
+        return forward(
+            row.outputs, input_ids=torch.tensor([list(row.tokens)], device=self._device), past_key_values=cache
+        )
 
     def truncate(self, slot: int, position: int, surplus: int) -> bool:
         """Return whether the cache could be truncated: a window no longer holds what that would have to bring back."""
@@ -209,6 +228,27 @@ def kv_cache_for(model: Any, device: torch.device, *, slots: int, context: int) 
     if _all_dynamic(DynamicCache(config=model.config)) and not _rope_depends_on_batch(model) and _agrees(model, device):
         return TensorKVCache(device, model.dtype, slots=slots, context=context)
     return DynamicKVCaches(device, model.config)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What a pass is rounded up to: rows, tokens of a row, positions that are read, outputs of a row."""
+
+    rows: int
+    tokens: int
+    extent: int
+    outputs: int
+
+    @classmethod
+    def of(cls, rows: int, longest: int, extent: int, outputs: int, context: int) -> _Shape | None:
+        """Return the smallest shape that holds such a pass, or None where it is too large for a fixed one."""
+        tokens = next((tokens for tokens in STATIC_TOKENS if tokens >= longest), None)
+        if tokens is None or _power_of_two(rows) * tokens > max(STATIC_AREA_MAX, _power_of_two(rows)):
+            return None
+        wanted = _power_of_two(outputs) if outputs else 0
+        return cls(
+            _power_of_two(rows), tokens, min(max(EXTENT_MIN, _power_of_two(extent)), context), min(wanted, tokens)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +301,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return -1
 
 
-def _captured(compute: Compute, inputs: Sequence[torch.Tensor], device: torch.device) -> Compute:
+def _captured(compute: Compute, inputs: Sequence[torch.Tensor], device: torch.device, pool: Any) -> Compute:
     """Record the kernels of one pass on CUDA; a replay launches them all at once. What cannot be recorded runs as it is.
 
     Warming up writes the same keys and values to the same positions that the replay writes.
@@ -274,7 +314,7 @@ def _captured(compute: Compute, inputs: Sequence[torch.Tensor], device: torch.de
             for _ in range(WARM_UPS):
                 compute(*held)
         torch.cuda.current_stream(device).wait_stream(side)
-        with torch.cuda.device(device), torch.cuda.graph(graph):
+        with torch.cuda.device(device), torch.cuda.graph(graph, pool=pool):
             output = compute(*held)
     except torch.OutOfMemoryError:
         raise
@@ -294,7 +334,7 @@ def _agrees(model: Any, device: torch.device) -> bool:
     """Return whether two prompts of unlike length, side by side in slots, come out as each does without any cache."""
     kv_cache = TensorKVCache(device, model.dtype, slots=len(PROBE_TOKENS), context=max(map(len, PROBE_TOKENS)))
 
-    def last(**inputs: Any) -> torch.Tensor:
+    def last(_outputs: int = 1, **inputs: Any) -> torch.Tensor:
         return model(**inputs, logits_to_keep=1).logits[:, -1].float()  # type: ignore[no-any-return]
 
     long, short = PROBE_TOKENS

@@ -18,13 +18,13 @@ from typing import Any
 import httpx2
 from llama_cpp import Llama, llama_model_get_vocab, llama_vocab_get_text
 
-from sds.benchmarks.peer.drivers.serving import Decide, Peer, Request, Said, timed
+from sds.benchmarks.peer.drivers.on_outlines import by_outlines
+from sds.benchmarks.peer.drivers.serving import Peer, Request, Said, timed
 
 CONTEXT_TOKENS = 2048
 TRIAL_PROMPT_TOKENS, TRIAL_STEPS, TRIALS = 64, 8, 3
 START_S, ANSWER_S = 60.0, 120.0
 GREEDY = {"temperature": 0.0, "repeat_penalty": 1.0}
-OUTLINES = {"outlines_core": "OutlinesCoreBackend", "llguidance": "LLGuidanceBackend"}
 
 
 def open_peer(model: Path, threads: int, options: list[str]) -> Peer:
@@ -150,18 +150,3 @@ def _outlines(model: Path, threads: int, backend: str) -> Peer:
         return {"max_tokens": request["tokens_max"], **GREEDY}
 
     return Peer(by_outlines(driven, backend, options), ("outlines", backend, "llama_cpp_python"), notes)
-
-
-def by_outlines(driven: Any, backend: str, options: Any) -> Decide:
-    """Return what decides with a model that Outlines drives. `options(request)`: what its generator is given.
-
-    `backend` makes a logits processor of an expression, as Outlines' own `backend=` would choose it, but kept.
-    """
-    outlines: Any = import_module("outlines")
-    compiler = getattr(outlines.backends, OUTLINES[backend])(driven)
-
-    def decide(request: Request) -> Said:
-        processor, compile_ms = timed(lambda: compiler.get_regex_logits_processor(request["regex"]))
-        return Said(outlines.Generator(driven, processor=processor)("-", **options(request)), compile_ms)
-
-    return decide

@@ -15,7 +15,7 @@ import torch
 import transformers
 from transformers import AutoTokenizer, DynamicCache, GenerationConfig
 
-from sds.benchmarks.peer.drivers.on_llamacpp import by_outlines
+from sds.benchmarks.peer.drivers.on_outlines import by_outlines
 from sds.benchmarks.peer.drivers.serving import Decide, Peer, Request, Said, timed
 from sds.models.transformers_.backend import HfBackend
 from sds.models.transformers_.facts import TRANSFORMERS
