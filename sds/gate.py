@@ -21,7 +21,7 @@ from sds.host import paths
 from sds.host.clock import now_ms
 from sds.host.keys import refuse_other_keys
 from sds.host.log import JsonLog, Log
-from sds.kernel.context.reader import RecordedContext
+from sds.kernel.context.memory import RecordedContext
 from sds.kernel.contract.schema import Contract, load_contract
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.envelope.state import StateSource
