@@ -118,7 +118,7 @@ def grammar(
     if form not in FORMATS:
         raise UsageError(f"there is no format `{form}`", hint=f"one of: {', '.join(FORMATS)}")
     packet = _preview(gate, event)
-    from sds.grammars.emit import json_schema, lark  # noqa: PLC0415
+    from sds.grammars.emit import json_schema  # noqa: PLC0415
     from sds.grammars.emit.gbnf import to_gbnf  # noqa: PLC0415
     from sds.grammars.language import Language, language  # noqa: PLC0415
 
@@ -126,7 +126,7 @@ def grammar(
     if form == "json-schema":
         typer.echo(json.dumps(json_schema.emit(said), indent=2))
     else:
-        typer.echo({"regex": Language.regex, "lark": lark.emit, "gbnf": to_gbnf}[form](said))
+        typer.echo({"regex": Language.regex, "lark": Language.lark, "gbnf": to_gbnf}[form](said))
 
 
 def _preview(gate: ChosenGate, event: str) -> DecisionPacket:
