@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sds.models.cache.kv_cache import BatchRow
-from sds.models.cache.prefix_caching import PrefixCachingBackend
+from sds.models.cache.prefix_cache import PrefixCachingBackend
 from sds.models.files.fingerprint import identity
 from sds.models.files.llama_weights import LlamaWeights
 from sds.models.llamacpp.weights import opening

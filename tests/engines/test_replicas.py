@@ -224,7 +224,7 @@ def test_on_a_card_llama_cpp_decides_several_at_once_in_shared_passes(
     tiny_path: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There the weights are read once for all; and what was prepared for the processor is not looked for."""
-    monkeypatch.setattr("sds.models.llamacpp.gpus.gpus", lambda: ("An Own Card",))
+    monkeypatch.setattr("sds.models.llamacpp.weights.gpus", lambda: ("An Own Card",))
     monkeypatch.setattr("sds.engines.factory.open_weights", pytest.fail)
     with closing(open_parallel(tiny_path(1), parallel=3, now_ms=running_ms, device="cuda")) as opened:
         assert isinstance(opened, NativeEngine)
