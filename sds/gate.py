@@ -140,14 +140,14 @@ class Gate:
         """Return what writes the rationales its contract asks for. Raises UsageError where the engine cannot."""
         if not self.contract.explanation_chars_max:
             return None
-        from sds.rationale.writing import writer_of  # noqa: PLC0415
+        from sds.rationale import writer_of  # noqa: PLC0415
 
         return writer_of(self.engine.language_model.get() if isinstance(self.engine, HasLanguageModel) else self.engine)
 
     def _after_decision(self, writer: Explains | None, opened: ExitStack) -> Reasoned | None:
         if writer is None:
             return None
-        from sds.rationale.worker import Rationales  # noqa: PLC0415
+        from sds.rationale import Rationales  # noqa: PLC0415
 
         rationales = Rationales(self._kernel, writer, now_ms=self._now_ms, log=self._log.write)
         opened.callback(rationales.close)

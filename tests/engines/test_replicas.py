@@ -23,7 +23,7 @@ from sds.models.int8 import library as integer_library
 from sds.models.llamacpp import weights
 from sds.models.llamacpp.backend import LlamaBackend
 from sds.models.protocol import BackendError, Dtype
-from sds.rationale.writing import writer_of
+from sds.rationale import writer_of
 from tests.engines.conftest import running_ms
 from tests.engines.test_native import packets
 from tests.kernel.durable import World

@@ -33,10 +33,10 @@ from sds.kernel.errors import ContractError, UsageError
 from sds.kernel.registry import registry
 from sds.kernel.registry.contract_versions import registered_contract, versions
 from sds.kernel.storage.store import Store
+from sds.lint.declared import source_findings
 from sds.lint.diff import ContractDiff, diff
 from sds.lint.finding import SEVERITIES, Finding, counted, in_words, sorted_findings
 from sds.lint.lint import Report, lint
-from sds.lint.source import source_findings
 
 SEED = 1  # equal files give equal answers
 READS_MAX = 200
