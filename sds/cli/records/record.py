@@ -13,10 +13,10 @@ import typer
 from rich.console import Console
 
 from sds.cli.common import GateOption, JsonFlag, OpenedGate, Reason, defined, open_store, operator, whole_dfid
-from sds.cli.render import counted, plain, print_json, when
+from sds.cli.render import counted, plain, print_json
 from sds.definitions.definition import GateDefinition
 from sds.gates.opening import recovery_kernel
-from sds.host.clock import now_ms
+from sds.host.clock import now_ms, when
 from sds.host.keys import read_public
 from sds.host.paths import gate_home, known_public_keys, ledger_key
 from sds.kernel.audit import verify as auditing

@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from sds.cli.common import GateOption, JsonFlag, Reason, named, open_store, operator
-from sds.cli.render import plain, print_json, when
-from sds.host.clock import now_ms
+from sds.cli.render import plain, print_json
+from sds.host.clock import now_ms, when
 from sds.kernel.audit.agent_history import AgentRecord, Held, Move, agent_record
 from sds.kernel.errors import UsageError
 from sds.kernel.registry import registry

@@ -22,9 +22,9 @@ from sds.cli.common import (
     open_store,
     operator,
 )
-from sds.cli.render import print_json, when
+from sds.cli.render import print_json
 from sds.gates.opening import sample_reads
-from sds.host.clock import now_ms
+from sds.host.clock import now_ms, when
 from sds.host.paths import gate_home, make_private, open_record
 from sds.kernel.contract.schema import Contract, load_contract
 from sds.kernel.contract.yaml_lines import Lines, load_with_lines
