@@ -12,7 +12,6 @@ from rich.table import Table
 
 from sds.cli.common import ChosenGate, EventFile, JsonFlag, OpenedGate, defined, open_store, read_event_text, whole_dfid
 from sds.cli.engines import NO_OPTIONS, EngineOptions, opened_engine
-from sds.cli.options import flat
 from sds.cli.render import number_range, print_json
 from sds.gates.opening import preview_kernel
 from sds.host.paths import gate_home
@@ -23,11 +22,6 @@ from sds.kernel.errors import UsageError
 from sds.kernel.flow import intake, undecided
 
 FORMATS = ("regex", "lark", "gbnf", "json-schema")
-
-
-def add_to(app: typer.Typer) -> None:
-    for command in (decide, events, envelope, grammar, retry):
-        app.command(command.__name__)(flat(command))
 
 
 def decide(

@@ -19,11 +19,6 @@ from sds.host.restoring import restore as put_back
 from sds.kernel.errors import UsageError
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("backup")(backup)
-    app.command("restore")(restore)
-
-
 def backup(
     to: Annotated[
         Path, typer.Option("--to", help="A folder that is not there yet; one file, where the name ends with .tar.")

@@ -35,21 +35,6 @@ from sds.kernel.storage.checkpoints import Checkpoint
 _HEAD = re.compile(r"([0-9]{1,18}):([0-9a-f]{64})")
 _SIGNED_HEAD = re.compile(r"([0-9]{1,18}):([0-9a-f]{64}):([0-9]{1,18}):([0-9]{1,18}):([0-9a-f]{64}):([0-9a-f]{128})")
 
-ledger = typer.Typer(
-    help="Check the append-only ledger.\n\nExample: sds ledger verify", no_args_is_help=True, rich_markup_mode=None
-)
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command("flows")(flows)
-    app.command("audit")(audit)
-    app.command("recover")(recover)
-    app.command("halt")(halt)
-    app.command("resume")(resume)
-    ledger.command("verify")(verify)
-    ledger.command("head")(head)
-    app.add_typer(ledger, name="ledger")
-
 
 def audit(
     dfid: Annotated[

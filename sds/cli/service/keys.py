@@ -24,13 +24,6 @@ EVERY_GATE = "all"
 Named = Annotated[str, typer.Argument(help="Whose key it is: the name that the record has.", metavar="NAME")]
 
 
-def add_to(keys: typer.Typer) -> None:
-    """Add the commands to those of `sds keys`."""
-    keys.command("add")(add)
-    keys.command("list")(list_keys)
-    keys.command("revoke")(revoke)
-
-
 def add(
     name: Named,
     role: Annotated[list[str], typer.Option("--role", help="submit, read, review, operate; several with a comma.")],

@@ -42,20 +42,7 @@ SEED = 1  # equal files give equal answers
 READS_MAX = 200
 _SIGNS = {"wider": "+", "narrower": "-", "different": "~"}
 
-contracts = typer.Typer(
-    help="Check, compare and register contracts.\n\nExample: sds contracts check contract.yaml",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
 ContractFile = Annotated[Path, typer.Argument(help="A contract, a YAML file.", metavar="FILE")]
-
-
-def add_to(app: typer.Typer) -> None:
-    contracts.command("check")(check)
-    contracts.command("diff")(compare)
-    contracts.command("register")(register)
-    contracts.command("list")(list_contracts)
-    app.add_typer(contracts, name="contracts")
 
 
 def check(
