@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 
@@ -20,13 +20,12 @@ from sds.grammars.tokens.text import TextTokens
 from sds.kernel.context.rationale import explain
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.errors import ModelError, SdsError, UsageError
+from sds.kernel.flow.dispatch import Log
 from sds.kernel.flow.kernel import Kernel
 from sds.models.protocol import ENDINGS, Row
 
 QUEUE_MAX = 64
 DRAIN_S_MAX = 5.0
-
-Log = Callable[[str, Mapping[str, object]], None]
 
 
 def writer_of(engine: Engine) -> Explains:
