@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -18,7 +19,9 @@ from sds.host.clock import now_ms
 from sds.models.llamacpp.backend import LlamaBackend
 
 HOUSE = Path(sds.__file__).resolve().parents[1]
-FILES_MAX = 68  # only ever lowered
+FILES_MAX = 61  # only ever lowered
+SHORT_LINES_MAX = 260
+FIVE = re.compile(r"One decision, in five short files.*?\n\n", re.DOTALL)
 ENTERED = "the files of one decision, in the order in which they are entered first"
 
 
@@ -58,3 +61,17 @@ def test_one_warm_decision_enters_few_files(trace: Trace, tmp_path: Path, tiny_p
     print(f"{len(trace.files)} files:", *trace.files, sep="\n  ")
     assert answer.state in {"CLOSED", "ESCALATED", "ABORTED"}
     assert len(trace.files) <= FILES_MAX, ENTERED
+    five = five_of_the_readme()
+    assert five == [file for file in trace.files if file in five], ENTERED
+
+
+def five_of_the_readme() -> list[str]:
+    said = FIVE.search((HOUSE / "README.md").read_text(encoding="utf-8"))
+    assert said is not None
+    return re.findall(r"\]\(([^)]+)\)", said[0])
+
+
+def test_the_five_files_of_the_readme_are_five_and_short() -> None:
+    lines = {file: (HOUSE / file).read_text(encoding="utf-8").count("\n") for file in five_of_the_readme()}
+    assert len(lines) == 5
+    assert all(count <= SHORT_LINES_MAX for count in lines.values()), lines
