@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
-from sds.engines.request import Passes
-from sds.grammars.tokens.tokenizer import TokenizerIndex
 from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.packet import DecisionPacket, Decoding
-from sds.models.protocol import Backend
+
+if TYPE_CHECKING:  # numpy is loaded with a model
+    from sds.engines.request import Passes
+    from sds.grammars.tokens.tokenizer import TokenizerIndex
+    from sds.models.protocol import Backend
 
 
 class Engine(Protocol):
