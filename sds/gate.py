@@ -20,7 +20,7 @@ from sds.engines.queueing import KeyLocks
 from sds.host import paths
 from sds.host.clock import now_ms
 from sds.host.keys import refuse_other_keys
-from sds.host.log import JsonLog, Log
+from sds.host.log import JsonLog
 from sds.kernel.context.memory import RecordedContext
 from sds.kernel.contract.schema import Contract, load_contract
 from sds.kernel.decision.packet import DecisionPacket
@@ -29,6 +29,7 @@ from sds.kernel.errors import UsageError
 from sds.kernel.executor.protocol import Executor, Signer
 from sds.kernel.flow import intake, undecided
 from sds.kernel.flow.answer import Answer
+from sds.kernel.flow.dispatch import Log
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.registry import registry
 from sds.opening import check_deciding, check_given, decisions_at_once, open_deciding, path_given
