@@ -16,7 +16,7 @@ import pytest
 from hatchling.builders.sdist import SdistBuilder
 from hatchling.builders.wheel import WheelBuilder
 
-from sds.models.int8.facts import passes_sources
+from sds.models.int8.sources import passes_sources
 
 ROOT = Path(__file__).parents[1]
 LINKS = ("kernel", "grammars", "models", "benchmarks")
@@ -29,7 +29,7 @@ import sds.models.protocol, sds.kernel.flow.kernel, sds.grammars.language, sds.b
 from pathlib import Path
 from sds.gates.refund.gate import load_refund_contract
 from sds.kernel.storage.sqlite import SqliteStore
-from sds.models.int8.facts import PASSES, passes_sources
+from sds.models.int8.sources import PASSES, passes_sources
 from sds.models.int8.library import PassesLibrary
 SqliteStore(Path('probe.db')).close()
 for compiled in PASSES.glob('*.so'):

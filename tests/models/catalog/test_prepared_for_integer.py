@@ -15,7 +15,7 @@ from sds.host.paths import open_record
 from sds.models.catalog import prepare
 from sds.models.catalog.backends import BACKENDS
 from sds.models.catalog.catalog import prepared
-from sds.models.int8 import facts
+from sds.models.int8 import sources
 from sds.models.int8.facts import INT8
 from sds.models.int8.library import library
 from sds.models.protocol import BackendError
@@ -75,7 +75,7 @@ def test_on_a_processor_where_they_may_be_slower_every_type_is_measured(
 def test_those_that_were_compiled_of_other_sources_are_measured_anew(
     installed: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(facts, "passes_sources", lambda: "0" * 12)
+    monkeypatch.setattr(sources, "passes_sources", lambda: "0" * 12)
     with pytest.raises(BackendError, match="measured on another machine or with other libraries"):
         prepared(*installed)
 

@@ -11,8 +11,8 @@ import pytest
 
 from sds.models.int8 import backend
 from sds.models.int8 import library as integer_library
-from sds.models.int8.facts import PASSES, passes_sources
 from sds.models.int8.library import PassesLibrary
+from sds.models.int8.sources import PASSES, passes_sources
 from sds.models.protocol import Dtype
 
 FLAGS = ["-std=c++17", "-O3", "-march=native", "-DPASSES_PLAIN", "-Wno-psabi", "-fPIC", "-shared", "-pthread"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sds.models.int8.facts import PASSES
+from sds.models.int8.sources import PASSES
 from tests.scale import scale, seeded
 
 FLAGS = ["-std=c++17", "-O1", "-g", "-march=native", "-pthread", "-Wall", "-Wextra", "-Werror"]
