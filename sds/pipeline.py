@@ -20,7 +20,7 @@ from sds.kernel.canonical import one_line
 from sds.kernel.decision.packet import NOT_ASKED, DecisionPacket, Decoding
 from sds.kernel.errors import ModelError, SdsError, UsageError, WorldError
 from sds.kernel.flow.answer import Answer
-from sds.kernel.flow.decision_record import refuse_unkeepable
+from sds.kernel.flow.attempts import refuse_unkeepable
 from sds.kernel.flow.intake import Event
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.flow.states import CONTENTION, DEADLINE_EXCEEDED, EXECUTION_FAILED, WAITING_TAGS

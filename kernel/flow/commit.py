@@ -22,7 +22,7 @@ from sds.kernel.errors import UsageError
 from sds.kernel.executor import breaker
 from sds.kernel.executor.protocol import ExecutionIntent, Signer
 from sds.kernel.flow import decision_record, monitored, undecided
-from sds.kernel.flow.decision_record import Attempt, write_attempt
+from sds.kernel.flow.attempts import Attempt, write_attempt
 from sds.kernel.flow.dispatch import Log
 from sds.kernel.flow.states import CONTENTION, DEADLINE_EXCEEDED, NOT_DECIDED, State, transition
 from sds.kernel.registry import escalation_budget, registry, reservations, spend

@@ -27,10 +27,10 @@ from sds.kernel.envelope.state import StateSource
 from sds.kernel.errors import UsageError
 from sds.kernel.executor.protocol import ExecutionIntent, Executor, Signer
 from sds.kernel.executor.wholeness import Wholeness
-from sds.kernel.flow import decision_record, in_flight, intake
+from sds.kernel.flow import attempts, decision_record, in_flight, intake
 from sds.kernel.flow.answer import Answer, known_answer
+from sds.kernel.flow.attempts import Attempt
 from sds.kernel.flow.commit import Committer
-from sds.kernel.flow.decision_record import Attempt
 from sds.kernel.flow.dispatch import Dispatcher, Log, no_log
 from sds.kernel.flow.observe import Observer, authority_state
 from sds.kernel.registry import registry, reservations
@@ -193,7 +193,7 @@ class Kernel:
 
     def with_feedback(self, packet: DecisionPacket) -> DecisionPacket:
         """Return the packet for the next attempt: the same, with what this flow has had rejected and why."""
-        return packets.with_feedback(packet, decision_record.feedback(self.store, self.contract, packet.dfid))
+        return packets.with_feedback(packet, attempts.feedback(self.store, self.contract, packet.dfid))
 
     def not_decided(self, packet: DecisionPacket, code: str, message: str, decoding: Decoding | None = None) -> Answer:
         """End a flow that got no turn with the model, or with its resource: its event waits and may be sent again."""

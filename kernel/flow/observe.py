@@ -15,7 +15,7 @@ from sds.kernel.decision.dim import AuthorityState
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.decision.safeguards import EnvelopeInputs, LiveState, standing_notes
 from sds.kernel.envelope.state import StateRead, StateSource, Value
-from sds.kernel.flow import decision_record
+from sds.kernel.flow import attempts
 from sds.kernel.flow.intake import PREVIEW
 from sds.kernel.registry import reservations, spend
 from sds.kernel.registry.authority import authority_now
@@ -101,7 +101,7 @@ def authority_state(store: Store, contract: Contract, packet: DecisionPacket) ->
     """Return what registry and store say of a packet's flow at the moment of judgement."""
     authority = authority_now(store, packet.agent_id, packet.dfid)
     under = authority.contract_hash == packet.contract_hash
-    rejected, spent = decision_record.rejected(store, packet.dfid)
+    rejected, spent = attempts.rejected(store, packet.dfid)
     return AuthorityState(
         agent_active=authority.active,
         halted=authority.halted,

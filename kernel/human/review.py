@@ -24,8 +24,8 @@ from sds.kernel.envelope.proposal import write_proposal
 from sds.kernel.errors import SdsError, UsageError, WorldError, unreadable
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
 from sds.kernel.flow.answer import Answer, known_answer
+from sds.kernel.flow.attempts import Attempt
 from sds.kernel.flow.commit import ALREADY_ORDERED, ORDERED_BEFORE
-from sds.kernel.flow.decision_record import Attempt
 from sds.kernel.flow.dispatch import Log, no_log
 from sds.kernel.flow.in_flight import orders_in_flight
 from sds.kernel.flow.intake import saga_child

@@ -9,7 +9,7 @@ import pytest
 
 from sds.kernel.canonical import digest
 from sds.kernel.context import rationale
-from sds.kernel.flow import decision_record, intake
+from sds.kernel.flow import attempts, decision_record, intake
 
 
 class _InClear:
@@ -26,7 +26,7 @@ class _InClear:
 def writing_in_clear(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let a kernel write what an older version wrote."""
     with monkeypatch.context() as then:
-        for module in (decision_record, decision_record, rationale):
+        for module in (attempts, decision_record, rationale):
             then.setattr(module, "key_for_flow", lambda store, dfid: _InClear())
         then.setattr(decision_record, "seal_facts", lambda key, facts: dict(facts))
         then.setattr(rationale, "SEALED", "text")
