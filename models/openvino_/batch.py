@@ -4,7 +4,7 @@ Padding leaves no trace: it is masked, and as all that a token sees ends at a mu
 that remain changes its place. The tests look at the bits; `sds models prepare` measures it on each machine.
 
 Tokens of a tree stand at the right end of its padded row, their past at the left end of the past. Only the attention sees
-padded rows; all else is computed for each token (`Inputs`).
+padded rows; all else is computed for each token (`Inputs`). `PaddedKVCache` keeps the past as the graph takes it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ TOKENS_STEP = 32  # several trees are read as a multiple of so many tokens, for 
 ROW_TOKENS = 8  # padded rows are multiples of these
 # What stands before a tree, or all that a token sees, is a multiple of these: the library adds up so many numbers at once.
 PAST_TOKENS = 32
+PADDED_BYTES_MAX = 256 << 20  # what the pasts of batches of several trees take besides, once there was such a batch
 SURPLUS_TOKENS_MAX = 16  # by which a row alone may be longer for a length that the graph has a copy for
 
 
@@ -191,9 +192,6 @@ def _row(tokens: int) -> int:
 
 def _up(tokens: int, to: int) -> int:
     return -(-tokens // to) * to
-
-
-PADDED_BYTES_MAX = 256 << 20  # what the pasts of batches of several trees take besides, once there was such a batch
 
 
 class PaddedKVCache(ArrayKVCache):
