@@ -46,7 +46,7 @@ from sds.benchmarks.lib.measuring import (
     versions,
     whole_number,
 )
-from sds.grammars.emit import gbnf, lark
+from sds.grammars.emit import gbnf
 from sds.grammars.language import Language, language
 from sds.grammars.tokens.compiler import GrammarCompiler
 from sds.kernel.envelope.bounds import bound
@@ -128,7 +128,7 @@ class LlGuidance:
         self._matcher_of, self._tokenizer, self._size = LLMatcher, llguidance_tokenizer(words), words.size
 
     def text(self, said: Language) -> str:
-        return lark.emit(said)
+        return said.lark()
 
     def begin(self, text: str) -> None:
         self._matcher = self._matcher_of(self._tokenizer, self._matcher_of.grammar_from_lark(text), log_level=0)

@@ -38,7 +38,7 @@ from sds.engines.factory import open_engine
 from sds.gate import Gate
 from sds.host.clock import now_ms
 from sds.host.paths import fitted_readers
-from sds.kernel.contract.policy.checks import policy_rules
+from sds.kernel.contract.policy import policy_rules
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.envelope.envelope import ESCALATE
 from sds.kernel.errors import UsageError

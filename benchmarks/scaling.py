@@ -26,7 +26,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
-from sds.benchmarks.kernel import durable_once, open_kernel, pure_verdict
+from sds.benchmarks.kernel import accepted, durable_once, open_kernel, pure_verdict
 from sds.benchmarks.lib.floor import Device, Recorded, device
 from sds.benchmarks.lib.measuring import (
     Parser,
@@ -41,7 +41,6 @@ from sds.benchmarks.lib.measuring import (
     whole_number,
 )
 from sds.benchmarks.lib.weights import Weights, add_weights, weights_of
-from sds.benchmarks.records import make_record
 from sds.decoding.decoder import Mode, deciding
 from sds.grammars.tokens.compiler import GrammarCompiler
 from sds.grammars.tokens.tokenizer import Tokenizer
@@ -49,6 +48,7 @@ from sds.kernel.contract.schema import Contract
 from sds.kernel.envelope.envelope import DENY, DecisionEnvelope, KindBound, envelope_of
 from sds.kernel.envelope.state import StateRead
 from sds.kernel.flow import intake
+from sds.kernel.storage.ledger import entry_hash
 from sds.models.openvino_.facts import OPENVINO
 from sds.models.protocol import Backend, prompt_sections
 
@@ -78,6 +78,21 @@ CONTRACTS_PREDICTED = (
     "predicted 8 us a kind for the verdict; a decision that does not grow; a grammar that grows with kinds x reasons"
 )
 Rows = list[dict[str, Any]]
+TEMPLATES = 250
+COPIED_AT_ONCE = 20  # times all templates, in one transaction
+ID_COLUMNS = frozenset({"dfid", "event_id", "idempotency_key", "resource", "resource_key", "scope"})
+TABLES = (
+    "events",
+    "case_keys",
+    "decision_flows",
+    "context_snapshots",
+    "policy_proposals",
+    "dim_validations",
+    "execution_log",
+    "reservations",
+    "resources",
+    "spend",
+)
 
 
 def ledger(folder: Path, sizes: Sequence[int], n: int) -> Rows:
@@ -273,6 +288,46 @@ def _run(asked: argparse.Namespace, say: Say) -> Report:
 def _show(report: Report) -> None:
     for row in [*report["prompt"], *report["alternatives"], *report["contract"], *report["ledger"]]:
         print(row)
+
+
+def make_record(path: Path, entries: int) -> int:
+    """Write a record whose ledger has at least `entries` entries, real decisions and copies of them; return how many it has.
+
+    Every copy has ids of its own in every table and its entries are chained on to the ledger, so trees, indices and the
+    file are as large as those of that many decisions. Not measured itself, and no record to audit: a copy's seals are those
+    of what it was copied from.
+    """
+    kernel = open_kernel(path)
+    for i in range(TEMPLATES):
+        accepted(kernel, f"T-{i}")
+    kernel.store.close()
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("PRAGMA synchronous=OFF")  # a power cut would cost a benchmark, not a decision
+        for table in TABLES:
+            db.execute(f"CREATE TEMP TABLE template_{table} AS SELECT * FROM {table}")
+        written = db.execute("SELECT at_ms, kind, dfid, body FROM ledger WHERE dfid <> ''").fetchall()
+        (held,) = db.execute("SELECT MAX(idx) FROM ledger").fetchone()
+        copies = max(0, -(-(entries - held) // len(written)))
+        for start in range(0, copies, COPIED_AT_ONCE):
+            db.execute("BEGIN IMMEDIATE")
+            for copy in range(start, min(start + COPIED_AT_ONCE, copies)):
+                _copy(db, f"~{copy}", written)
+            db.execute("COMMIT")
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        return int(db.execute("SELECT MAX(idx) FROM ledger").fetchone()[0])
+
+
+def _copy(db: sqlite3.Connection, suffix: str, written: list[tuple[int, str, str, str]]) -> None:
+    for table in TABLES:
+        columns = [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
+        wanted = ", ".join(f"{c} || '{suffix}'" if c in ID_COLUMNS else c for c in columns)
+        db.execute(f"INSERT INTO {table} SELECT {wanted} FROM template_{table}")
+    idx, prev_hash = db.execute("SELECT idx, entry_hash FROM ledger ORDER BY idx DESC LIMIT 1").fetchone()
+    for at_ms, kind, dfid, body in written:
+        idx, own = idx + 1, f"{dfid}{suffix}"
+        hashed = entry_hash(idx, at_ms, kind, own, body, prev_hash)
+        db.execute("INSERT INTO ledger VALUES (?, ?, ?, ?, ?, ?, ?)", (idx, at_ms, kind, own, body, prev_hash, hashed))
+        prev_hash = hashed
 
 
 if __name__ == "__main__":

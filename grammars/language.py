@@ -14,10 +14,11 @@ import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
-from sds.grammars import regex
-from sds.grammars.nodes import Choice, Literal, Node, Number, Option, Text
-from sds.kernel.envelope.envelope import Bound, DecisionEnvelope, KindBound, format_literal
+from sds.grammars.number_regex import REGEX_CHARS_MAX, number_regex
+from sds.kernel.envelope.bounds import Bound, format_literal
+from sds.kernel.envelope.envelope import DecisionEnvelope, KindBound
 from sds.kernel.errors import LanguageError
 
 FORM = "sds-language/4 rationale?,action,params?,reason,context_ref"
@@ -28,6 +29,54 @@ TEXT_CHARS_MAX = 2000
 _CODE = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
 _PARAM = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _CONTEXT = re.compile(r"[0-9a-f]{64}")
+TEXT_CLASS = r"[ !#-\[\]-~]"
+# Within the characters a language can hold, only these mean something to an engine.
+_SPECIAL = re.compile(r"([{}.])")
+
+
+# The few shapes a decision language is made of: bytes out, choices in between; nothing repeats but digits and text.
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """Bytes that are forced. Two literals never stand side by side, so all that is forced is in one piece."""
+
+    text: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One alternative: `then` begins with a literal, and what it spells decides between the options."""
+
+    label: str
+    then: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Two or more options, of which exactly one is written."""
+
+    name: str
+    options: tuple[Option, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """The literal of one of the two or more integers of `bound`."""
+
+    name: str
+    bound: Bound
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """At most `chars_max` printable ASCII characters without the quote and the backslash; possibly none."""
+
+    name: str
+    chars_max: int
+
+
+Node: TypeAlias = Literal | Choice | Number | Text
 
 
 @dataclass(frozen=True)
@@ -39,8 +88,22 @@ class Language:
     context_ref: str
 
     def regex(self) -> str:
-        """Return the expression that matches exactly these bytes. Raises LanguageError where it would be too long."""
-        return regex.emit(self.root)
+        """Return the expression that matches exactly these bytes, read alike by Python `re` and Rust engines.
+
+        Raises LanguageError beyond REGEX_CHARS_MAX.
+        """
+        regex = _sequence(self.root)
+        if len(regex) > REGEX_CHARS_MAX:
+            raise LanguageError(f"the language needs an expression of more than {REGEX_CHARS_MAX} characters")
+        return regex
+
+    def lark(self) -> str:
+        """Return it in llguidance's dialect of Lark: one terminal, the whole proposal. Raises LanguageError as `regex` does.
+
+        One terminal and no rules, because llguidance reads terminals greedily: a number in a terminal of its own would
+        compete with the longer number beside it. Inside one expression its lexer knows every byte that is forced.
+        """
+        return f"start: /{self.regex()}/\n"
 
     @property
     def hash(self) -> str:
@@ -108,3 +171,17 @@ def _packed(nodes: Iterable[Node]) -> tuple[Node, ...]:
         else:
             packed.append(node)
     return tuple(packed)
+
+
+def _sequence(nodes: Iterable[Node]) -> str:
+    return "".join(map(_node, nodes))
+
+
+def _node(node: Node) -> str:
+    if isinstance(node, Literal):
+        return _SPECIAL.sub(r"\\\1", node.text.decode("ascii"))
+    if isinstance(node, Choice):
+        return f"(?:{'|'.join(_sequence(option.then) for option in node.options)})"
+    if isinstance(node, Number):
+        return number_regex(node.bound)
+    return f"{TEXT_CLASS}{{0,{node.chars_max}}}"

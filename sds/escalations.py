@@ -18,9 +18,8 @@ from sds.kernel.executor.protocol import Receipt
 from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.dispatch import Log, no_log
 from sds.kernel.flow.kernel import Kernel
-from sds.kernel.human.attestation import attest
 from sds.kernel.human.cases import Case
-from sds.kernel.human.review import CaseView, HumanReview, Resolution
+from sds.kernel.human.review import CaseView, HumanReview, Resolution, attest
 
 Resolve = Literal["OVERRIDE", "MODIFY", "ABORT", "SETTLED", "REJECTED"]
 

@@ -20,8 +20,8 @@ from sds.engines.queueing import KeyLocks
 from sds.host import paths
 from sds.host.clock import now_ms
 from sds.host.keys import refuse_other_keys
-from sds.host.log import JsonLog, Log
-from sds.kernel.context.reader import RecordedContext
+from sds.host.log import JsonLog
+from sds.kernel.context.memory import RecordedContext
 from sds.kernel.contract.schema import Contract, load_contract
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.envelope.state import StateSource
@@ -29,6 +29,7 @@ from sds.kernel.errors import UsageError
 from sds.kernel.executor.protocol import Executor, Signer
 from sds.kernel.flow import intake, undecided
 from sds.kernel.flow.answer import Answer
+from sds.kernel.flow.dispatch import Log
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.registry import registry
 from sds.opening import check_deciding, check_given, decisions_at_once, open_deciding, path_given
@@ -140,14 +141,14 @@ class Gate:
         """Return what writes the rationales its contract asks for. Raises UsageError where the engine cannot."""
         if not self.contract.explanation_chars_max:
             return None
-        from sds.rationale.writing import writer_of  # noqa: PLC0415
+        from sds.rationale import writer_of  # noqa: PLC0415
 
         return writer_of(self.engine.language_model.get() if isinstance(self.engine, HasLanguageModel) else self.engine)
 
     def _after_decision(self, writer: Explains | None, opened: ExitStack) -> Reasoned | None:
         if writer is None:
             return None
-        from sds.rationale.worker import Rationales  # noqa: PLC0415
+        from sds.rationale import Rationales  # noqa: PLC0415
 
         rationales = Rationales(self._kernel, writer, now_ms=self._now_ms, log=self._log.write)
         opened.callback(rationales.close)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
 
@@ -12,8 +12,7 @@ from sds.engines.fallback import FallbackEngine
 from sds.engines.protocol import Checks, Engine
 from sds.kernel.contract.schema import Contract
 from sds.kernel.errors import UsageError
-
-Log = Callable[[str, Mapping[str, object]], None]
+from sds.kernel.flow.dispatch import Log
 
 THREADS_BESIDE = 2  # decide besides those that the engine is busy with: they look, wait for the disk, or send
 

@@ -247,14 +247,14 @@ def test_a_decision_is_replayed_with_its_threads_and_where_there_are_fewer_that_
 def test_a_decision_on_a_card_is_replayed_on_one_and_another_card_is_named(
     tiny_path: Callable[[int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sds.models.llamacpp.gpus.gpus", lambda: ("any", "mine"))
+    monkeypatch.setattr("sds.models.llamacpp.weights.gpus", lambda: ("any", "mine"))
     with closing(open_engine(tiny_path(1), now_ms=now_ms, device="cuda:1")) as engine:
         made = Home(tmp_path, record(tmp_path, engine=engine, events=1))
     found = made.replay(made.dfids[0], tiny_path(1))
     assert (True, ()) == (found.identical, found.circumstances)
-    monkeypatch.setattr("sds.models.llamacpp.gpus.gpus", lambda: ("any", "another"))
+    monkeypatch.setattr("sds.models.llamacpp.weights.gpus", lambda: ("any", "another"))
     assert (Circumstance("card", "mine", "another"),) == made.replay(made.dfids[0], tiny_path(1)).circumstances
-    monkeypatch.setattr("sds.models.llamacpp.gpus.gpus", lambda: ("any",))
+    monkeypatch.setattr("sds.models.llamacpp.weights.gpus", lambda: ("any",))
     with pytest.raises(ModelError, match="sees no card 1 here"):
         made.replay(made.dfids[0], tiny_path(1))
 

@@ -9,18 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
-from sds.grammars.nodes import Choice, Literal, Node, Number, Text
+from sds.grammars.language import TEXT_CLASS, Choice, Language, Literal, Node, Number, Text
 from sds.grammars.number_regex import number_regex
 from sds.kernel.errors import LanguageError
 
-if TYPE_CHECKING:
-    from sds.grammars.language import Language
-
 GBNF_CHARS_MAX = 262_144
 REPEAT_MAX = 100
-TEXT_CLASS = r"[ !#-\[\]-~]"
 # What `numbers` writes: classes with their counts, groups, and between them digits, the sign and the point.
 _NUMBER_PART = re.compile(r"(?P<same>\[[0-9-]+\](?:\{[0-9]+\})?|[|)])|(?P<open>\(\?:)|(?P<text>(?:[-0-9]|\\\.)+)")
 

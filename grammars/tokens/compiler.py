@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
-from sds.grammars.language import TEXT_CHARS_MAX, language
-from sds.grammars.nodes import Choice, Literal, Node, Number, Text
+from sds.grammars.language import TEXT_CHARS_MAX, Choice, Literal, Node, Number, Text, language
 from sds.grammars.tokens.matcher import TokenMatcher
 from sds.grammars.tokens.tokenizer import LANGUAGE_UNSPEAKABLE, Tokenizer, TokenizerIndex
 from sds.grammars.tokens.trie import End, NumberSlot, OptionMark, Path, Suffix, TextEnd, TrieNode, insert

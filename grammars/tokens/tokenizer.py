@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sds.grammars.regex import TEXT_CLASS
+from sds.grammars.language import TEXT_CLASS
 from sds.kernel.errors import LanguageError
 
 LANGUAGE_UNSPEAKABLE = "LANGUAGE_UNSPEAKABLE"

@@ -9,10 +9,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from sds.kernel.canonical import one_line, sha256_hex
+from sds.kernel.canonical import one_line, person, sha256_hex
 from sds.kernel.decision.context import Artifact
 from sds.kernel.errors import UsageError
-from sds.kernel.identifiers import person
 from sds.kernel.registry.registry import REASON_CHARS_MAX
 from sds.kernel.storage import ledger
 from sds.kernel.storage.store import Reader, Store

@@ -1,7 +1,7 @@
 """The responsibility contract (DIR 3.1): who answers for a gate, and everything it may ever decide.
 
-A contract is a YAML file in a trusted place. It is data: `sections` says its shape, `checks` and `human_terms` what its
-fields must say together, `compiler.Rules` checks and compiles its expressions. Every error names file and line.
+A contract is a YAML file in a trusted place. It is data: `sections` says its shape, the checks here and in `policy` and
+`human_terms` what its fields must say together, `compiler.Rules` checks and compiles its expressions. Every error names file and line.
 """
 
 from __future__ import annotations
@@ -14,14 +14,130 @@ from typing import Any
 from pydantic import ValidationError, model_validator
 
 from sds.kernel.canonical import sha256_hex
-from sds.kernel.contract.checks import CHECKS, check_monitors, check_sagas
 from sds.kernel.contract.compiler import Rules
+from sds.kernel.contract.expressions import INT
 from sds.kernel.contract.human_terms import check_human, human_contract
-from sds.kernel.contract.policy.checks import check_policy, policy_rules
-from sds.kernel.contract.sections import ContractFields
-from sds.kernel.contract.types import say_first
+from sds.kernel.contract.policy import check_policy, policy_rules
+from sds.kernel.contract.sections import MENU, ContractFields
+from sds.kernel.contract.snapshot import parse_type
+from sds.kernel.contract.types import ContradictionError, say_first
 from sds.kernel.contract.yaml_lines import FILE_BYTES_MAX, load_with_lines
+from sds.kernel.envelope.envelope import DENY, ESCALATE
 from sds.kernel.errors import ContractError
+
+PROPOSAL_FIELDS = frozenset({"action", "params", "reason", "reason_code", "rationale", "context_ref"})
+
+
+# Each check raises ContradictionError with the path of the field to mend.
+
+
+def check_kinds(contract: ContractFields) -> None:
+    kinds = contract.kinds
+    refusal = contract.refusal
+    if refusal not in kinds:
+        named = "" if refusal == DENY else ", which `refusal` names,"
+        raise ContradictionError(("kinds",), f"{refusal}{named} is missing: every contract lets its agent say no")
+    if refusal != DENY and DENY in kinds:
+        raise ContradictionError(("kinds", DENY), f"is a second refusal: `refusal` names {refusal}")
+    if ESCALATE in kinds:
+        raise ContradictionError(("kinds", ESCALATE), "is always there and is not declared")
+    spec = kinds[refusal]
+    if spec.params or spec.fills or spec.executes or spec.when != "true":
+        raise ContradictionError(("kinds", refusal), "takes only reasons")
+    for path, codes in ((("authority",), contract.authority), (("escalation", "always"), contract.escalation.always)):
+        for index, code in enumerate(codes):
+            if code not in kinds:
+                raise ContradictionError((*path, index), f"`{code}` is not one of the kinds")
+
+
+def check_sagas(contract: ContractFields) -> None:
+    for field in ("id", "key", "evidence"):
+        if getattr(contract.event, field) == "saga":
+            raise ContradictionError(("event", field), "`saga` is the kernel's own field, in the parts of a saga")
+    for name, saga in contract.sagas.items():
+        if name in contract.kinds:
+            raise ContradictionError(("sagas", name), "is the name of a kind")
+        for kind in (*contract.kinds, *contract.human.kinds):
+            if kind in MENU:
+                raise ContradictionError(("kinds", kind), "is what a saga's menu calls a way to compensate")
+        for index, step in enumerate(saga.steps):
+            if step not in contract.kinds or not contract.kinds[step].executes:
+                raise ContradictionError(("sagas", name, "steps", index), f"`{step}` is no kind with a side effect")
+        if "ALERT_HUMAN" not in saga.compensation:
+            raise ContradictionError(("sagas", name, "compensation"), "ALERT_HUMAN is missing: a human is always there")
+
+
+def check_monitors(contract: ContractFields) -> None:
+    known = {code for kind in contract.kinds.values() for code in kind.reasons}
+    names = [monitor.name for monitor in contract.monitors]
+    for index, monitor in enumerate(contract.monitors):
+        at = ("aggregate_thresholds", index)
+        if monitor.name in names[:index]:
+            raise ContradictionError((*at, "name"), f"`{monitor.name}` is the name of another monitor")
+        if monitor.reason is not None and monitor.reason not in known:
+            raise ContradictionError((*at, "reason"), f"`{monitor.reason}` is the reason of no kind")
+        if monitor.reading is not None:
+            values = contract.readings[monitor.reading].values if monitor.reading in contract.readings else {}
+            if not values:
+                raise ContradictionError((*at, "reading"), f"`{monitor.reading}` is no reading with values")
+            for value in monitor.expected:
+                if value not in values:
+                    raise ContradictionError((*at, "expected", value), f"is no value of `{monitor.reading}`")
+
+
+def check_paths(contract: ContractFields) -> None:
+    """Every path that is named is a declared field."""
+    named: list[tuple[tuple[str | int, ...], str]] = [(("show", path), path) for path, _ in contract.show]
+    named += [(("levels", path), path) for path in contract.levels]
+    named += [(("drift", "fields", path), path) for path in contract.drift.fields]
+    named += [(("spend", i, "per"), limit.per) for i, limit in enumerate(contract.spend) if limit.per]
+    named += [(("kinds", name, "draws", path), path) for name, kind in contract.kinds.items() for path in kind.draws]
+    for at, path in named:
+        if path not in contract.snapshot:
+            raise ContradictionError(at, f"`{path}` is not a declared snapshot field")
+
+
+def check_levels(contract: ContractFields) -> None:
+    """What has levels is a number, and one that the model reads: words nobody reads are a mistake."""
+    shown = dict(contract.show) or contract.snapshot
+    for path in contract.levels:
+        if parse_type(path, contract.snapshot[path]).kind != INT:
+            raise ContradictionError(("levels", path), "is not a number and has no levels")
+        if path not in shown:
+            raise ContradictionError(("levels", path), "is not shown to the model")
+
+
+def check_names(contract: ContractFields) -> None:
+    """What the model chooses of a parameter is recorded under its name, and must not pass for another choice."""
+    for name, kind in contract.kinds.items():
+        for param in PROPOSAL_FIELDS.intersection(kind.params):
+            raise ContradictionError(("kinds", name, "params", param), "is the name of a field of every proposal")
+
+
+def check_numbers(contract: ContractFields) -> None:
+    """What is drawn, spent or may drift is a number, and numbers that are set against each other share a scale."""
+    fields = {path: parse_type(path, text) for path, text in contract.snapshot.items()}
+    for path, rule in contract.drift.fields.items():
+        if rule.moves and fields[path].kind != INT:
+            raise ContradictionError(("drift", "fields", path), "is not a number and can only be strict")
+    names = [limit.name for limit in contract.spend]
+    for index, limit in enumerate(names):
+        if limit in names[:index]:  # two limits of one name would share a counter
+            raise ContradictionError(("spend", index, "name"), f"`{limit}` is the name of another limit")
+    spent: set[int] = set()
+    for name, kind in contract.kinds.items():
+        for path, drawn in kind.draws.items():
+            if fields[path].kind != INT:
+                raise ContradictionError(("kinds", name, "draws", path), "is not a number and cannot be drawn from")
+            if isinstance(drawn, str) and kind.scale(drawn) != fields[path].scale:
+                raise ContradictionError(("kinds", name, "draws", path), f"has another scale than `{drawn}`")
+        spent |= {kind.scale(kind.spends)} if kind.spends else set()
+        if len(spent) > 1:
+            raise ContradictionError(("kinds", name, "spends"), "has another scale than what other kinds spend")
+
+
+# What a human's own terms are held to as well.
+CHECKS = (check_kinds, check_paths, check_levels, check_names, check_numbers)
 
 
 class Contract(ContractFields):

@@ -1,6 +1,6 @@
 """The sections of a responsibility contract, as data: every field, its form and its default. Pure.
 
-What fields must say together stands in `checks`, what is read from a file in `schema`.
+What fields must say together, and how a file is read, stands in `schema`.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class Artifact:
 
 
 class ContextReader(Protocol):
-    """Reads the artifacts and the memory of one gate; `sds.kernel.context.reader` has the one over the record."""
+    """Reads the artifacts and the memory of one gate; `sds.kernel.context.memory` has the one over the record."""
 
     def artifacts(self) -> tuple[tuple[Artifact, ...], tuple[str, ...]]:
         """Return the texts in force in the contract's order, or none of them and why not. Raises nothing."""

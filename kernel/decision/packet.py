@@ -4,6 +4,9 @@ The model reads: what never changes for a contract and its artifacts, what of th
 remembered, the numbers of this case, what this flow has had rejected, and untrusted evidence. A text that would say
 nothing is left out. What never changes and what recurs come first, so that a backend can keep them; no hash is ever read
 by a model.
+
+Prompt-injection patterns in the evidence (DIR SC-3) are detected and recorded, never acted upon: a tripwire for the operator.
+What keeps an injection harmless is that the text cannot reach the envelope.
 """
 
 from __future__ import annotations
@@ -16,7 +19,6 @@ from sds.kernel.contract.compiler import Rules
 from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.snapshot import Snapshot, level, show, take_snapshot
 from sds.kernel.decision.context import Artifact
-from sds.kernel.decision.injection import findings
 from sds.kernel.decision.safeguards import EnvelopeInputs, LiveState
 from sds.kernel.envelope.bounds import format_literal
 from sds.kernel.envelope.envelope import DecisionEnvelope, KindBound
@@ -26,6 +28,17 @@ EVIDENCE = "Claim:"
 _UNPRINTABLE = re.compile(r"[^ -~]+")
 ALTERNATIVES_UNAVAILABLE = "unavailable with this engine"
 NOT_ASKED = "not asked"  # the model of a decision where only one was possible
+
+INJECTION_CHARS_MAX = 16_384
+
+_PATTERNS = (
+    ("OVERRIDE_INSTRUCTIONS", r"\b(ignore|disregard|forget|override)\b.{0,40}\b(instruction|rule|prompt|polic|above)"),
+    ("ROLE_CHANGE", r"\byou are now\b|\bact as\b|\bpretend to be\b|\bsystem\s*(:|(prompt|message|override)\b)"),
+    ("CONTROL_TOKEN", r"<\|[a-z_]{2,20}\|>|\[/?inst\]|</?s>|###\s*(system|instruction)"),
+    ("FORGED_DECISION", r"\"(?:action|params|reason)\"\s*:|\bcontext_ref\b|\breason_code\b"),
+    ("FORGED_AUTHORITY", r"\b(admin|developer|root|debug)\s+mode\b|\bapproved by\b.{0,30}\b(manager|supervisor|admin)"),
+)
+_COMPILED = tuple((name, re.compile(pattern, re.IGNORECASE | re.DOTALL)) for name, pattern in _PATTERNS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,3 +211,23 @@ def _numbered(kind: str, numbers: list[tuple[str, str]], *, alone: bool) -> str:
     if not numbers:
         return kind
     return f"{kind} {numbers[0][1]}" if alone else f"{kind} ({', '.join(map(' '.join, numbers))})"
+
+
+def findings(text: str) -> tuple[str, ...]:
+    """Return the names of the patterns found in the first `INJECTION_CHARS_MAX` characters."""
+    head = text[:INJECTION_CHARS_MAX]
+    return tuple(name for name, pattern in _COMPILED if pattern.search(head))
+
+
+def passages(text: str) -> tuple[tuple[int, int, tuple[str, ...]], ...]:
+    """Return where these patterns lie, in order, none overlapping another: (start, end, their names)."""
+    head = text[:INJECTION_CHARS_MAX]
+    found = sorted((m.start(), m.end(), name) for name, pattern in _COMPILED for m in pattern.finditer(head))
+    joined: list[tuple[int, int, tuple[str, ...]]] = []
+    for start, end, name in found:
+        if joined and start < joined[-1][1]:
+            first, last, names = joined[-1]
+            joined[-1] = first, max(last, end), tuple(dict.fromkeys((*names, name)))
+        else:
+            joined.append((start, end, (name,)))
+    return tuple(joined)

@@ -20,23 +20,10 @@ from functools import reduce
 from typing import Any
 
 from sds.kernel.canonical import digest
-from sds.kernel.envelope.bounds import Bound, bound, format_literal, parse_literal
+from sds.kernel.envelope.bounds import Bound, bound, parse_literal
 from sds.kernel.envelope.bounds import meet as meet_bounds
 from sds.kernel.envelope.proposal import Proposal, parse_proposal
 from sds.kernel.errors import StoreError
-
-__all__ = [
-    "DENY",
-    "ESCALATE",
-    "ESCALATE_ONLY",
-    "Bound",
-    "DecisionEnvelope",
-    "KindBound",
-    "envelope_from_data",
-    "envelope_of",
-    "format_literal",
-    "meet",
-]
 
 ESCALATE = "ESCALATE"
 DENY = "DENY"  # the refusal of a contract that names none

@@ -13,14 +13,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sds.kernel.canonical import canonical, digest, flow_id, one_line
+from sds.kernel.canonical import canonical, check_identifier, digest, flow_id, one_line
 from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.sections import EventSpec
 from sds.kernel.errors import EventError, UsageError
 from sds.kernel.flow import states, undecided
 from sds.kernel.flow.answer import Answer, known_answer
 from sds.kernel.flow.states import ADOPTED, EXECUTION_FAILED, transition
-from sds.kernel.identifiers import check_identifier
 from sds.kernel.storage import vault
 from sds.kernel.storage.masking import mask
 from sds.kernel.storage.store import Reader, Row, Store

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 
-from sds.kernel.canonical import digest, one_line
+from sds.kernel.canonical import digest, one_line, person
 from sds.kernel.decision import jit
 from sds.kernel.decision.jit import Tolerance
 from sds.kernel.envelope.proposal import Proposal, parse_proposal, write_proposal
@@ -14,7 +14,6 @@ from sds.kernel.envelope.state import Fields, Value
 from sds.kernel.errors import UsageError
 from sds.kernel.flow.intake import once
 from sds.kernel.human.cases import Case
-from sds.kernel.identifiers import person
 
 CHANGE_CHARS_MAX = 4_096
 SEEN_CHARS_MAX = 4_096

@@ -22,16 +22,17 @@ from sds.kernel.envelope.bounds import format_literal
 from sds.kernel.envelope.envelope import ESCALATE
 from sds.kernel.envelope.proposal import write_proposal
 from sds.kernel.errors import SdsError, UsageError, WorldError, unreadable
-from sds.kernel.executor.protocol import ExecutionIntent
+from sds.kernel.executor.protocol import ExecutionIntent, Receipt
 from sds.kernel.flow.answer import Answer, known_answer
 from sds.kernel.flow.attempts import Attempt
 from sds.kernel.flow.commit import ALREADY_ORDERED, ORDERED_BEFORE
 from sds.kernel.flow.dispatch import Log, no_log
+from sds.kernel.flow.in_flight import orders_in_flight
 from sds.kernel.flow.intake import saga_child
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.flow.states import State, transition
 from sds.kernel.human import cases
-from sds.kernel.human.cases import Case, Decision, HumanDecision
+from sds.kernel.human.cases import Case, Decision, HumanDecision, read_case
 from sds.kernel.human.kernel import HumanKernel
 from sds.kernel.human.parsing import looked_at, moved_since, parse_change, said, seen_id, unacknowledged
 from sds.kernel.registry import registry
@@ -291,3 +292,30 @@ def _look_again(dfid: str) -> str:
 
 def _moved(case: Case, message: str, hint: str) -> WorldError:
     return WorldError(message, reason_code="STATE_DRIFT_DETECTED", hint=hint, dfid=case.dfid)
+
+
+def attest(
+    kernel: Kernel, dfid: str, receipt: Receipt, *, who: str, reason: str, acknowledged: bool, now_ms: int
+) -> Answer:
+    """Settle an UNKNOWN order as a human found it outside (DIR 4.7): `settled` with its reference there, or `rejected`.
+
+    Only after the executor has been asked once more, and its definite answer wins. Who found it out, and why they say so, is
+    in the ledger entry that settles the order.
+
+    Raises UsageError when there is no such order, when it is not acknowledged that this is final, or when the
+    executor is certain that nothing was done and the human says that something was.
+    """
+    by = {"who": said("name", who), "reason": said("reason", reason)}
+    case = read_case(kernel.store, kernel.contract, dfid)
+    intent = next(
+        (order for order in orders_in_flight(kernel.store, kernel.contract.gate, now_ms) if order.dfid == dfid), None
+    )
+    if intent is None or not case.unknown:
+        raise UsageError(f"flow `{dfid}` has no order whose end is unknown", reason_code="FLOW_CLOSED", dfid=dfid)
+    if receipt.status == "settled" and not (receipt.reference.strip() and receipt.reference.isprintable()):
+        raise UsageError("what was carried out has a reference where it was carried out, in printable text", dfid=dfid)
+    if not acknowledged:
+        fate = "stays taken for good" if receipt.status == "settled" else "is given back and may be paid to others"
+        raise unacknowledged(dfid, f"this is of HIGH impact: what the order holds {fate}, and that cannot be undone")
+    kernel.dispatcher.attest(intent, receipt, by=by)
+    return known_answer(kernel.store, dfid)

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from sds.kernel.canonical import person
 from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.flow import monitored
 from sds.kernel.flow.dispatch import Log, no_log
 from sds.kernel.flow.states import WAITING_TAGS
-from sds.kernel.identifiers import person
 from sds.kernel.registry.contract_versions import registered_contract
 from sds.kernel.registry.monitors import Counted, MonitoredDecision, Monitors
 from sds.kernel.storage import ledger

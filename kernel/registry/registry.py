@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from sds.kernel.canonical import canonical, one_line
+from sds.kernel.canonical import canonical, one_line, person
 from sds.kernel.contract.schema import Contract
 from sds.kernel.errors import NOT_AS_WRITTEN, ContractError, StoreError, TransitionError
-from sds.kernel.identifiers import person
 from sds.kernel.registry import compatibility, counter_scale, windows
 from sds.kernel.storage import ledger
 from sds.kernel.storage.store import Reader, Store

@@ -1,22 +1,47 @@
-"""The prefix cache of a backend: kv_blocks of sections that were read before, bounded by bytes, least recently used go first.
+"""The slots of a backend, one prompt in each, and what of a prompt need not be read again: the prefix cache.
 
-A section's keys and values depend on the sections before it and on nothing else, so all of them together are its key. It
-does not know what a kv_block is made of.
+A section's keys and values depend on the sections before it and on nothing else, so all of them together are its key. Every
+section is read in calls of its own, so where calls are cut never depends on what was cached. Nothing here knows where keys
+and values lie, or what a kv_block is made of.
+
+`SlotBackend`: what is the same for every backend. `PrefixCachingBackend`: for a library that keeps no prompts by itself; a
+backend over one says how rows are run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Generic, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sds.models.cache.kv_cache import BatchRow, KVCache
+from sds.models.protocol import (
+    FORKS_MAX,
+    BackendError,
+    ChatFrame,
+    Row,
+    check_fits,
+    check_known,
+    check_rows,
+    shared_sections,
+)
+from sds.models.tokenizer.tokenizer import ModelTokenizer, Tokenizer
 
 PREFIX_BYTES_MAX = 256 << 20
+CALL_TOKENS_MAX = 512  # of one row
 
 T = TypeVar("T")
 Sections = tuple[tuple[int, ...], ...]
 
 
 class PrefixCache(Generic[T]):
-    """The kv_block of the last of some sections, by all of them."""
+    """The kv_block of the last of some sections, by all of them; bounded by bytes, least recently used go first."""
 
     def __init__(self, bytes_max: int = PREFIX_BYTES_MAX) -> None:
         self._bytes_max, self._bytes = bytes_max, 0
@@ -50,3 +75,245 @@ class PrefixCache(Generic[T]):
     def holds(self, sections: Sequence[tuple[int, ...]], behind: int = 0) -> bool:
         """Tell whether all of these are held, but for the first `behind` and those without a token."""
         return all(tuple(sections[: n + 1]) in self._entries for n in range(behind, len(sections)) if sections[n])
+
+
+class HeldPrompt(Protocol):
+    """What one slot holds: `position` tokens, `sections` first. `origin`: the slot that a fork descends from."""
+
+    origin: int
+    sections: list[tuple[int, ...]]
+    position: int
+
+
+P = TypeVar("P", bound=HeldPrompt)
+
+
+class SlotBackend(ModelTokenizer, ABC, Generic[P]):
+    """What of `Backend` is the same wherever a prompt's keys and values lie: checks, texts, and forks by number."""
+
+    lookahead_tokens_max, rows_may_be_cut = 0, True
+    name: str
+    fingerprint: str
+    context_tokens_max: int
+    _path: Path  # of the weights, where others can share them
+    _prompts: dict[int, P]  # by slot; forks from `slots` on
+
+    def __init__(self, words: Tokenizer, template: str | None, slots: int) -> None:
+        super().__init__(words, template)
+        self.slots = self._next_fork = slots
+        self._open = True
+
+    @abstractmethod
+    def run(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
+        """As in `Backend`."""
+
+    @abstractmethod
+    def _forked(self, source: P) -> P:
+        """Return what a new fork holds: the same as `source`."""
+
+    @abstractmethod
+    def _dropped(self, prompt: P) -> None:
+        """Give back the keys and values of a fork."""
+
+    @abstractmethod
+    def _free(self) -> None:
+        """Give back the library's memory, once."""
+
+    def frame(self) -> ChatFrame:
+        self._ready()
+        return super().frame()
+
+    def forward_one(self, tokens: Sequence[int], *, slot: int = 0) -> NDArray[np.float32]:
+        logits: NDArray[np.float32] = self.run([Row(slot, tokens)])[0][0]
+        return logits
+
+    def fork(self, slot: int) -> int:
+        """Return a new slot with what `slot` holds. A fork goes when its prompt does."""
+        self._ready()
+        source = self._prompt(slot)
+        if len(self._prompts) - self.slots >= FORKS_MAX:
+            raise BackendError(f"more than {FORKS_MAX} forks at once", hint="drop some, or score fewer alternatives")
+        forked = self._forked(source)
+        fork, self._next_fork = self._next_fork, self._next_fork + 1
+        self._prompts[fork] = forked
+        return fork
+
+    def drop(self, fork: int) -> None:
+        """Give a fork's slot back; one that went with its prompt, or after a failure, may be dropped again."""
+        self._ready()
+        if not self.slots <= fork < self._next_fork:
+            raise BackendError(f"there is no fork {fork}")
+        dropped = self._prompts.pop(fork, None)
+        if dropped is not None:
+            self._dropped(dropped)
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            self.words.release()
+            self._free()
+
+    def _ready(self) -> None:
+        if not self._open:
+            raise BackendError("the model is closed")
+
+    def _prompt(self, slot: int) -> P:
+        prompt = self._prompts.get(slot)
+        if prompt is None:
+            raise BackendError(f"there is no slot {slot}")
+        return prompt
+
+    def _begun(self, sections: Sequence[Sequence[int]], slot: int) -> list[tuple[int, ...]]:
+        """Return the sections that a slot is to hold, its forks dropped. Raises BackendError for what it cannot hold."""
+        if not 0 <= slot < self.slots:
+            raise BackendError(f"there is no slot {slot}")
+        wanted = [tuple(section) for section in sections]
+        check_fits(sum(map(len, wanted)), self.context_tokens_max)
+        for section in wanted:
+            check_known(section, self.vocab_size)
+        self._drop_forks(slot)
+        return wanted
+
+    def _drop_forks(self, *slots: int) -> None:
+        for fork in [fork for fork, made in self._prompts.items() if fork >= self.slots and made.origin in slots]:
+            self.drop(fork)
+
+    def _shared(self, wanted: Sequence[Sequence[int]]) -> list[int]:
+        """Return how many leading sections each slot holds of these."""
+        return [shared_sections(wanted, self._prompts[slot].sections) for slot in range(self.slots)]
+
+    def _check(self, rows: Sequence[Row]) -> None:
+        check_rows(rows)
+        for row in rows:
+            check_known(row.tokens, self.vocab_size)
+            check_fits(self._prompt(row.slot).position + len(row.tokens), self.context_tokens_max)
+
+    def _replica(self, **opened: Any) -> Self:
+        """Return another backend over the same weights, opened with these arguments."""
+        kind: Any = type(self)
+        made: Self = kind(self._path, fingerprint=self.fingerprint, **opened)
+        made.name = self.name
+        return made
+
+
+@dataclass(slots=True)
+class _Prompt:
+    """What one slot of the KV cache holds: `position` tokens, `sections` first. `origin`: the slot a fork descends from."""
+
+    cache_slot: int
+    origin: int
+    sections: list[tuple[int, ...]] = field(default_factory=list)
+    position: int = 0
+
+
+class PrefixCachingBackend(SlotBackend[_Prompt]):
+    """All of `Backend`, for a library that can run rows over the slots of a KV cache.
+
+    Sections that were read are kept, up to a number of bytes (`PrefixCache`), and copied back with the same bits. A row
+    alone in its call depends on nothing but the tokens before it and where they were cut; rows that share a call may be
+    padded, which shows in the last digits.
+    """
+
+    def __init__(self, *, slots: int, words: Tokenizer, template: str | None, kv_cache: KVCache) -> None:
+        super().__init__(words, template, slots)
+        self.pass_tokens_max, self._kv_cache = CALL_TOKENS_MAX, kv_cache
+        self._prompts = {slot: _Prompt(slot, slot) for slot in range(slots)}
+        self._prefix_cache: PrefixCache[Any] = PrefixCache()
+
+    @abstractmethod
+    def _call(self, rows: Sequence[BatchRow]) -> list[NDArray[np.float32]]:
+        """Append the rows, none longer than CALL_TOKENS_MAX; return the logits of each, [outputs, vocab_size]."""
+
+    @abstractmethod
+    def _failing(self, what: str) -> AbstractContextManager[None]:
+        """Turn whatever the library raises into a `BackendError`; the KV cache is changed within it, too."""
+
+    @property
+    def fragmented(self) -> bool:
+        return False
+
+    def defragment(self) -> None:
+        """Do nothing: every slot has memory of its own, which is free as soon as it is truncated."""
+
+    def prefill(self, sections: Sequence[Sequence[int]], *, slot: int = 0) -> None:
+        """Make `slot` hold exactly these sections. Its forks are dropped; what was read before is copied."""
+        self._ready()
+        wanted, prompt = self._begun(sections, slot), self._prompts[slot]
+        shared = shared_sections(wanted, prompt.sections)
+        position = sum(map(len, wanted[:shared]))
+        surplus = prompt.position - position
+        with self._freed_on_error([slot], "the model's cache cannot be cut back"):
+            if surplus and not self._kv_cache.truncate(prompt.cache_slot, position, surplus):
+                self._kv_cache.free(prompt.cache_slot)
+                shared = position = 0
+        prompt.sections, prompt.position = prompt.sections[:shared], position
+        self._prefix_cache.touch(wanted[:shared])
+        for n in range(shared, len(wanted)):
+            self._append_section(slot, wanted[: n + 1])
+            prompt.sections.append(wanted[n])
+
+    def is_cached(self, sections: Sequence[Sequence[int]]) -> bool:
+        wanted = [tuple(section) for section in sections]
+        return self._prefix_cache.holds(wanted, behind=min(self._shared(wanted)))
+
+    def run(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
+        self._ready()
+        self._check(rows)
+        return self._read(rows)
+
+    def _forked(self, source: _Prompt) -> _Prompt:
+        used = {prompt.cache_slot for prompt in self._prompts.values()}
+        cache_slot = next(n for n in range(self.slots + FORKS_MAX) if n not in used)
+        with self._failing("the prompt could not be forked"):
+            self._kv_cache.fork(source.cache_slot, cache_slot, source.position)
+        return _Prompt(cache_slot, source.origin, list(source.sections), source.position)
+
+    def _dropped(self, prompt: _Prompt) -> None:
+        self._kv_cache.free(prompt.cache_slot)
+
+    def _append_section(self, slot: int, sections: Sequence[tuple[int, ...]]) -> None:
+        """Append the last of these sections behind the others: from the prefix cache, or by reading it."""
+        prompt, section = self._prompts[slot], sections[-1]
+        start = prompt.position
+        if (kv_block := self._prefix_cache.get(sections)) is not None:
+            with self._freed_on_error([slot], "a kept section could not be put back"):
+                self._kv_cache.write_block(prompt.cache_slot, start, kv_block)
+            prompt.position += len(section)
+        elif section:
+            self._read([Row(slot, section, 0)])
+            with self._freed_on_error([slot], "a section could not be kept"):
+                self._prefix_cache.put(sections, *self._kv_cache.read_block(prompt.cache_slot, start, prompt.position))
+
+    def _read(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
+        """Append the rows; return the logits of each, [outputs, vocab_size]."""
+        logits: list[list[NDArray[np.float32]]] = [[] for _ in rows]
+        what = f"the model could not be run on {sum(len(row.tokens) for row in rows)} tokens"
+        with self._freed_on_error([row.slot for row in rows], what):
+            for start in range(0, max((len(row.tokens) for row in rows), default=0), CALL_TOKENS_MAX):
+                numbers = [n for n, row in enumerate(rows) if start < len(row.tokens)]
+                batch = [self._batch_row(rows[n], start) for n in numbers]
+                for n, row, answered in zip(numbers, batch, self._call(batch), strict=True):
+                    logits[n].append(answered)
+                    self._prompts[rows[n].slot].position += len(row.tokens)
+        return [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in logits]
+
+    def _batch_row(self, row: Row, start: int) -> BatchRow:
+        """Return the part of a row from token `start` on that is run in one call."""
+        tokens, prompt = row.tokens[start : start + CALL_TOKENS_MAX], self._prompts[row.slot]
+        end, wanted = start + len(tokens), len(row.tokens) - row.outputs
+        return BatchRow(prompt.cache_slot, prompt.position, tokens, max(0, end - max(start, wanted)))
+
+    @contextmanager
+    def _freed_on_error(self, slots: Sequence[int], what: str) -> Iterator[None]:
+        """Whatever fails leaves half a pass behind: then these slots hold nothing, and forks among them are gone."""
+        try:
+            with self._failing(what):
+                yield
+        except BackendError:
+            for slot in slots:
+                prompt = self._prompts[slot]
+                self._kv_cache.free(prompt.cache_slot)
+                prompt.sections, prompt.position = [], 0
+                if slot >= self.slots:
+                    del self._prompts[slot]
+            raise

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sds.models.cache.kv_cache import ArrayKVCache, BatchRow
-from sds.models.cache.prefix_caching import PrefixCachingBackend
+from sds.models.cache.prefix_cache import PrefixCachingBackend
 from sds.models.cache.token_tree import TokenTree
 from sds.models.files.llama_weights import EMBEDDING, HEAD, NORM, LlamaWeights
 from sds.models.files.rotation import block_rotation, rotated_matrix, rotation

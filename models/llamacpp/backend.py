@@ -20,13 +20,9 @@ import llama_cpp as lib
 import numpy as np
 from numpy.typing import NDArray
 
-from sds.models.cache.prefix_cache import PrefixCache
-from sds.models.cache.slots import SlotBackend
+from sds.models.cache.prefix_cache import PrefixCache, SlotBackend
 from sds.models.files.fingerprint import gguf_fingerprint, identity
-from sds.models.llamacpp.batch import TokenBatch
-from sds.models.llamacpp.context import check_cache, check_fit, new_context
-from sds.models.llamacpp.kv_cache import KVBlock, LlamaKVCache
-from sds.models.llamacpp.prompt import Prompt
+from sds.models.llamacpp.context import KVBlock, LlamaKVCache, Prompt, TokenBatch, check_cache, check_fit, new_context
 from sds.models.llamacpp.weights import GgufModel, chat_template, is_one_state, trained_context
 from sds.models.protocol import CONTEXT_TOKENS, FORKS_MAX, BackendError, Row, shared_sections
 

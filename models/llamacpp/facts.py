@@ -17,7 +17,7 @@ def _open(opening: Opening) -> Backend:
 def _facts(device: str, _dtype: Dtype | None) -> dict[str, object]:
     if device == "cpu":
         return {}
-    from sds.models.llamacpp.gpus import gpu_names  # noqa: PLC0415  the library is loaded when a model is
+    from sds.models.llamacpp.weights import gpu_names  # noqa: PLC0415  the library is loaded when a model is
 
     return {"device": device, "card": ", ".join(gpu_names(device))}
 

@@ -21,12 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sds.models.cache.kv_cache import BatchRow
-from sds.models.cache.prefix_caching import PrefixCachingBackend
+from sds.models.cache.prefix_cache import PrefixCachingBackend
 from sds.models.files.fingerprint import identity
 from sds.models.files.llama_weights import LlamaWeights
 from sds.models.llamacpp.weights import opening
-from sds.models.openvino_.batch import Batch, Inputs, batches_of
-from sds.models.openvino_.kv_cache import PaddedKVCache
+from sds.models.openvino_.batch import Batch, Inputs, PaddedKVCache, batches_of
 from sds.models.openvino_.names import INSTALL_HINT, INT8_REST, check_dtype, usual_dtype
 from sds.models.protocol import CONTEXT_TOKENS, BackendError, Dtype, check_slots
 

@@ -4,18 +4,19 @@ Padding leaves no trace: it is masked, and as all that a token sees ends at a mu
 that remain changes its place. The tests look at the bits; `sds models prepare` measures it on each machine.
 
 Tokens of a tree stand at the right end of its padded row, their past at the left end of the past. Only the attention sees
-padded rows; all else is computed for each token (`Inputs`).
+padded rows; all else is computed for each token (`Inputs`). `PaddedKVCache` keeps the past as the graph takes it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sds.models.cache.kv_cache import ArrayKVCache
 from sds.models.cache.token_tree import TokenTree
 
 MASKED = -3.38e38  # nearly the least number of BF16: under it no score is left that exp() makes anything of
@@ -25,6 +26,7 @@ TOKENS_STEP = 32  # several trees are read as a multiple of so many tokens, for 
 ROW_TOKENS = 8  # padded rows are multiples of these
 # What stands before a tree, or all that a token sees, is a multiple of these: the library adds up so many numbers at once.
 PAST_TOKENS = 32
+PADDED_BYTES_MAX = 256 << 20  # what the pasts of batches of several trees take besides, once there was such a batch
 SURPLUS_TOKENS_MAX = 16  # by which a row alone may be longer for a length that the graph has a copy for
 
 
@@ -190,3 +192,31 @@ def _row(tokens: int) -> int:
 
 def _up(tokens: int, to: int) -> int:
     return -(-tokens // to) * to
+
+
+class PaddedKVCache(ArrayKVCache):
+    """A slot holds a little more than the context, so that any past is padded to a multiple of PAST_TOKENS."""
+
+    def __init__(self, shape: tuple[int, int, int], kind: type[Any], slots: int) -> None:
+        planes, tokens, width = shape
+        super().__init__((planes, tokens + PAST_TOKENS, width), kind, slots)
+        self._padded = np.empty(0, kind)
+        self.past_tokens_max = PADDED_BYTES_MAX // (planes * width * self._padded.itemsize)
+
+    def past(self, batch: Batch) -> Sequence[NDArray[Any]]:
+        """Return keys and values of what stands before the trees of a batch: of each layer in turn [trees, past, width].
+
+        Beyond a tree's own position lies whatever was written there: numbers, which are masked.
+        """
+        slots = [self.memory(tree.root) for tree in batch.trees]
+        if len(slots) == 1:
+            return list(slots[0][:, None, : batch.past])
+        planes, _, width = self.shape
+        shape = planes, len(slots), batch.past, width
+        if self._padded.size < (size := int(np.prod(shape))):
+            self._padded = np.empty(0, self.kind)  # not both at once
+            self._padded = np.empty(size, self.kind)
+        padded = self._padded[:size].reshape(shape)
+        for n, slot in enumerate(slots):
+            padded[:, n] = slot[:, : batch.past]
+        return list(padded)

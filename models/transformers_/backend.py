@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sds.models.cache.kv_cache import BatchRow
-from sds.models.cache.prefix_caching import CALL_TOKENS_MAX, PrefixCachingBackend
+from sds.models.cache.prefix_cache import CALL_TOKENS_MAX, PrefixCachingBackend
 from sds.models.protocol import CARD_SLOTS_MAX, CONTEXT_TOKENS, BackendError, Dtype, check_slots, extra_hint
 
 try:

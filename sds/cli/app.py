@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +18,7 @@ from sds.cli import sandbox
 from sds.cli.common import A_GOOD_EVENT
 from sds.cli.decisions import decide, escalations, run
 from sds.cli.judgement import evaluate, fit, label
+from sds.cli.options import flat
 from sds.cli.records import backup, erase, keys, move, reconcile, record, replay
 from sds.cli.render import plain
 from sds.cli.service import keys as service_keys
@@ -37,30 +39,110 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-run.add_to(app)
-decide.add_to(app)
-record.add_to(app)
-reconcile.add_to(app)
-replay.add_to(app)
-agents.add_to(app)
-escalations.add_to(app)
-fit.add_to(app)
-evaluate.add_to(app)
-label.add_to(app)
-erase.add_to(app)
-backup.add_to(app)
-context.add_to(app)
-keys.add_to(app)
-service_keys.add_to(keys.keys)
-serve.add_to(app)
-webhooks.add_to(app)
-move.add_to(app)
-contracts.add_to(app)
-doctor.add_to(app)
-models.add_to(app)
-bench.add_to(app)
-new.add_to(app)
-sandbox.add_to(app)
+
+# Every command, in the order in which help lists them; what it takes and does, its docstring says.
+COMMANDS: dict[str, Callable[..., None]] = {
+    "run": run.run,
+    "decide": decide.decide,
+    "events": decide.events,
+    "envelope": decide.envelope,
+    "grammar": decide.grammar,
+    "retry": decide.retry,
+    "flows": record.flows,
+    "audit": record.audit,
+    "recover": record.recover,
+    "halt": record.halt,
+    "resume": record.resume,
+    "reconcile": reconcile.reconcile,
+    "replay": replay.replay,
+    "fit": fit.fit,
+    "eval": evaluate.evaluate,
+    "label": label.label,
+    "erase": erase.erase,
+    "backup": backup.backup,
+    "restore": backup.restore,
+    "serve": serve.serve,
+    "doctor": doctor.doctor,
+    "bench": bench.bench,
+    "new": new.new,
+    "sandbox-gateway": sandbox.sandbox_gateway,
+}
+GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
+    "ledger": (
+        "Check the append-only ledger.\n\nExample: sds ledger verify",
+        {"verify": record.verify, "head": record.head},
+    ),
+    "agents": (
+        "List, show, suspend, reactivate and retire agents, and revoke a contract.\n\nExample: sds agents list",
+        {
+            "list": agents.list_agents,
+            "show": agents.show,
+            "suspend": agents.suspend,
+            "reactivate": agents.reactivate,
+            "retire": agents.retire,
+            "revoke": agents.revoke,
+        },
+    ),
+    "escalations": (
+        "What waits for a human, and their decision.\n\nExample: sds escalations list",
+        {"list": escalations.list_cases, "show": escalations.show_case, "resolve": escalations.resolve},
+    ),
+    "labels": (
+        "Labels from the record.\n\nExample: sds labels export refund > labels.jsonl",
+        {"export": label.export},
+    ),
+    "artifacts": (
+        "Put, list and retire the reference texts a model reads with its contract.\n\nExample: sds artifacts list",
+        {"put": context.put, "list": context.list_artifacts, "retire": context.retire},
+    ),
+    "retention": (
+        'Remove what is past its time.\n\nExample: sds retention sweep --reason "monthly"',
+        {"sweep": context.sweep},
+    ),
+    "keys": (
+        "Show and renew the keys that sign orders and the ledger.\n\nExample: sds keys show",
+        {
+            "show": keys.show,
+            "rotate": keys.rotate,
+            "add": service_keys.add,
+            "list": service_keys.list_keys,
+            "revoke": service_keys.revoke,
+        },
+    ),
+    "webhooks": (
+        "Add, list and remove the endpoints that final states are sent to.\n\nExample: sds webhooks list",
+        {"add": webhooks.add, "list": webhooks.list_webhooks, "remove": webhooks.remove},
+    ),
+    "record": (
+        "Where a gate's record is kept.\n\nExample: sds record move --to postgresql://sds@db.example/sds --reason ...",
+        {"move": move.move},
+    ),
+    "contracts": (
+        "Check, compare and register contracts.\n\nExample: sds contracts check contract.yaml",
+        {
+            "check": contracts.check,
+            "diff": contracts.compare,
+            "register": contracts.register,
+            "list": contracts.list_contracts,
+        },
+    ),
+    "models": (
+        (
+            "List models, show what one is, check whether it can say a contract's decisions, prepare it for this machine."
+            "\n\nExample: sds models list"
+        ),
+        {"list": models.list_models, "show": models.show, "check": models.check, "prepare": models.prepare},
+    ),
+}
+_HANDED_ON = {"bench": {"ignore_unknown_options": True, "allow_extra_args": True}}  # to the question that it asks
+
+for _name, _command in COMMANDS.items():
+    app.command(_name, context_settings=_HANDED_ON.get(_name))(flat(_command))
+for _group, (_help, _commands) in GROUPS.items():
+    _made = typer.Typer(help=_help, no_args_is_help=True, rich_markup_mode=None)
+    for _name, _command in _commands.items():
+        _made.command(_name)(flat(_command))
+    app.add_typer(_made, name=_group)
 
 
 def _show_version(wanted: bool) -> None:

@@ -8,11 +8,8 @@ from typing import Any
 
 import typer
 
-from sds.host import clock
+from sds.kernel.canonical import is_seen
 from sds.kernel.envelope.bounds import format_literal
-from sds.kernel.identifiers import is_seen
-
-when = clock.when
 
 
 def plain(value: object) -> str:

@@ -23,10 +23,6 @@ if TYPE_CHECKING:
 TOKEN_CHARS_MAX = 1024
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("sandbox-gateway")(sandbox_gateway)
-
-
 def sandbox_gateway(
     port: Annotated[int, typer.Option("--port", min=0, max=65_535, help="On 127.0.0.1; 0: any free one.")] = 0,
     file: Annotated[Path, typer.Option("--file", help="Its own SQLite file; what was paid stays in it.")] = Path(

@@ -32,16 +32,21 @@ from sds.decoding.errors import (
 )
 from sds.decoding.lookahead import Lookahead, LookaheadBudget, LookaheadCache, lookahead_alternatives, lookahead_tokens
 from sds.decoding.number_search import Reader, likeliest_number
-from sds.decoding.prefixes import Text, continuations, maximal_prefixes, record_logp
 from sds.decoding.probabilities import (
     JOINT,
     ChoiceRecord,
     ChoiceScore,
+    Logits,
+    Passing,
+    Text,
     at_least,
     best_of,
     choice_record,
+    continuations,
     log_mass,
+    maximal_prefixes,
     permitted_shares,
+    record_logp,
 )
 from sds.kernel.errors import ModelError
 from sds.models.protocol import FORKS_MAX as FORKS_TOTAL
@@ -51,13 +56,10 @@ if TYPE_CHECKING:
     from sds.grammars.tokens.matcher import ChoicePoint, TokenMatcher
     from sds.models.protocol import Backend
 
-__all__ = ["JOINT", "ChoiceRecord", "Deciding", "Decoded", "Mode", "deciding"]
-
 ACTION_CHOICE = "action"
 FORKS_MAX = 16
 FORKS_MIN = 3  # the one that holds what was decided, the one read ahead, and one alternative at a time
 
-Logits = NDArray[np.float32]
 Mode = Literal["greedy", "exact-kinds", "exact"]
 
 
@@ -83,7 +85,6 @@ class Decoded:
 
 
 Deciding = Generator[list[Row], list[Logits], Decoded]
-Passing = Generator[list[Row], list[Logits], list[Logits]]
 Choosing = Generator[list[Row], list[Logits], None]
 Scoring = Generator[list[Row], list[Logits], NDArray[np.float64]]
 

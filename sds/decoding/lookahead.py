@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from sds.decoding.prefixes import Logits, Text
+from sds.decoding.probabilities import Logits, Text
 
 if TYPE_CHECKING:
     from sds.grammars.tokens.matcher import ChoicePoint, TokenMatcher

@@ -12,10 +12,9 @@ from heapq import heappop, heappush, nsmallest
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sds.decoding.errors import check_tokens
-from sds.decoding.probabilities import best_of, log_mass
+from sds.decoding.probabilities import Logits, Passing, best_of, log_mass
 from sds.models.protocol import Row
 
 if TYPE_CHECKING:
@@ -25,9 +24,7 @@ PREFIXES_MAX = 64  # that come off the heap before the search is given up
 WAVE_MAX = 4  # how many are read in one pass: the one that is due, and the next ones where these are nearly as likely,
 WAVE_LOGP = 2.0  # by this
 
-Logits = NDArray[np.float32]
 Step = tuple["ChoicePoint", int, Logits]
-Passing = Generator[list[Row], list[Logits], list[Logits]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,20 +1,24 @@
-"""The probabilities of a choice: log-probabilities, shares among the permitted, and one choice's score over its passes."""
+"""The probabilities of a choice: log-probabilities, shares among the permitted, one choice's score over its passes, and the
+prefixes of token texts that a model must read so that every text gets its probability. Purely tokens.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sds.decoding.errors import LANGUAGE_FAILED
 from sds.kernel.errors import ModelError
+from sds.models.protocol import Row
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
+Logits = NDArray[np.float32]  # after one text [vocab_size], after the last tokens of a row [outputs, vocab_size]
+Passing = Generator[list[Row], list[Logits], list[Logits]]  # one pass: yields its rows, is sent what the model says
+Text = tuple[int, ...]
 
 JOINT = "|"
 _EXPONENT_MAX = 700.0  # beyond it a double is infinite
@@ -88,7 +92,7 @@ def choice_record(name: str, labels: Sequence[str], shares: Sequence[float], bes
     return ChoiceRecord(name, tuple(merged.items()), labels[best], z)
 
 
-def log_mass(logits: NDArray[np.float32]) -> float:
+def log_mass(logits: Logits) -> float:
     """Return the logarithm of the sum of exp(logits), shape [vocab_size], to some 1e-7."""
     peak = logits.max()
     with np.errstate(over="ignore"):  # a spread beyond float32 is minus infinity, and its weight zero
@@ -126,3 +130,29 @@ def best_of(scores: NDArray[np.float64], lengths: Sequence[int] | None, noise_lo
     tokens = np.ones(len(scores)) if lengths is None else np.array(lengths, np.float64)
     close = ~(scores[best] - scores >= noise_logp_max * (tokens + tokens[best]))  # noise that is no number: all are
     return best, bool(np.delete(close, best).any())
+
+
+def continuations(texts: Sequence[Text]) -> dict[Text, set[int]]:
+    """Return for every proper prefix of these texts, the empty one included, the tokens that follow it in one of them."""
+    found: dict[Text, set[int]] = {}
+    for text in texts:
+        for i, token in enumerate(text):
+            found.setdefault(text[:i], set()).add(token)
+    return found
+
+
+def maximal_prefixes(prefixes: Iterable[Text]) -> list[Text]:
+    """Return those that are no prefix of another, without the empty one."""
+    ordered = sorted(filter(None, prefixes))
+    return [one for one, other in pairwise([*ordered, ()]) if other[: len(one)] != one]
+
+
+def record_logp(logp: dict[Text, float], following: dict[Text, set[int]], written: Text, logits: Logits) -> None:
+    """Put into `logp` the log-probability of each continuation of `written`, and take these out of `following`.
+
+    `logits`: what the model says after `written`, shape [vocab_size].
+    """
+    wanted = following.pop(written, None)
+    if wanted is not None:
+        mass = log_mass(logits)
+        logp.update({(*written, token): float(logits[token]) - mass for token in wanted})

@@ -13,8 +13,7 @@ from functools import cached_property
 from random import Random
 from typing import TYPE_CHECKING
 
-from sds.grammars.language import Language, language
-from sds.grammars.nodes import Choice, Literal, Node, Number
+from sds.grammars.language import Choice, Language, Literal, Node, Number, language
 from sds.grammars.number_regex import number_regex
 from sds.grammars.tokens.compiler import GrammarCompiler
 from sds.grammars.tokens.selftest import check_mask_constrains, follow

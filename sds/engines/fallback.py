@@ -9,7 +9,7 @@ exception: the decision that finds its cool-down over opens it, and may come too
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
@@ -20,6 +20,7 @@ from sds.engines.text import TextEngine
 from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.errors import LanguageError, ModelError, SdsError, UsageError
+from sds.kernel.flow.dispatch import Log
 from sds.models.protocol import ENDINGS
 
 LINKS_MAX = 8
@@ -28,8 +29,6 @@ _DOUBLINGS_MAX = 16
 # reasons that lie in the packet, not in the engine
 _PACKETS_FAULT = frozenset({TOKEN_BUDGET_EXCEEDED, "LANGUAGE_TOO_LARGE", "LANGUAGE_INVALID", "LANGUAGE_EMPTY"})
 _NO_FAULT = _PACKETS_FAULT | {CHOICE_TOO_CLOSE}
-
-Log = Callable[[str, Mapping[str, object]], None]
 
 
 @dataclass

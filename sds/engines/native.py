@@ -22,8 +22,8 @@ import numpy as np
 from sds.decoding.decoder import FORKS_MAX, FORKS_MIN, Deciding, Decoded, Mode, deciding
 from sds.decoding.errors import BACKEND_FAILED, TOKEN_BUDGET_EXCEEDED
 from sds.decoding.lookahead import numbers_shown
-from sds.engines.background import BackgroundTask, Prompt
 from sds.engines.expressible import refuse_unsayable
+from sds.engines.protocol import BackgroundTask, Prompt
 from sds.engines.request import Passes, Request
 from sds.engines.scheduler import Scheduler
 from sds.grammars.tokens.compiler import GrammarCompiler

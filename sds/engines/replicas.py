@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TypeVar
 
-from sds.engines.background import BackgroundTask
 from sds.engines.native import COUNT_MS_MAX, NativeEngine
+from sds.engines.protocol import BackgroundTask
 from sds.engines.queueing import FairPool, after_waiting
 from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.packet import DecisionPacket, Decoding

@@ -77,7 +77,8 @@ class Request(Generic[T]):
 
     def cancel(self) -> None:
         """Give up what has not ended yet: its slot is free after the pass that runs now."""
-        self.end(ModelError("the decision was cancelled", reason_code=CANCELLED))
+        if not self.ended:
+            self.end(ModelError("the decision was cancelled", reason_code=CANCELLED))
         self._forget(self)
 
     def result(self) -> T:

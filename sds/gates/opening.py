@@ -13,7 +13,7 @@ from sds.definitions.definition import GateDefinition
 from sds.host import paths
 from sds.host.clock import now_ms
 from sds.host.keys import KEY_BYTES, read_ring, refuse_other_keys
-from sds.kernel.context.reader import RecordedContext
+from sds.kernel.context.memory import RecordedContext
 from sds.kernel.contract.schema import Contract
 from sds.kernel.envelope.state import Fields
 from sds.kernel.executor.protocol import NoExecutor, Signer

@@ -6,7 +6,7 @@ stage of a decision (`stage.*`) is for those who listen, to measure by; it is no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
@@ -14,10 +14,10 @@ from typing import TextIO
 import structlog
 
 from sds.kernel.errors import StoreError
+from sds.kernel.flow.dispatch import Log
 from sds.kernel.storage.private_files import make_private_file
 
 STAGES = "stage."
-Log = Callable[[str, Mapping[str, object]], None]
 
 _WARNINGS = (
     "security.",

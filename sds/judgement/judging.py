@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from sds.definitions.definition import LabelledCase
 from sds.judgement.labels import YES
 from sds.kernel.contract.compiler import Rules
-from sds.kernel.contract.policy.checks import policy_rules
-from sds.kernel.contract.policy.rules import Proposed
+from sds.kernel.contract.policy import Proposed, policy_rules
 from sds.kernel.contract.schema import Contract
 from sds.kernel.envelope.envelope import ESCALATE, DecisionEnvelope
 from sds.kernel.envelope.state import Fields, Value

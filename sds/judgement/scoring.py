@@ -14,7 +14,7 @@ from sds.judgement.bounds import is_decided
 from sds.judgement.judging import Judged, Readings, labelled, likeliest, score_of, true_values
 from sds.judgement.labels import YES
 from sds.kernel.contract.compiler import Rules
-from sds.kernel.contract.policy.checks import policy_rules
+from sds.kernel.contract.policy import policy_rules
 from sds.kernel.contract.schema import Contract
 from sds.kernel.envelope.envelope import ESCALATE
 from sds.policy.judgement import Threshold

@@ -12,8 +12,7 @@ from itertools import product
 from random import Random
 
 from sds.kernel.contract.expressions import READING, Tree, check_expression
-from sds.kernel.contract.policy.checks import policy_rules
-from sds.kernel.contract.policy.rules import PolicyRules, Proposed, kind_of
+from sds.kernel.contract.policy import PolicyRules, Proposed, kind_of, policy_rules
 from sds.kernel.contract.schema import Contract
 from sds.kernel.envelope.envelope import ESCALATE
 from sds.kernel.envelope.state import Fields, Value

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import fsum, isfinite, prod
 
-from sds.kernel.contract.policy.rules import PolicyRules, Proposed
+from sds.kernel.contract.policy import PolicyRules, Proposed
 from sds.kernel.contract.readings import ReadingSpec
 from sds.kernel.envelope.state import Fields, Value
 from sds.kernel.errors import ModelError

@@ -13,7 +13,7 @@ from time import perf_counter
 
 from sds.engines.protocol import Checks, let_go
 from sds.host.machine import usable_cores
-from sds.kernel.contract.policy.checks import policy_rules
+from sds.kernel.contract.policy import policy_rules
 from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.packet import NOT_ASKED, DecisionPacket, Decoding
 from sds.kernel.envelope.envelope import ESCALATE, ESCALATE_REASON

@@ -17,7 +17,7 @@ from sds.host.clock import when
 from sds.kernel.audit.agent_history import AgentRecord, agent_record
 from sds.kernel.contract.human_terms import human_contract
 from sds.kernel.contract.schema import Contract
-from sds.kernel.decision.injection import passages
+from sds.kernel.decision.packet import passages
 from sds.kernel.envelope.bounds import format_literal
 from sds.kernel.errors import NOT_AS_WRITTEN, UsageError, WorldError
 from sds.kernel.flow.answer import Answer

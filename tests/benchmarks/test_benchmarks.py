@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sds.benchmarks import grammar, hotpath, kernel, peers, records, scaling, throughput
+from sds.benchmarks import grammar, hotpath, kernel, peers, scaling, throughput
 from sds.benchmarks.lib import measuring
 from sds.benchmarks.lib.measuring import Report, write_whole
 from sds.benchmarks.lib.packets import amount_is_shown, digits_packets, fixed_packets, narrow_to_denial
@@ -23,7 +23,7 @@ from sds.benchmarks.peer.outcomes import KINDS, PeerOutcomes, speedups
 from sds.benchmarks.peers import Entry
 from sds.gates.opening import preview_kernel
 from sds.gates.refund import gate
-from sds.kernel.envelope.envelope import format_literal
+from sds.kernel.envelope.bounds import format_literal
 from sds.kernel.errors import UsageError
 from sds.kernel.flow.intake import read_event
 from sds.models.catalog.catalog import embedded_model
@@ -166,7 +166,7 @@ def test_why_what_was_prepared_is_not_measured_is_said(
 def test_growth_is_measured_with_prompt_alternatives_contract_and_ledger(
     tmp_path: Path, tiny_path: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(records, "TEMPLATES", 5)
+    monkeypatch.setattr(scaling, "TEMPLATES", 5)
     monkeypatch.setattr(kernel, "WARM_UP", 2)
     small = {"WARM_UP": 2, "CASE_TOKENS": (20, 40), "KINDS": (2, 16), "CONTRACTS": ((2, 2, 4), (16, 3, 64))}
     for name, value in small.items():

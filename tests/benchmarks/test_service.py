@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sds.benchmarks.service import __main__ as service
+from sds.benchmarks import service
 from sds.kernel.errors import SdsError
 from sds.service.server.serving import bound
 from tests.questions import asked

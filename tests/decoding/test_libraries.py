@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sds.decoding.decoder import ACTION_CHOICE, JOINT
+from sds.decoding.decoder import ACTION_CHOICE
+from sds.decoding.probabilities import JOINT
 from sds.grammars.tokens.compiler import GrammarCompiler
 from sds.kernel.decision.packet import DecisionPacket
 from sds.models.llamacpp.backend import LlamaBackend

@@ -97,7 +97,7 @@ def test_a_local_engine_whose_mask_is_dead_does_not_open(
 
 def closings(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Return a list that grows by each model that is closed."""
-    from sds.models.cache.slots import SlotBackend
+    from sds.models.cache.prefix_cache import SlotBackend
     from sds.models.text.outlines import DrivenLlama
 
     closed: list[object] = []

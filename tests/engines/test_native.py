@@ -170,7 +170,7 @@ def test_more_at_once_than_a_backend_can_is_refused(slots: int, mode: Mode, most
 
 def test_what_runs_a_checkpoint_is_told_with_device_and_type(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.get_device_name", lambda device: f"card of {device}")
-    monkeypatch.setattr("sds.models.llamacpp.gpus.gpus", lambda: ("one", "two"))
+    monkeypatch.setattr("sds.models.llamacpp.weights.gpus", lambda: ("one", "two"))
     facts = runtime_facts("transformers", device="cuda:0", dtype="bf16")
     assert ("cuda:0", "card of cuda:0", "bf16") == (facts["device"], facts["card"], facts["dtype"])
     assert str(facts["library"]).startswith("transformers 5.")

@@ -16,7 +16,7 @@ from sds.engines.native import NativeEngine
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.errors import ModelError
 from sds.models.protocol import BackendError, Row
-from sds.rationale.writing import writer_of
+from sds.rationale import writer_of
 from tests.decoding.small_backend import PIECES, HashBackend
 from tests.engines.batches import until
 from tests.engines.conftest import running_ms

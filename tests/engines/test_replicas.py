@@ -23,7 +23,7 @@ from sds.models.int8 import library as integer_library
 from sds.models.llamacpp import weights
 from sds.models.llamacpp.backend import LlamaBackend
 from sds.models.protocol import BackendError, Dtype
-from sds.rationale.writing import writer_of
+from sds.rationale import writer_of
 from tests.engines.conftest import running_ms
 from tests.engines.test_native import packets
 from tests.kernel.durable import World
@@ -224,7 +224,7 @@ def test_on_a_card_llama_cpp_decides_several_at_once_in_shared_passes(
     tiny_path: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There the weights are read once for all; and what was prepared for the processor is not looked for."""
-    monkeypatch.setattr("sds.models.llamacpp.gpus.gpus", lambda: ("An Own Card",))
+    monkeypatch.setattr("sds.models.llamacpp.weights.gpus", lambda: ("An Own Card",))
     monkeypatch.setattr("sds.engines.factory.open_weights", pytest.fail)
     with closing(open_parallel(tiny_path(1), parallel=3, now_ms=running_ms, device="cuda")) as opened:
         assert isinstance(opened, NativeEngine)

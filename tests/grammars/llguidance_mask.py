@@ -14,7 +14,6 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
 from sds.benchmarks.peer.llguidance_tokenizer import llguidance_tokenizer
-from sds.grammars.emit import lark
 from sds.grammars.tokens.matcher import MASK_FAILED
 from sds.kernel.errors import LanguageError
 
@@ -34,7 +33,7 @@ class Mask:
     def __init__(self, tokenizer: LLTokenizer, language: Language) -> None:
         self._vocab_size = tokenizer.vocab_size
         self._end_tokens = np.array(tokenizer.eos_tokens, dtype=np.intp)
-        grammar = LLMatcher.grammar_from_lark(lark.emit(language))
+        grammar = LLMatcher.grammar_from_lark(language.lark())
         self._matcher = LLMatcher(tokenizer, grammar, log_level=0)
         self._refuse_error()
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from sds.grammars.emit import json_schema, lark
+from sds.grammars.emit import json_schema
 from sds.grammars.language import language
 from sds.kernel.envelope.bounds import Bound, bound, format_literal
 from sds.kernel.envelope.envelope import DENY, DecisionEnvelope, KindBound, envelope_of
@@ -53,7 +53,7 @@ def test_the_kernel_and_the_expression_agree_both_ways() -> None:
 def test_the_expression_and_lark_accept_the_same_bytes(envelope: DecisionEnvelope, seed: int) -> None:
     said = language(envelope, CONTEXT_REF)
     matches = re.compile(said.regex().encode()).fullmatch
-    matcher = ByteMatcher(lark.emit(said))
+    matcher = ByteMatcher(said.lark())
     for data in samples(Random(seed), envelope, 20):
         assert bool(matches(data)) == matcher.accepts(data), data
 

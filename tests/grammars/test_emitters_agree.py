@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from sds.grammars.emit import json_schema, lark
+from sds.grammars.emit import json_schema
 from sds.grammars.emit.gbnf import GBNF_CHARS_MAX, REPEAT_MAX, to_gbnf
 from sds.grammars.language import Language, language
 from sds.kernel.envelope.bounds import bound, format_literal
@@ -117,7 +117,7 @@ def regex_judge(said: Language) -> Judge:
 
 
 def lark_judge(said: Language) -> Judge:
-    return ByteMatcher(lark.emit(said)).accepts_quickly
+    return ByteMatcher(said.lark()).accepts_quickly
 
 
 def schema_judge(said: Language) -> Judge | None:

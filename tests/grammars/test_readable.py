@@ -10,7 +10,7 @@ from decimal import Decimal
 import pytest
 from jsonschema import Draft202012Validator
 
-from sds.grammars.emit import json_schema, lark
+from sds.grammars.emit import json_schema
 from sds.grammars.language import Language, language
 from sds.kernel.envelope.bounds import Bound, bound
 from sds.kernel.envelope.envelope import DENY, ESCALATE_ONLY, DecisionEnvelope, KindBound, envelope_of
@@ -143,7 +143,7 @@ def said(example: Example) -> Language:
 @pytest.mark.parametrize("example", CASES)
 def test_the_expression_and_the_mask_accept_what_is_listed_and_nothing_else(example: Example) -> None:
     matches = re.compile(said(example).regex()).fullmatch
-    matcher = ByteMatcher(lark.emit(said(example)))
+    matcher = ByteMatcher(said(example).lark())
     for short in (*example.accepted, *example.rejected, *example.same_value):
         text = proposal(example, short)
         expected = short in example.accepted

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from sds.kernel.context import rationale
-from sds.kernel.context.reader import RecordedContext
+from sds.kernel.context.memory import RecordedContext
 from sds.kernel.contract.schema import Contract, parse_contract
 from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.envelope.proposal import Proposal, write_proposal

@@ -17,8 +17,7 @@ from sds.kernel.executor.protocol import ExecutionIntent, Receipt
 from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.intake import Event, read_event
 from sds.kernel.flow.kernel import Kernel
-from sds.kernel.human.attestation import attest
-from sds.kernel.human.review import HumanReview, Resolution
+from sds.kernel.human.review import HumanReview, Resolution, attest
 from sds.kernel.operations import erasure, recovery
 from sds.kernel.registry import registry
 from sds.kernel.saga import driver

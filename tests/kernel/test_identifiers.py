@@ -8,10 +8,10 @@ import unicodedata
 
 import pytest
 
+from sds.kernel.canonical import ID_CHARS_MAX, check_identifier, is_seen, person
 from sds.kernel.errors import EventError
 from sds.kernel.flow.intake import read_event
 from sds.kernel.human.review import HumanReview, Resolution
-from sds.kernel.identifiers import ID_CHARS_MAX, check_identifier, is_seen, person
 from sds.kernel.registry import registry
 from tests.kernel.durable import World, escalate, refund, see_through
 

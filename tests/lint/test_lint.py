@@ -8,10 +8,10 @@ import pytest
 
 from sds.kernel.contract.schema import parse_contract
 from sds.kernel.contract.yaml_lines import load_with_lines
+from sds.lint.declared import source_findings
 from sds.lint.finding import Finding
 from sds.lint.lint import lint
 from sds.lint.snapshots import draw, space_of
-from sds.lint.source import source_findings
 from tests.kernel import world
 from tests.lint.random_contracts import random_contract
 from tests.scale import scale, seeded

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from sds.gates.refund.gate import load_refund_contract
-from sds.kernel.contract.policy.checks import policy_rules
+from sds.kernel.contract.policy import policy_rules
 from sds.kernel.contract.schema import Contract, parse_contract
 from sds.lint.finding import Finding
 from sds.lint.lint import lint

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from sds.models.cache.prefix_cache import PrefixCache
 from sds.models.llamacpp.backend import FORK_TOKENS_MAX, FRAGMENTED_CELLS_MIN, SHARED_PASS_TOKENS_MAX, LlamaBackend
-from sds.models.llamacpp.batch import TokenBatch
+from sds.models.llamacpp.context import TokenBatch
 from sds.models.protocol import FORKS_MAX, SLOTS_MAX, BackendError, Row
 from tests.hostile import Vocabulary, tiny_checkpoint
 from tests.model_fixtures import TINY_THREADS

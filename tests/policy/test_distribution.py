@@ -7,7 +7,7 @@ from math import fsum
 
 import pytest
 
-from sds.kernel.contract.policy.checks import policy_rules
+from sds.kernel.contract.policy import policy_rules
 from sds.kernel.contract.schema import parse_contract
 from sds.kernel.errors import ModelError
 from sds.policy.distribution import check_reading, distribution

@@ -27,8 +27,7 @@ from sds.kernel.registry import registry
 from sds.models.llamacpp.backend import LlamaBackend
 from sds.models.protocol import Row
 from sds.pipeline import Stream
-from sds.rationale.worker import QUEUE_MAX, Rationales
-from sds.rationale.writing import writer_of
+from sds.rationale import QUEUE_MAX, Rationales, writer_of
 from tests.engines.batches import until
 from tests.kernel.durable import START_MS, Propose, Rail, Tickets, World, contract, deny, escalate, nonsense, refund
 from tests.kernel.sagas import SAGAS, most

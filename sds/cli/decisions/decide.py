@@ -12,7 +12,6 @@ from rich.table import Table
 
 from sds.cli.common import ChosenGate, EventFile, JsonFlag, OpenedGate, defined, open_store, read_event_text, whole_dfid
 from sds.cli.engines import NO_OPTIONS, EngineOptions, opened_engine
-from sds.cli.options import flat
 from sds.cli.render import number_range, print_json
 from sds.gates.opening import preview_kernel
 from sds.host.paths import gate_home
@@ -23,11 +22,6 @@ from sds.kernel.errors import UsageError
 from sds.kernel.flow import intake, undecided
 
 FORMATS = ("regex", "lark", "gbnf", "json-schema")
-
-
-def add_to(app: typer.Typer) -> None:
-    for command in (decide, events, envelope, grammar, retry):
-        app.command(command.__name__)(flat(command))
 
 
 def decide(
@@ -118,7 +112,7 @@ def grammar(
     if form not in FORMATS:
         raise UsageError(f"there is no format `{form}`", hint=f"one of: {', '.join(FORMATS)}")
     packet = _preview(gate, event)
-    from sds.grammars.emit import json_schema, lark  # noqa: PLC0415
+    from sds.grammars.emit import json_schema  # noqa: PLC0415
     from sds.grammars.emit.gbnf import to_gbnf  # noqa: PLC0415
     from sds.grammars.language import Language, language  # noqa: PLC0415
 
@@ -126,7 +120,7 @@ def grammar(
     if form == "json-schema":
         typer.echo(json.dumps(json_schema.emit(said), indent=2))
     else:
-        typer.echo({"regex": Language.regex, "lark": lark.emit, "gbnf": to_gbnf}[form](said))
+        typer.echo({"regex": Language.regex, "lark": Language.lark, "gbnf": to_gbnf}[form](said))
 
 
 def _preview(gate: ChosenGate, event: str) -> DecisionPacket:

@@ -29,19 +29,7 @@ from sds.kernel.human import cases
 from sds.kernel.human.cases import Case
 from sds.kernel.human.review import CaseView, HumanReview
 
-escalations = typer.Typer(
-    help="What waits for a human, and their decision.\n\nExample: sds escalations list",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
 Dfid = Annotated[str, typer.Argument(help="The flow's id, or how it begins.", metavar="DFID")]
-
-
-def add_to(app: typer.Typer) -> None:
-    escalations.command("list")(list_cases)
-    escalations.command("show")(show_case)
-    escalations.command("resolve")(resolve)
-    app.add_typer(escalations, name="escalations")
 
 
 def list_cases(

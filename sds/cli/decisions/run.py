@@ -17,7 +17,6 @@ from rich.table import Table
 from sds.cli.common import ChosenGate, JsonFlag, operator
 from sds.cli.decisions import sagas
 from sds.cli.engines import NO_OPTIONS, EngineOptions, check_asked, opened_engine
-from sds.cli.options import flat
 from sds.cli.render import counted, print_json
 from sds.definitions.definition import GateDefinition
 from sds.engines.protocol import Engine
@@ -34,10 +33,6 @@ LIMIT_DEFAULT = 50
 PARALLEL_MAX = 64
 MANY = 1_000  # for fewer, opening what makes each of them a little quicker takes longer than it saves
 LAST_ROWS = ("aborted", "waiting", "unknown")  # shown where there are any
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command("run")(flat(run))
 
 
 Limit = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="How many cases to decide.")]

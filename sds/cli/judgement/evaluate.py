@@ -12,7 +12,6 @@ import typer
 from sds.cli.common import ChosenGate, JsonFlag
 from sds.cli.engines import NO_OPTIONS, opened_engine
 from sds.cli.judgement.common import LabelsPath, labels_of, progress_bar, table_lines
-from sds.cli.options import flat
 from sds.cli.render import print_json
 from sds.definitions.definition import GateDefinition
 from sds.host.clock import now_ms
@@ -23,10 +22,6 @@ from sds.kernel.errors import SdsError, UsageError
 if TYPE_CHECKING:
     from sds.judgement.evaluation.evaluate import Beside
     from sds.policy.judgement import Judgement
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command("eval")(flat(evaluate))
 
 
 PartName = Annotated[Literal["train", "calibrate", "test", "all"], typer.Option("--part", help="Which labels.")]

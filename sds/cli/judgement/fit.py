@@ -9,15 +9,9 @@ import typer
 
 from sds.cli.common import ChosenGate, JsonFlag
 from sds.cli.judgement.common import LabelsPath, labels_of, progress_bar, table_lines
-from sds.cli.options import flat
 from sds.cli.render import print_json
 from sds.host.paths import fitted_home
 from sds.policy.judgement import Manifest
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command("fit")(flat(fit))
-
 
 Head = Annotated[bool, typer.Option("--head", help="Only a head on the encoder as it is: seconds, and less exact.")]
 Out = Annotated[

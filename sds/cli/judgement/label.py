@@ -12,7 +12,6 @@ import typer
 from rich.console import Console
 
 from sds.cli.common import ChosenGate, open_store
-from sds.cli.options import flat
 from sds.cli.render import counted, plain
 from sds.definitions.definition import GateDefinition
 from sds.host.paths import fitted_readers, gate_home, labels_path
@@ -26,18 +25,6 @@ from sds.policy.judgement import open_judgement
 if TYPE_CHECKING:
     from sds.judgement.labelling.queue import Asked
     from sds.models.readers.protocol import Reader
-
-labels = typer.Typer(
-    help="Labels from the record.\n\nExample: sds labels export refund > labels.jsonl",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command("label")(flat(label))
-    labels.command("export")(flat(export))
-    app.add_typer(labels, name="labels")
 
 
 Out = Annotated[

@@ -9,19 +9,14 @@ from typing import Annotated
 import typer
 
 from sds.cli.common import GateOption, JsonFlag, open_store
-from sds.cli.render import print_json, when
+from sds.cli.render import print_json
 from sds.definitions.definition import NAME
 from sds.host.backup import BackupManifest, back_up
-from sds.host.clock import now_ms
+from sds.host.clock import now_ms, when
 from sds.host.keys import KEY_FILE, read_public
 from sds.host.paths import gate_home
 from sds.host.restoring import restore as put_back
 from sds.kernel.errors import UsageError
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command("backup")(backup)
-    app.command("restore")(restore)
 
 
 def backup(

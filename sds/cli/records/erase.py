@@ -15,10 +15,6 @@ from sds.kernel.operations import erasure
 from sds.kernel.operations.erasure import Erased
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("erase")(erase)
-
-
 def erase(
     event: Annotated[str, typer.Option("--event", metavar="ID", help="The event's id, as the gate was given it.")],
     reason: Reason,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import closing
-from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
@@ -11,22 +10,10 @@ import typer
 from sds.cli.common import GateOption, JsonFlag, Reason, open_store, operator
 from sds.cli.render import counted, print_json
 from sds.host import keys as rings
-from sds.host.clock import now_ms
+from sds.host.clock import now_ms, when
 from sds.host.paths import gate_home, key_path, refuse_lost_key
 from sds.host.rotation import rotate as rotated
 from sds.kernel.canonical import sha256_hex
-
-keys = typer.Typer(
-    help="Show and renew the keys that sign orders and the ledger.\n\nExample: sds keys show",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
-
-
-def add_to(app: typer.Typer) -> None:
-    keys.command("show")(show)
-    keys.command("rotate")(rotate)
-    app.add_typer(keys, name="keys")
 
 
 def show(gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
@@ -82,4 +69,4 @@ def rotate(
 
 
 def _when(made_ms: int | None) -> str | None:
-    return None if made_ms is None else datetime.fromtimestamp(made_ms / 1000, UTC).isoformat(timespec="seconds")
+    return None if made_ms is None else when(made_ms, "seconds")

@@ -16,22 +16,6 @@ from sds.kernel.errors import UsageError
 
 SQLITE = "sqlite"
 
-record = typer.Typer(
-    help="Where a gate's record is kept.\n\nExample: sds record move --to postgresql://sds@db.example/sds --reason ...",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
-
-
-def add_to(app: typer.Typer) -> None:
-    record.command("move")(move)
-    app.add_typer(record, name="record")
-
-
-@record.callback()
-def _record() -> None:
-    """Keep `move` a command of its own: typer makes a group of one command that command."""
-
 
 def move(
     to: Annotated[str, typer.Option("--to", metavar="URL", help="postgresql://..., or `sqlite`: the gate's file.")],

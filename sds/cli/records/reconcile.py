@@ -8,17 +8,12 @@ from typing import Annotated, Any
 import typer
 
 from sds.cli.common import ChosenGate, JsonFlag, open_store, operator
-from sds.cli.options import flat
 from sds.cli.render import counted, print_json
 from sds.gates.opening import recovery_kernel
 from sds.host.clock import now_ms
 from sds.host.paths import gate_home
 from sds.kernel.errors import UsageError, WorldError
 from sds.kernel.executor.statement import Comparison
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command("reconcile")(flat(reconcile))
 
 
 def reconcile(

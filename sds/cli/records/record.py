@@ -13,10 +13,10 @@ import typer
 from rich.console import Console
 
 from sds.cli.common import GateOption, JsonFlag, OpenedGate, Reason, defined, open_store, operator, whole_dfid
-from sds.cli.render import counted, plain, print_json, when
+from sds.cli.render import counted, plain, print_json
 from sds.definitions.definition import GateDefinition
 from sds.gates.opening import recovery_kernel
-from sds.host.clock import now_ms
+from sds.host.clock import now_ms, when
 from sds.host.keys import read_public
 from sds.host.paths import gate_home, known_public_keys, ledger_key
 from sds.kernel.audit import verify as auditing
@@ -34,21 +34,6 @@ from sds.kernel.storage.checkpoints import Checkpoint
 
 _HEAD = re.compile(r"([0-9]{1,18}):([0-9a-f]{64})")
 _SIGNED_HEAD = re.compile(r"([0-9]{1,18}):([0-9a-f]{64}):([0-9]{1,18}):([0-9]{1,18}):([0-9a-f]{64}):([0-9a-f]{128})")
-
-ledger = typer.Typer(
-    help="Check the append-only ledger.\n\nExample: sds ledger verify", no_args_is_help=True, rich_markup_mode=None
-)
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command("flows")(flows)
-    app.command("audit")(audit)
-    app.command("recover")(recover)
-    app.command("halt")(halt)
-    app.command("resume")(resume)
-    ledger.command("verify")(verify)
-    ledger.command("head")(head)
-    app.add_typer(ledger, name="ledger")
 
 
 def audit(

@@ -23,10 +23,6 @@ EXIT_DIFFERS = 1
 NOT_RECORDED, NONE_HERE = "not recorded", "none"
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("replay")(replay)
-
-
 def replay(
     dfid: Annotated[
         str, typer.Argument(help="The flow's id, as every answer names it, or how it begins.", metavar="DFID")

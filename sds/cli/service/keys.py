@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sds.cli.common import JsonFlag
-from sds.cli.render import print_json, when
+from sds.cli.render import print_json
 from sds.cli.service import needs_service
 from sds.cli.service.serve import StoreUrl
 from sds.definitions.definition import NAME
-from sds.host.clock import now_ms
+from sds.host.clock import now_ms, when
 from sds.kernel.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,13 +22,6 @@ if TYPE_CHECKING:
 EVERY_GATE = "all"
 
 Named = Annotated[str, typer.Argument(help="Whose key it is: the name that the record has.", metavar="NAME")]
-
-
-def add_to(keys: typer.Typer) -> None:
-    """Add the commands to those of `sds keys`."""
-    keys.command("add")(add)
-    keys.command("list")(list_keys)
-    keys.command("revoke")(revoke)
 
 
 def add(

@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from sds.cli.options import flat
 from sds.cli.service import needs_service
 from sds.definitions.registry import find
 from sds.kernel.errors import UsageError
@@ -55,10 +54,6 @@ class Limits:
     drain_s: Annotated[
         float, typer.Option("--drain-s", min=0.0, max=3_600.0, help="Seconds that what is under way has after SIGTERM.")
     ] = 25.0
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command("serve")(flat(serve))
 
 
 def serve(

@@ -24,19 +24,6 @@ if TYPE_CHECKING:
 
 SECRET_CHARS_MAX = 200
 
-webhooks = typer.Typer(
-    help="Add, list and remove the endpoints that final states are sent to.\n\nExample: sds webhooks list",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
-
-
-def add_to(app: typer.Typer) -> None:
-    webhooks.command("add")(add)
-    webhooks.command("list")(list_webhooks)
-    webhooks.command("remove")(remove)
-    app.add_typer(webhooks, name="webhooks")
-
 
 def add(
     url: Annotated[str, typer.Argument(help="Where to: https, or http on this machine.", metavar="URL")],

@@ -10,30 +10,15 @@ from typing import Annotated
 import typer
 
 from sds.cli.common import GateOption, JsonFlag, Reason, named, open_store, operator
-from sds.cli.render import plain, print_json, when
-from sds.host.clock import now_ms
+from sds.cli.render import plain, print_json
+from sds.host.clock import now_ms, when
 from sds.kernel.audit.agent_history import AgentRecord, Held, Move, agent_record
 from sds.kernel.errors import UsageError
 from sds.kernel.registry import registry
 from sds.kernel.registry.monitors import Standing
 from sds.kernel.registry.registry import Status
 
-agents = typer.Typer(
-    help="List, show, suspend, reactivate and retire agents, and revoke a contract.\n\nExample: sds agents list",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
 AgentId = Annotated[str, typer.Argument(help="The agent, as its contract names it.", metavar="AGENT")]
-
-
-def add_to(app: typer.Typer) -> None:
-    agents.command("list")(list_agents)
-    agents.command("show")(show)
-    agents.command("suspend")(suspend)
-    agents.command("reactivate")(reactivate)
-    agents.command("retire")(retire)
-    agents.command("revoke")(revoke)
-    app.add_typer(agents, name="agents")
 
 
 def list_agents(gate: GateOption = "refund", as_json: JsonFlag = False) -> None:

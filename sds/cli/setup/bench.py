@@ -37,10 +37,6 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("bench", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(bench)
-
-
 def _questions() -> str:
     return "Which question: " + "; ".join(f"{name}: {what}" for name, what in QUESTIONS.items()) + "."
 

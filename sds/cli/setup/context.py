@@ -17,26 +17,7 @@ from sds.kernel.context import memory
 from sds.kernel.context.artifacts import ARTIFACT_BYTES_MAX
 from sds.kernel.errors import UsageError
 
-artifacts = typer.Typer(
-    help="Put, list and retire the reference texts a model reads with its contract.\n\nExample: sds artifacts list",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
-retention = typer.Typer(
-    help='Remove what is past its time.\n\nExample: sds retention sweep --reason "monthly"',
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
 ArtifactName = Annotated[str, typer.Argument(help="The artifact, as contracts name it.", metavar="NAME")]
-
-
-def add_to(app: typer.Typer) -> None:
-    artifacts.command("put")(put)
-    artifacts.command("list")(list_artifacts)
-    artifacts.command("retire")(retire)
-    app.add_typer(artifacts, name="artifacts")
-    retention.command("sweep")(sweep)
-    app.add_typer(retention, name="retention")
 
 
 def put(

@@ -22,9 +22,9 @@ from sds.cli.common import (
     open_store,
     operator,
 )
-from sds.cli.render import print_json, when
+from sds.cli.render import print_json
 from sds.gates.opening import sample_reads
-from sds.host.clock import now_ms
+from sds.host.clock import now_ms, when
 from sds.host.paths import gate_home, make_private, open_record
 from sds.kernel.contract.schema import Contract, load_contract
 from sds.kernel.contract.yaml_lines import Lines, load_with_lines
@@ -33,29 +33,16 @@ from sds.kernel.errors import ContractError, UsageError
 from sds.kernel.registry import registry
 from sds.kernel.registry.contract_versions import registered_contract, versions
 from sds.kernel.storage.store import Store
+from sds.lint.declared import source_findings
 from sds.lint.diff import ContractDiff, diff
 from sds.lint.finding import SEVERITIES, Finding, counted, in_words, sorted_findings
 from sds.lint.lint import Report, lint
-from sds.lint.source import source_findings
 
 SEED = 1  # equal files give equal answers
 READS_MAX = 200
 _SIGNS = {"wider": "+", "narrower": "-", "different": "~"}
 
-contracts = typer.Typer(
-    help="Check, compare and register contracts.\n\nExample: sds contracts check contract.yaml",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
 ContractFile = Annotated[Path, typer.Argument(help="A contract, a YAML file.", metavar="FILE")]
-
-
-def add_to(app: typer.Typer) -> None:
-    contracts.command("check")(check)
-    contracts.command("diff")(compare)
-    contracts.command("register")(register)
-    contracts.command("list")(list_contracts)
-    app.add_typer(contracts, name="contracts")
 
 
 def check(

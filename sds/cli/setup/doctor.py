@@ -16,7 +16,6 @@ import typer
 
 from sds.cli.common import OpenedGate, defined, recorded
 from sds.cli.engines import NO_OPTIONS, EngineOptions, check_asked, opened_engine
-from sds.cli.options import flat
 from sds.cli.render import counted
 from sds.definitions.definition import GateDefinition
 from sds.definitions.registry import installed
@@ -48,10 +47,6 @@ from sds.kernel.storage.store import UPGRADABLE, Reader
 
 _DAMAGED = "keep the file as it is and put a copy back"
 _SHOWN = ("llama-cpp-python", "common-expression-language", "pydantic", "orjson", "numpy")
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command("doctor")(flat(doctor))
 
 
 def doctor(options: EngineOptions = NO_OPTIONS, gate: OpenedGate = "refund") -> None:

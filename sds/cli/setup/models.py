@@ -31,21 +31,6 @@ ContractFile = Annotated[
 ]
 LINE_CHARS_MAX = 500
 
-models = typer.Typer(
-    help="List models, show what one is, check whether it can say a contract's decisions, prepare it for this machine."
-    "\n\nExample: sds models list",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
-
-
-def add_to(app: typer.Typer) -> None:
-    models.command("list")(list_models)
-    models.command("show")(show)
-    models.command("check")(check)
-    models.command("prepare")(prepare)
-    app.add_typer(models, name="models")
-
 
 def list_models(as_json: JsonFlag = False) -> None:
     """List the embedded model, each GGUF and folder in $SDS_MODELS (or models in $SDS_HOME), and what was prepared.

@@ -17,10 +17,6 @@ FILES = {"contract.yaml": "contract.yaml", "gate.py": "gate.py", "test_gate.txt"
 CALLED, AGENT = "my_gate", "my-gate"  # in the template
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("new")(new)
-
-
 def new(
     name: Annotated[str, typer.Argument(help="What it is called, in_lower_case.", metavar="NAME")],
     folder: Annotated[

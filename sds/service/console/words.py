@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from sds.kernel.canonical import is_seen
 from sds.kernel.contract.snapshot import parse_type
-from sds.kernel.decision.injection import passages
+from sds.kernel.decision.packet import passages
 from sds.kernel.envelope.bounds import Bound, format_literal
 from sds.kernel.envelope.state import Value
 from sds.kernel.errors import NOT_AS_WRITTEN
-from sds.kernel.identifiers import is_seen
 
 UNSEEN = "UNSEEN"
 FOR_REVIEWERS = "for reviewers"  # stands for a text that a key without the role `review` is not shown

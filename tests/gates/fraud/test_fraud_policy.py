@@ -7,7 +7,7 @@ import pytest
 from sds.gates.fraud.gate import load_fraud_contract
 from sds.gates.fraud.world.bank import FEATURES
 from sds.kernel.contract.compiler import Rules
-from sds.kernel.contract.policy.checks import policy_rules
+from sds.kernel.contract.policy import policy_rules
 from sds.kernel.decision.safeguards import EnvelopeInputs, envelope_in_force, safeguards_of
 from sds.kernel.envelope.bounds import Bound
 from sds.kernel.envelope.envelope import ESCALATE_ONLY, DecisionEnvelope

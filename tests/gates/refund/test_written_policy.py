@@ -8,7 +8,7 @@ from sds.gates.refund.adjudication import expected_action
 from sds.gates.refund.gate import load_refund_contract
 from sds.gates.refund.world.claims import SEVERE, Cause
 from sds.kernel.contract.compiler import Rules
-from sds.kernel.contract.policy.checks import policy_rules
+from sds.kernel.contract.policy import policy_rules
 from sds.kernel.envelope.state import Value
 from tests.gates.refund.test_refund_policy import ON_TIME
 

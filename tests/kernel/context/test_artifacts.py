@@ -14,7 +14,7 @@ from sds.kernel.audit import verify
 from sds.kernel.canonical import sha256_hex
 from sds.kernel.context import artifacts, memory
 from sds.kernel.context.artifacts import ARTIFACT_BYTES_MAX, DAY_MS, Swept
-from sds.kernel.context.reader import ArtifactReader, RecordedContext
+from sds.kernel.context.memory import ArtifactReader, RecordedContext
 from sds.kernel.decision.context import Artifact
 from sds.kernel.decision.packet import Decoding
 from sds.kernel.errors import UsageError

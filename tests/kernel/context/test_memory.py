@@ -12,10 +12,9 @@ import pytest
 from sds.kernel.audit import verify
 from sds.kernel.context import memory
 from sds.kernel.context.artifacts import DAY_MS
-from sds.kernel.context.reader import RecordedContext
+from sds.kernel.context.memory import RecordedContext
 from sds.kernel.contract.schema import Contract
-from sds.kernel.decision.injection import findings
-from sds.kernel.decision.packet import DecisionPacket, Decoding
+from sds.kernel.decision.packet import DecisionPacket, Decoding, findings
 from sds.kernel.executor.protocol import ExecutionIntent
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.registry import registry

@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import pytest
 
-from sds.kernel.contract.policy.checks import policy_rules
+from sds.kernel.contract.policy import policy_rules
 from sds.kernel.contract.schema import Contract, parse_contract
 from sds.kernel.envelope.state import Value
 from sds.kernel.errors import ContractError

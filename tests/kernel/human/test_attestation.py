@@ -13,7 +13,7 @@ from sds.kernel.errors import UsageError
 from sds.kernel.executor.protocol import Receipt
 from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.in_flight import orders_in_flight
-from sds.kernel.human.attestation import attest
+from sds.kernel.human.review import attest
 from tests.kernel.durable import (
     World,
 )

@@ -13,8 +13,7 @@ from sds.kernel.errors import UsageError
 from sds.kernel.executor.protocol import Receipt
 from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.kernel import Kernel
-from sds.kernel.human.attestation import attest
-from sds.kernel.human.review import HumanReview, Resolution
+from sds.kernel.human.review import HumanReview, Resolution, attest
 from sds.kernel.operations import recovery
 from sds.kernel.storage.store import Store
 from tests.kernel.crashes import check, copied, crashing, every_step

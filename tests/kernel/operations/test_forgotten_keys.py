@@ -15,7 +15,7 @@ from sds.kernel.errors import UsageError
 from sds.kernel.executor.key_retention import CLOCK_MARGIN_MS
 from sds.kernel.executor.protocol import Receipt
 from sds.kernel.flow.answer import Answer
-from sds.kernel.human.attestation import attest
+from sds.kernel.human.review import attest
 from sds.kernel.operations.recovery import Recovered
 from sds.kernel.registry import registry
 from sds.kernel.saga import compensation

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sds.models.cache.prefix_cache import PrefixCache
-from sds.models.cache.prefix_caching import PrefixCachingBackend
+from sds.models.cache.prefix_cache import PrefixCache, PrefixCachingBackend
 from sds.models.llamacpp.backend import LlamaBackend
 from sds.models.protocol import Backend, Row
 from tests.model_fixtures import TINY_THREADS

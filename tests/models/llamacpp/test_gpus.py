@@ -9,7 +9,7 @@ import llama_cpp
 import pytest
 
 from sds.models.llamacpp.backend import LlamaBackend
-from sds.models.llamacpp.gpus import gpus
+from sds.models.llamacpp.weights import gpus
 from sds.models.protocol import BackendError
 from sds.models.text.outlines import DrivenLlama
 from tests.model_fixtures import TINY_THREADS
@@ -26,7 +26,7 @@ from tests.model_fixtures import TINY_THREADS
 def test_a_card_that_is_not_there_is_refused_and_nothing_else_runs(
     device: str, found: tuple[str, ...], message: str, single_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("sds.models.llamacpp.gpus.gpus", lambda: found)
+    monkeypatch.setattr("sds.models.llamacpp.weights.gpus", lambda: found)
     with pytest.raises(BackendError) as caught:
         LlamaBackend(single_path, device=device)
     assert message == str(caught.value)
@@ -75,7 +75,7 @@ def test_which_card_is_asked_for_reaches_llama_cpp(single_path: Path, monkeypatc
         asked.append((params.offload_kqv, params.op_offload))
         return init(model, params)
 
-    monkeypatch.setattr("sds.models.llamacpp.gpus.gpus", lambda: ("one", "two"))
+    monkeypatch.setattr("sds.models.llamacpp.weights.gpus", lambda: ("one", "two"))
     monkeypatch.setattr("llama_cpp.llama_model_load_from_file", loaded)
     monkeypatch.setattr("llama_cpp.llama_init_from_model", opened)
     spread, one = llama_cpp.LLAMA_SPLIT_MODE_LAYER, llama_cpp.LLAMA_SPLIT_MODE_NONE

@@ -1,1 +1,0 @@
-"""The question `service`: what HTTP adds to a decision."""
