@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from sds.definitions.definition import GateDefinition
@@ -267,8 +266,8 @@ class Gate:
         """
         from sds.kernel.operations.labels import record_label  # noqa: PLC0415
 
-        now_ms, log = self._now_ms(), self._log.write
-        return record_label(self.kernel.store, dfid, right, by=who, now_ms=now_ms, log=log).changed
+        with self.acting() as kernel:
+            return record_label(kernel.store, dfid, right, by=who, now_ms=self._now_ms(), log=self._log.write).changed
 
     def preview(self, event: Mapping[str, object] | str | bytes) -> DecisionPacket:
         """Return the packet this event would get now; nothing is claimed or recorded."""
@@ -311,7 +310,8 @@ class Gate:
         """
         from sds.reconciliation import adopt  # noqa: PLC0415
 
-        return adopt(self.kernel, who=who, reason=reason, now_ms=self._now_ms)
+        with self.acting() as kernel:
+            return adopt(kernel, who=who, reason=reason, now_ms=self._now_ms)
 
     def escalations(self) -> list[Case]:
         """Return what waits for a human, oldest first: escalated cases, and orders whose end nobody knows.
@@ -351,15 +351,23 @@ class Gate:
         """
         from sds.kernel.operations import erasure  # noqa: PLC0415
 
-        gate, now_ms = self.contract.gate, self._now_ms()
-        return erasure.erase(self.kernel.store, gate, event_id, who=who, reason=reason, now_ms=now_ms)
+        with self.acting() as kernel:
+            gate = self.contract.gate
+            return erasure.erase(kernel.store, gate, event_id, who=who, reason=reason, now_ms=self._now_ms())
 
     def request_retire(self, *, reason: str) -> None:
         """Retire the gate's agent because its work is done: the one move it may ask for itself, and a final one.
 
         From the next transaction on its cases go to a human. Raises TransitionError unless it is ACTIVE.
         """
-        registry.request_retire(self.kernel.store, self.contract.agent_id, reason=reason, now_ms=self._now_ms())
+        with self.acting() as kernel:
+            registry.request_retire(kernel.store, self.contract.agent_id, reason=reason, now_ms=self._now_ms())
+
+    @contextmanager
+    def acting(self) -> Iterator[Kernel]:
+        """Keep the record open for a block that acts on it, say halts: taken while the gate drains, too. Raises WorldError."""
+        with self._submissions.entered(draining=True):
+            yield self.kernel
 
     def listen(self, listener: Log) -> None:
         """Have `listener(event, facts)` called for all that is logged and at the end of each stage of a decision (`stage.*`),
@@ -388,5 +396,5 @@ class Gate:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
