@@ -30,7 +30,7 @@ from sds.kernel.flow import intake, undecided
 from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.registry import registry
-from sds.opening import check_deciding, check_given, decisions_at_once, open_deciding, path_given
+from sds.opening import check_deciding, check_given, deadline_given, decisions_at_once, open_deciding, path_given
 from sds.pipeline import Reasoned, Stream
 from sds.submission import QUEUE_MAX, Call, Handle, Submissions
 
@@ -193,15 +193,9 @@ class Gate:
         if self._closed:
             raise UsageError("the gate is closed", hint="ask it within its `with` block, or open another")
 
-    def _until(self, deadline_ms: int | None) -> int | None:
-        """Return a deadline, in milliseconds from now, as a time. Raises UsageError where it is none, or too far ahead."""
-        if deadline_ms is None:
-            return None
-        most = self.contract.budget.ttl_ms
-        if type(deadline_ms) is not int or not 1 <= deadline_ms <= most:
-            hint = f"the contract's `budget.ttl_ms` is {most}: a whole number from 1 to that"
-            raise UsageError(f"`{deadline_ms}` is no deadline of this gate", reason_code="DEADLINE_INVALID", hint=hint)
-        return self._now_ms() + deadline_ms
+    def _until(self, deadline_ms: int | None, decisions: int = 1) -> int | None:
+        """Return a deadline, in milliseconds from now, as a time."""
+        return None if deadline_ms is None else self._now_ms() + deadline_given(self.contract, deadline_ms, decisions)
 
     def read(self, event: Mapping[str, object] | str | bytes) -> intake.Event:
         self._check_open()
@@ -254,11 +248,16 @@ class Gate:
         with self._submissions.entered() as call:
             return self._stream.decide(event, anew=True, cancellation=call.cancellation)
 
-    def decide_saga(self, name: str, event: Mapping[str, object] | str | bytes) -> SagaAnswer:
-        """Decide one event in the steps of a saga of the contract. The same event again returns the stored outcome."""
-        read = self.read(event)
+    def decide_saga(
+        self, name: str, event: Mapping[str, object] | str | bytes, *, deadline_ms: int | None = None
+    ) -> SagaAnswer:
+        """Decide one event in the steps of a saga of the contract. The same event again returns the stored outcome.
+
+        `deadline_ms`: from now, at most what all steps have; past it no step is sent, and what was done is taken back.
+        """
+        read, until_ms = self.read(event), self._until(deadline_ms, self._sagas.steps(name))
         with self._submissions.entered() as call:
-            return self._sagas.decide(name, read, cancellation=call.cancellation)
+            return self._sagas.decide(name, read, deadline_ms=until_ms, cancellation=call.cancellation)
 
     def label(self, dfid: str, *, right: bool, who: str) -> bool:
         """Say of a decision whether it turned out to be right; return False if that was known. Monitors of `calibration`
@@ -366,8 +365,9 @@ class Gate:
     @contextmanager
     def acting(self) -> Iterator[Kernel]:
         """Keep the record open for a block that acts on it, say halts: taken while the gate drains, too. Raises WorldError."""
+        kernel = self.kernel
         with self._submissions.entered(draining=True):
-            yield self.kernel
+            yield kernel
 
     def listen(self, listener: Log) -> None:
         """Have `listener(event, facts)` called for all that is logged and at the end of each stage of a decision (`stage.*`),

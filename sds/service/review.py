@@ -201,8 +201,9 @@ def set_all_halted(gates: Sequence[Gate], halted: bool, *, who: str, reason: str
     for gate in gates:
         try:
             done.append(set_halted(gate, halted, who=who, reason=reason, now_ms=now_ms))
-        except WorldError as error:
-            if len(gates) == 1:
+        except (WorldError, UsageError) as error:
+            if len(gates) == 1 or not reason.strip():
                 raise
-            done.append({"gate": gate.contract.gate, "error": error.reason_code})
+            closed = isinstance(error, UsageError)  # all that is wrong with the next where nothing was with the last
+            done.append({"gate": gate.contract.gate, "error": "DRAINING" if closed else error.reason_code})
     return done
