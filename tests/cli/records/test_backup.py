@@ -50,6 +50,20 @@ def test_a_backup_says_whether_the_key_is_in_it_and_a_restore_what_is_to_be_done
     sds.ok("ledger", "verify", *HERE)
 
 
+def test_where_a_service_lives_both_say_what_becomes_of_what_is_its_own(sds: Shell, tmp_path: Path) -> None:
+    key = sds.ok("keys", "add", "shop", "--role", "submit", "--gate", "claims").strip()
+    said = sds.ok("backup", "--to", str(tmp_path / "copy"), *HERE).splitlines()
+    assert "keys of callers and webhooks are not in it: they are the service's own, of all gates" == said[-1]
+    shutil.rmtree(sds.home / "claims")
+    said = sds.ok("restore", "--from", str(tmp_path / "copy"), *HERE).splitlines()
+    assert (
+        "keys of callers and webhooks are as they were; answers that this record did not give are given no more"
+        == said[-1]
+    )
+    assert sds.ok("keys", "list").startswith("shop  submit  claims  made ")
+    assert key not in "".join(said)
+
+
 def test_what_cannot_be_is_refused_in_one_line_with_its_mend(sds: Shell, tmp_path: Path) -> None:
     to = tmp_path / "copy"
     sds.ok("backup", "--to", str(to), *HERE)
