@@ -14,10 +14,10 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
 from random import Random, random
@@ -106,21 +106,23 @@ class Crowd:
                 thread.join(ENDED_S)
 
     def _call(self, rng: Random) -> None:
-        while not self.over.is_set():
-            number = next(self.numbers)
-            self.bed.accounts.put(f"A{number}", BALANCE_MINOR)
-            self.sent = max(self.sent, number + 1)
-            while not self._answered(number, rng) and not self.over.is_set():
-                time.sleep(0.01)
+        with ExitStack() as opened:
+            client = cache(lambda address: opened.enter_context(DecisionClient(address, self.key, timeout_s=REPLY_S)))
+            while not self.over.is_set():
+                number = next(self.numbers)
+                self.bed.accounts.put(f"A{number}", BALANCE_MINOR)
+                self.sent = max(self.sent, number + 1)
+                while not self._answered(number, rng, client) and not self.over.is_set():
+                    time.sleep(0.01)
 
-    def _answered(self, number: int, rng: Random) -> bool:
+    def _answered(self, number: int, rng: Random, client: Callable[[str], DecisionClient]) -> bool:
         """Send an event to one of those that serve; tell whether nobody need send it again."""
         addresses = [*self.addresses.values()]
         if not addresses:
             return False
         try:
-            with DecisionClient(rng.choice(addresses), self.key, timeout_s=REPLY_S) as client:
-                answer = client.decide(self.bed.terms.gate, self.bed.event(number), idempotency_key=f"E{number}")
+            asked = client(rng.choice(addresses))
+            answer = asked.decide(self.bed.terms.gate, self.bed.event(number), idempotency_key=f"E{number}")
         except WorldError as error:
             self.refused["INTERNAL"] += error.reason_code == "INTERNAL"
             return False
@@ -146,7 +148,8 @@ def storm(ground: Ground) -> list[Figure]:
         processes.wait_until_others_serve()
     answers = len([*acknowledged_in(bed).read()])
     return [
-        told("processes killed", ground.n),
+        told("processes killed", ground.n - processes.drained),
+        told("processes that drained", processes.drained),
         told(f"answers to callers, of {crowd.sent} events", answers),
         none("storms in which nobody was answered", int(answers == 0)),
         none(f"refusals that nobody should get: {json.dumps(dict(+crowd.refused))}", crowd.refused.total()),
@@ -163,7 +166,7 @@ class Processes:
         self._folder, self._home, self._crowd = folder, home, crowd
         self._alive: dict[int, subprocess.Popen[str]] = {}
         self._numbers, self._opened = count(), ExitStack()
-        self.disorderly = 0
+        self.disorderly = self.drained = 0
 
     def __enter__(self) -> Self:
         for _ in range(PROCESSES):
@@ -183,6 +186,7 @@ class Processes:
         time.sleep(rng.random() * LIFE_S_MAX)
         number = rng.choice([*self._crowd.addresses] or [*self._alive])
         if rng.random() < DRAINS and number in self._crowd.addresses:
+            self.drained += 1
             self._end(number)
         else:
             self._crowd.addresses.pop(number, None)
