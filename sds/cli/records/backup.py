@@ -80,6 +80,7 @@ def restore(
     typer.echo(f"{gate}: {_what(done.manifest)}, is in `{gate_home(gate)}`")
     if not done.has_key:
         typer.echo(f"put `{gate_home(gate) / KEY_FILE}` back, too: until then no text can be read and nothing decided")
+    typer.echo("what was halted, suspended, revoked or erased since then no longer is: do that again first")
     typer.echo("it does not know what was decided since; nothing is paid twice if you now, in this order:")
     typer.echo(f"  sds recover --gate {gate}")
     typer.echo(f'  sds reconcile {gate} --adopt --reason "restored"     # where the executor lists its orders')
