@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from sds.definitions.definition import GateDefinition
@@ -32,7 +31,7 @@ from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.dispatch import Log
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.registry import registry
-from sds.opening import check_deciding, check_given, decisions_at_once, open_deciding, path_given
+from sds.opening import check_deciding, check_given, deadline_given, decisions_at_once, open_deciding, path_given
 from sds.pipeline import Reasoned, Stream
 from sds.submission import QUEUE_MAX, Call, Handle, Submissions
 
@@ -195,15 +194,9 @@ class Gate:
         if self._closed:
             raise UsageError("the gate is closed", hint="ask it within its `with` block, or open another")
 
-    def _until(self, deadline_ms: int | None) -> int | None:
-        """Return a deadline, in milliseconds from now, as a time. Raises UsageError where it is none, or too far ahead."""
-        if deadline_ms is None:
-            return None
-        most = self.contract.budget.ttl_ms
-        if type(deadline_ms) is not int or not 1 <= deadline_ms <= most:
-            hint = f"the contract's `budget.ttl_ms` is {most}: a whole number from 1 to that"
-            raise UsageError(f"`{deadline_ms}` is no deadline of this gate", reason_code="DEADLINE_INVALID", hint=hint)
-        return self._now_ms() + deadline_ms
+    def _until(self, deadline_ms: int | None, decisions: int = 1) -> int | None:
+        """Return a deadline, in milliseconds from now, as a time."""
+        return None if deadline_ms is None else self._now_ms() + deadline_given(self.contract, deadline_ms, decisions)
 
     def read(self, event: Mapping[str, object] | str | bytes) -> intake.Event:
         self._check_open()
@@ -256,11 +249,16 @@ class Gate:
         with self._submissions.entered() as call:
             return self._stream.decide(event, anew=True, cancellation=call.cancellation)
 
-    def decide_saga(self, name: str, event: Mapping[str, object] | str | bytes) -> SagaAnswer:
-        """Decide one event in the steps of a saga of the contract. The same event again returns the stored outcome."""
-        read = self.read(event)
+    def decide_saga(
+        self, name: str, event: Mapping[str, object] | str | bytes, *, deadline_ms: int | None = None
+    ) -> SagaAnswer:
+        """Decide one event in the steps of a saga of the contract. The same event again returns the stored outcome.
+
+        `deadline_ms`: from now, at most what all steps have; past it no step is sent, and what was done is taken back.
+        """
+        read, until_ms = self.read(event), self._until(deadline_ms, self._sagas.steps(name))
         with self._submissions.entered() as call:
-            return self._sagas.decide(name, read, cancellation=call.cancellation)
+            return self._sagas.decide(name, read, deadline_ms=until_ms, cancellation=call.cancellation)
 
     def label(self, dfid: str, *, right: bool, who: str) -> bool:
         """Say of a decision whether it turned out to be right; return False if that was known. Monitors of `calibration`
@@ -268,8 +266,8 @@ class Gate:
         """
         from sds.kernel.operations.labels import record_label  # noqa: PLC0415
 
-        now_ms, log = self._now_ms(), self._log.write
-        return record_label(self.kernel.store, dfid, right, by=who, now_ms=now_ms, log=log).changed
+        with self.acting() as kernel:
+            return record_label(kernel.store, dfid, right, by=who, now_ms=self._now_ms(), log=self._log.write).changed
 
     def preview(self, event: Mapping[str, object] | str | bytes) -> DecisionPacket:
         """Return the packet this event would get now; nothing is claimed or recorded."""
@@ -312,7 +310,8 @@ class Gate:
         """
         from sds.reconciliation import adopt  # noqa: PLC0415
 
-        return adopt(self.kernel, who=who, reason=reason, now_ms=self._now_ms)
+        with self.acting() as kernel:
+            return adopt(kernel, who=who, reason=reason, now_ms=self._now_ms)
 
     def escalations(self) -> list[Case]:
         """Return what waits for a human, oldest first: escalated cases, and orders whose end nobody knows.
@@ -352,15 +351,24 @@ class Gate:
         """
         from sds.kernel.operations import erasure  # noqa: PLC0415
 
-        gate, now_ms = self.contract.gate, self._now_ms()
-        return erasure.erase(self.kernel.store, gate, event_id, who=who, reason=reason, now_ms=now_ms)
+        with self.acting() as kernel:
+            gate = self.contract.gate
+            return erasure.erase(kernel.store, gate, event_id, who=who, reason=reason, now_ms=self._now_ms())
 
     def request_retire(self, *, reason: str) -> None:
         """Retire the gate's agent because its work is done: the one move it may ask for itself, and a final one.
 
         From the next transaction on its cases go to a human. Raises TransitionError unless it is ACTIVE.
         """
-        registry.request_retire(self.kernel.store, self.contract.agent_id, reason=reason, now_ms=self._now_ms())
+        with self.acting() as kernel:
+            registry.request_retire(kernel.store, self.contract.agent_id, reason=reason, now_ms=self._now_ms())
+
+    @contextmanager
+    def acting(self) -> Iterator[Kernel]:
+        """Keep the record open for a block that acts on it, say halts: taken while the gate drains, too. Raises WorldError."""
+        kernel = self.kernel
+        with self._submissions.entered(draining=True):
+            yield kernel
 
     def listen(self, listener: Log) -> None:
         """Have `listener(event, facts)` called for all that is logged and at the end of each stage of a decision (`stage.*`),
@@ -389,5 +397,5 @@ class Gate:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -1,4 +1,4 @@
-"""What decides for a gate, opened and checked before the first event."""
+"""What decides for a gate, opened and checked before the first event; and what it was given, refused where it cannot be used."""
 
 from __future__ import annotations
 
@@ -32,6 +32,16 @@ def path_given(given: object, what: str) -> Path:
     if not isinstance(given, str | PathLike):
         raise UsageError(f"the {what} is no path")
     return Path(given)
+
+
+def deadline_given(contract: Contract, deadline_ms: object, decisions: int) -> int:
+    """Return a deadline, in milliseconds from now, of so many decisions. Raises UsageError where it is none, or too far ahead."""
+    most = decisions * contract.budget.ttl_ms
+    if type(deadline_ms) is int and 1 <= deadline_ms <= most:
+        return deadline_ms
+    of = "" if decisions == 1 else f" {decisions} times"
+    hint = f"the contract's `budget.ttl_ms`{of} is {most}: a whole number from 1 to that"
+    raise UsageError(f"`{deadline_ms}` is no deadline of this gate", reason_code="DEADLINE_INVALID", hint=hint)
 
 
 def open_deciding(contract: Contract, model: Path | None, readers: Path | None, *, now_ms: Callable[[], int]) -> Engine:

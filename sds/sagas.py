@@ -14,6 +14,7 @@ from sds.kernel.flow.intake import Event
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.saga import driver
 from sds.kernel.saga import state as saga
+from sds.kernel.saga.kernels import ChildKernel
 from sds.kernel.saga.state import SagaAnswer
 from sds.pipeline import Stream
 
@@ -24,17 +25,26 @@ class SagaStream:
     def __init__(self, kernel: Kernel, stream_of: Callable[[Kernel], Stream], *, now_ms: Callable[[], int]) -> None:
         self._kernel, self._stream_of, self._now_ms = kernel, stream_of, now_ms
 
-    def decide(self, name: str, event: Event, *, cancellation: Cancellation | None = None) -> SagaAnswer:
-        """Return the saga's answer: decided now, resumed where it stands, or stored. Stopped, it stays open."""
+    def steps(self, name: str) -> int:
+        """Return how many steps a saga of the contract has. Raises UsageError: there is none."""
+        return len(saga.spec_of(self._kernel.contract, name).steps)
+
+    def decide(
+        self, name: str, event: Event, *, deadline_ms: int | None = None, cancellation: Cancellation | None = None
+    ) -> SagaAnswer:
+        """Return the saga's answer: decided now, resumed where it stands, or stored. Stopped, it stays open.
+
+        `deadline_ms`: absolute, kept with a saga that is begun; past it no step is sent.
+        """
         kernel = self._kernel
-        dfid = saga.claim(kernel.store, kernel.contract, name, event, now_ms=self._now_ms())
+        dfid = saga.claim(kernel.store, kernel.contract, name, event, now_ms=self._now_ms(), deadline_ms=deadline_ms)
         return self.drive(dfid, cancellation=cancellation)
 
     def drive(self, dfid: str, *, cancellation: Cancellation | None = None) -> SagaAnswer:
         """Bring a saga of the record to its end."""
 
-        def ask(child: Kernel, event: Event) -> Answer:
-            return self._stream_of(child).decide(event, cancellation=cancellation)
+        def ask(child: ChildKernel, event: Event) -> Answer:
+            return self._stream_of(child).decide(event, deadline_ms=child.deadline_ms, cancellation=cancellation)
 
         return driver.drive(self._kernel, dfid, ask, now_ms=self._now_ms)
 

@@ -147,7 +147,7 @@ class Submissions:
         self._calls: dict[tuple[str, str], Call] = {}  # by event and body
         self._threads = list[threading.Thread]()
         self._idle = 0
-        self._draining = False
+        self._draining = self._closing = False
 
     @property
     def queued(self) -> int:
@@ -190,11 +190,15 @@ class Submissions:
             handle.cancel()
 
     @contextmanager
-    def entered(self) -> Iterator[Call]:
-        """Keep the record open for a block, in which something else is decided. Raises WorldError: the gate is closing."""
+    def entered(self, *, draining: bool = False) -> Iterator[Call]:
+        """Keep the record open for a block, in which something else is decided or done. Raises WorldError: the gate is closing.
+
+        `draining`: it is taken for as long as what is under way may finish, too.
+        """
         call = Call(None, None, self._forget)
         with self._changed:
-            self._refuse_new()
+            if self._closing or not draining:
+                self._refuse_new()
             self._begin_here(call)
         try:
             yield call
@@ -210,6 +214,7 @@ class Submissions:
             self._draining = True
             self._changed.notify_all()
             self._changed.wait_for(lambda: not self._queue and not self._others(), drain_s)
+            self._closing = True
             left = (*self._queue, *self._others())
             self._queue.clear()
             self._changed.notify_all()

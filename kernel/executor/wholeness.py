@@ -15,6 +15,8 @@ from sds.kernel.executor.statement import CLOCKS_APART_MS, Statement, known_keys
 from sds.kernel.storage.store import Reader
 
 RECORD_BEHIND = "RECORD_BEHIND"
+PAUSE_MS_MIN, PAUSE_MS_MAX = 1_000, 30_000  # after a statement that could not be read: doubles with each
+DOUBLINGS_MAX = 5  # enough for that
 _NOT_YET: object = object()  # no record's generation
 
 _LAST_ORDER = (
@@ -31,17 +33,31 @@ class Doubt:
     message: str
 
 
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """That a statement could not be read, `times` in a row: until `due_ms` nobody asks for it again."""
+
+    doubt: Doubt
+    times: int
+    due_ms: int
+
+    def holds(self, now_ms: int) -> bool:
+        """Tell whether it is too early to ask again. A clock that was set back delays no longer."""
+        return self.due_ms - PAUSE_MS_MAX <= now_ms < self.due_ms
+
+
 class Wholeness:
     """Of one open record and one executor. That it is whole is remembered for as long as it is that record (`generation`),
-    that it is not is asked again each time.
+    that it is not is asked again each time; that nobody can tell, for a pause.
 
     `statement`: lists what the executor was ordered (`Dispatcher.statement`); None where it cannot. Safe in several
-    threads: one asks, the others wait for its answer.
+    threads: one asks, the others wait for its answer, unless the last could not be had.
     """
 
     def __init__(self, record: Reader, gate: str, statement: Statement | None, *, now_ms: Callable[[], int]) -> None:
         self._record, self._gate, self._statement, self._now_ms = record, gate, statement, now_ms
         self._lock, self._whole = threading.Lock(), _NOT_YET
+        self._unreadable: Unreadable | None = None
 
     def doubt(self) -> Doubt | None:
         """Return why nothing may be ordered yet, None when the record is whole or its executor cannot tell.
@@ -50,11 +66,19 @@ class Wholeness:
         """
         if self._statement is None or self._whole == (generation := self._record.generation):
             return None
-        with self._lock:
+        if (last := self._unreadable) is None:
+            self._lock.acquire()
+        elif not self._lock.acquire(blocking=False):  # somebody asks again: nobody else needs to wait for that
+            return last.doubt
+        try:
             if self._whole == generation:
                 return None
+            if (last := self._unreadable) is not None and last.holds(self._now_ms()):
+                return last.doubt
             doubt = self._compare(self._statement)
             self._whole = _NOT_YET if doubt else generation
+        finally:
+            self._lock.release()
         return doubt
 
     def _compare(self, statement: Statement) -> Doubt | None:
@@ -62,7 +86,11 @@ class Wholeness:
         try:
             lines = statement(self._since_ms(now_ms), now_ms + CLOCKS_APART_MS)
         except WorldError as error:
-            return Doubt(EXECUTOR_DOWN, str(error))
+            times = self._unreadable.times if self._unreadable else 0
+            pause_ms = min(PAUSE_MS_MIN << min(times, DOUBLINGS_MAX), PAUSE_MS_MAX)
+            self._unreadable = Unreadable(Doubt(EXECUTOR_DOWN, str(error)), times + 1, self._now_ms() + pause_ms)
+            return self._unreadable.doubt
+        self._unreadable = None
         keys = {line.key for line in lines}
         unknown = len(keys - known_keys(self._record, keys))
         if not unknown:

@@ -12,23 +12,24 @@ from sds.kernel.flow import decision_record, states
 from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.intake import Event
 from sds.kernel.flow.kernel import Kernel
-from sds.kernel.flow.states import WAITING_TAGS
+from sds.kernel.flow.states import DEADLINE_EXCEEDED, NOT_DECIDED, WAITING_TAGS
 from sds.kernel.saga import compensation
 from sds.kernel.saga import state as saga
-from sds.kernel.saga.kernels import ALERT_HUMAN, CLOSE_ALL, MenuKernel, StepKernel, stopped
+from sds.kernel.saga.kernels import ALERT_HUMAN, CLOSE_ALL, ChildKernel, MenuKernel, StepKernel, stopped
 from sds.kernel.saga.state import COMPENSATED, DIRTY, Saga, SagaAnswer
 
 INTERRUPTED = "INTERRUPTED"  # why no further step is taken, where no step has said so by its end
 ROUNDS_MAX = 200  # far above steps x restarts; a saga that needs more does not move
 
-Ask = Callable[[Kernel, Event], Answer]
+Ask = Callable[[ChildKernel, Event], Answer]
 
 
 def drive(kernel: Kernel, dfid: str, ask: Ask, *, now_ms: Callable[[], int]) -> SagaAnswer:
     """Bring a saga to its end. `ask(kernel, event)` decides one child flow and returns when it is final, or waits.
 
-    A saga whose child waits (`flow.WAITING_TAGS`) stays open, and may be driven again. Raises WorldError when a child
-    stays busy elsewhere; the saga then stays open, too.
+    A saga whose child waits (`flow.WAITING_TAGS`) stays open, and may be driven again, until its deadline. Past that no
+    step is taken; what was done by then is taken back. Raises WorldError when a child stays busy elsewhere; the saga then
+    stays open, too.
     """
     for _ in range(ROUNDS_MAX):
         found = saga.load(kernel.store, kernel.contract, dfid)
@@ -36,7 +37,8 @@ def drive(kernel: Kernel, dfid: str, ask: Ask, *, now_ms: Callable[[], int]) -> 
             return saga.saga_answer(kernel.store, kernel.contract, dfid)
         move = _step if found.phase == "STEPS" else _compensate
         said = move(kernel, found, ask, now_ms)
-        if said is not None and said.retryable and said.tag in WAITING_TAGS:
+        late = found.phase == "STEPS" and found.late(now_ms())
+        if said is not None and said.retryable and said.tag in WAITING_TAGS and not late:
             return saga.saga_answer(kernel.store, kernel.contract, dfid)
     raise SdsError(f"saga `{dfid}` does not come to an end", dfid=dfid)
 
@@ -48,6 +50,8 @@ def _step(kernel: Kernel, found: Saga, ask: Ask, now_ms: Callable[[], int]) -> A
         _close_steps(kernel, found, INTERRUPTED, now_ms)
     elif code is not None and child.became != "OPEN":
         _close_steps(kernel, found, code, now_ms, stopped=True)
+    elif found.late(now_ms()) and child.became != "OPEN":
+        _close_steps(kernel, found, DEADLINE_EXCEEDED if found.done else NOT_DECIDED, now_ms)
     else:
         step = StepKernel(kernel, found, child.number)
         try:
@@ -61,7 +65,7 @@ def _close_steps(kernel: Kernel, found: Saga, code: str, now_ms: Callable[[], in
     saga.close_steps(kernel.store, kernel.contract, found.dfid, code, stopped=stopped, now_ms=now_ms())
 
 
-def _ask(kernel: Kernel, event: Event, ask: Ask) -> Answer | None:
+def _ask(kernel: ChildKernel, event: Event, ask: Ask) -> Answer | None:
     try:
         return ask(kernel, event)
     except UsageError as error:

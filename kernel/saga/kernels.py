@@ -19,6 +19,7 @@ from sds.kernel.decision.safeguards import EnvelopeInputs, LiveState
 from sds.kernel.envelope.envelope import ESCALATE_ONLY, DecisionEnvelope, KindBound
 from sds.kernel.executor.protocol import ExecutionIntent
 from sds.kernel.flow import intake
+from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.registry.authority import authority_now
 from sds.kernel.saga import state as saga
@@ -34,7 +35,12 @@ _EXPLAINED = (
 
 
 class ChildKernel(Kernel):
-    """A kernel that opens one child of a saga. It shares everything with the kernel it is made from."""
+    """A kernel that opens one child of a saga. It shares everything with the kernel it is made from.
+
+    `deadline_ms`: of whatever it opens; None: it has none.
+    """
+
+    deadline_ms: int | None = None
 
     def __init__(self, kernel: Kernel, parent: Saga, number: int) -> None:
         vars(self).update(vars(kernel))
@@ -50,14 +56,22 @@ class ChildKernel(Kernel):
 
 
 class StepKernel(ChildKernel):
-    """Decides one step."""
+    """Decides one step, within what time its saga has."""
 
     def __init__(self, kernel: Kernel, parent: Saga, number: int) -> None:
         super().__init__(kernel, parent, number)
+        self.deadline_ms = parent.deadline_ms
         self._kind = parent.steps[number - 1].kind
         # a newer contract may no longer have the kind: then nothing is permitted, but what is in flight can be looked up
         self._named = (self._kind,) if self._kind in self.contract.kinds else ()
         self.rules = Rules(self.contract, authority=self._named)
+
+    def open(
+        self, event: intake.Event, *, anew: bool = False, deadline_ms: int | None = None
+    ) -> DecisionPacket | Answer:
+        """Do what `Kernel.open` does, under the saga's deadline where it has one, whoever asks."""
+        given = [each for each in (deadline_ms, self.deadline_ms) if each is not None]
+        return super().open(event, anew=anew, deadline_ms=min(given, default=None))
 
     def compile(self, claimed: intake.ClaimedFlow) -> DecisionPacket:
         packet = super().compile(claimed)
@@ -78,7 +92,9 @@ class StepKernel(ChildKernel):
 
 
 class MenuKernel(ChildKernel):
-    """Decides which compensation. The state it rests on is what became of the steps, not what the source says."""
+    """Decides which compensation, whatever deadline the saga had. The state it rests on is what became of the steps, not what
+    the source says.
+    """
 
     def __init__(self, kernel: Kernel, parent: Saga) -> None:
         super().__init__(kernel, parent, COMPENSATION)

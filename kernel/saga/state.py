@@ -63,7 +63,7 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class Saga:
-    """One saga as the record has it at one moment. `fields`: which of its trigger mean what."""
+    """One saga as the record has it at one moment. `fields`: which of its trigger mean what. `deadline_ms`: no step after it."""
 
     dfid: str
     name: str
@@ -75,6 +75,11 @@ class Saga:
     compensation: str | None
     steps: tuple[Child, ...]
     chooser: Child
+    deadline_ms: int | None = None
+
+    def late(self, now_ms: int) -> bool:
+        """Tell whether no further step may be taken: the time for which it was of use has passed."""
+        return self.deadline_ms is not None and now_ms > self.deadline_ms
 
     @property
     def next(self) -> Child | None:
@@ -113,11 +118,14 @@ def spec_of(contract: Contract, name: str) -> SagaSpec:
     return contract.sagas[name]
 
 
-def claim(store: Store, contract: Contract, name: str, event: Event, *, now_ms: int) -> str:
+def claim(
+    store: Store, contract: Contract, name: str, event: Event, *, now_ms: int, deadline_ms: int | None = None
+) -> str:
     """Return the dfid of the event's saga: begun now, or the one that is known.
 
     A saga that ended before anything was done, for a reason that says nothing about the case, is begun afresh as any
-    flow is. Raises EventError when the event is known with another body, as an ordinary decision or another saga.
+    flow is. `deadline_ms`: kept with what is begun; past it no step is sent. Raises EventError when the event is known
+    with another body, as an ordinary decision or another saga.
     """
     spec = spec_of(contract, name)
     parent = _of_saga(event, name)
@@ -129,14 +137,14 @@ def claim(store: Store, contract: Contract, name: str, event: Event, *, now_ms: 
         )
         if known is None:
             dfid = write_event(store, contract.gate, parent, 0)
-            _begin(store, contract, name, spec, parent, dfid, None, 0, now_ms)
+            _begin(store, contract, name, spec, parent, dfid, None, 0, now_ms, deadline_ms)
             return dfid
         fingerprint, last, state, tag, restarts = known
         refuse_another(store, parent, fingerprint, dfid=last)
         if state != "ABORTED" or not undecided.has_restart(store, last, tag, contract.retry.restarts_max):
             return str(last)
         dfid = write_event(store, contract.gate, parent, restarts + 1)
-        _begin(store, contract, name, spec, parent, dfid, last, restarts + 1, now_ms)
+        _begin(store, contract, name, spec, parent, dfid, last, restarts + 1, now_ms, deadline_ms)
     return dfid
 
 
@@ -158,8 +166,9 @@ def _begin(
     parent: str | None,
     restarts: int,
     now_ms: int,
+    deadline_ms: int | None,
 ) -> None:
-    begin(store, contract, event, dfid, parent=parent, restarts=restarts, now_ms=now_ms)
+    begin(store, contract, event, dfid, parent=parent, restarts=restarts, now_ms=now_ms, deadline_ms=deadline_ms)
     steps, menu = canonical(spec.steps).decode(), canonical(spec.compensation).decode()
     store.insert("sagas", dfid=dfid, name=name, steps=steps, menu=menu, phase="STEPS")
     body = {
@@ -175,12 +184,13 @@ def load(store: Reader, contract: Contract, dfid: str) -> Saga:
     """Return a saga with its children as they stand. Raises StoreError when the record has none under this dfid."""
     row = store.row(
         "SELECT s.name, s.steps, s.menu, s.phase, s.compensation, f.event_id, f.trigger_event,"
-        " f.restarts FROM sagas s JOIN decision_flows f ON f.dfid = s.dfid WHERE s.dfid = ?",
+        " f.restarts, d.deadline_ms FROM sagas s JOIN decision_flows f ON f.dfid = s.dfid"
+        " LEFT JOIN flow_deadlines d ON d.dfid = s.dfid WHERE s.dfid = ?",
         (dfid,),
     )
     if row is None:
         raise StoreError(f"saga `{dfid}` is not in the record", dfid=dfid)
-    name, steps, menu, phase, compensation, event_id, body, restarts = row
+    name, steps, menu, phase, compensation, event_id, body, restarts, deadline_ms = row
     prefix = _prefix(event_id, restarts)
     kinds, fields = enumerate(json.loads(steps), start=1), event_fields(store, dfid)
     if fields is None:
@@ -196,6 +206,7 @@ def load(store: Reader, contract: Contract, dfid: str) -> Saga:
         compensation,
         tuple(_child(store, contract, prefix, dfid, number, kind) for number, kind in kinds),
         _child(store, contract, prefix, dfid, COMPENSATION, "COMPENSATION"),
+        deadline_ms,
     )
 
 

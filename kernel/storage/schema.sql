@@ -219,6 +219,9 @@ CREATE TABLE order_lookups (
 -- until when a flow may be decided and its order sent, where whoever asked set a deadline; a human's decision knows none
 CREATE TABLE flow_deadlines (dfid TEXT PRIMARY KEY, deadline_ms INTEGER NOT NULL) STRICT, WITHOUT ROWID;
 
+-- Since version 6: pages of flows, the newest first
+CREATE INDEX flows_by_opening ON decision_flows (created_at_ms, dfid);
+
 CREATE TABLE ledger (
     idx INTEGER PRIMARY KEY, at_ms INTEGER NOT NULL, kind TEXT NOT NULL, dfid TEXT NOT NULL, body TEXT NOT NULL,
     prev_hash TEXT NOT NULL, entry_hash TEXT NOT NULL

@@ -83,9 +83,12 @@ def insist(
         if isinstance(said, HttpReply) and error is None and not open_still(said):
             return said
         pause_s = patience.pause_s(tries, said.retry_after_s)
-        if tries == TRIES_MAX or pause_s >= patience.left_s or (error is not None and not error.retryable):
+        over = tries == TRIES_MAX or pause_s >= patience.left_s or (error is not None and not error.retryable)
+        if not over:
+            yield Wait(pause_s)
+            over = patience.left_s <= 0  # it took longer than it was to: a busy machine
+        if over:
             if isinstance(said, HttpReply) and error is None:
                 return said
             raise error or AssertionError
-        yield Wait(pause_s)
     raise AssertionError  # count() has no end

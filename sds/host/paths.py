@@ -52,6 +52,11 @@ def gate_home(gate: str) -> Path:
     return home() / gate
 
 
+def service_path() -> Path:
+    """Return the service's own database, where records are kept in files: of all gates, so in no gate's folder."""
+    return home() / "service.db"
+
+
 def fitted_home(gate: str) -> Path:
     """Return where `sds fit` puts the readers of a gate: beside its record, which may be begun anew."""
     return home() / "fitted" / gate

@@ -19,11 +19,11 @@ from alembic.util.exc import CommandError
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from sds.host.paths import home, make_private
+from sds.host.paths import make_private, service_path
 from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.storage.private_files import make_private_file
 
-FILE, SCHEMA = "service.db", "sds_service"
+SCHEMA = "sds_service"
 BUSY_MS = 5_000
 CONNECT_S = 3
 POOL_MAX = 8
@@ -162,7 +162,7 @@ def open_database(url: str = "", *, durable: bool = False) -> Database:
     `durable`: what is committed outlives a power cut; what only answers are kept in may lose its last second, for the
     record has them. Raises StoreError.
     """
-    engine = _postgresql(url) if url else _sqlite(home() / FILE, durable=durable)
+    engine = _postgresql(url) if url else _sqlite(service_path(), durable=durable)
     database = Database(engine)
     try:
         database.migrate()

@@ -160,14 +160,14 @@ def _agent(gate: Gate, agent_id: str, now_ms: int) -> AgentRecord:
 
 def move_agent(gate: Gate, agent_id: str, move: Move, *, who: str, reason: str, now_ms: int) -> dict[str, Any]:
     """Suspend, reactivate or retire an agent; return what is known of it then. Raises UsageError where it is so already,
-    TransitionError where an operator may not do that.
+    TransitionError where an operator may not do that. A gate that closes waits for it.
     """
     status = MOVES[move]
-    if _agent(gate, agent_id, now_ms).agent.status == status:
-        raise UsageError(f"agent `{agent_id}` is {status} already", reason_code="TRANSITION_FORBIDDEN")
-    store = gate.kernel.store
-    registry.transition(store, agent_id, status, by="operator", who=who, reason=reason, now_ms=now_ms)
-    return agent(gate, agent_id, now_ms=now_ms)
+    with gate.acting() as kernel:
+        if _agent(gate, agent_id, now_ms).agent.status == status:
+            raise UsageError(f"agent `{agent_id}` is {status} already", reason_code="TRANSITION_FORBIDDEN")
+        registry.transition(kernel.store, agent_id, status, by="operator", who=who, reason=reason, now_ms=now_ms)
+        return agent(gate, agent_id, now_ms=now_ms)
 
 
 def halt_state(gate: Gate) -> dict[str, Any]:
@@ -184,11 +184,15 @@ def halt_state(gate: Gate) -> dict[str, Any]:
 
 
 def set_halted(gate: Gate, halted: bool, *, who: str, reason: str, now_ms: int) -> dict[str, Any]:
-    """Halt or resume a gate; return its state then, and `changed`: whether it was not so before. UsageError: no reason."""
+    """Halt or resume a gate; return its state then, and `changed`: whether it was not so before. UsageError: no reason.
+
+    A gate that closes waits for it.
+    """
     if not reason.strip():
         raise UsageError("a reason is needed, for the record")
-    changed = registry.set_halted(gate.kernel.store, halted, by=who, reason=reason, now_ms=now_ms)
-    return halt_state(gate) | {"changed": changed}
+    with gate.acting() as kernel:
+        changed = registry.set_halted(kernel.store, halted, by=who, reason=reason, now_ms=now_ms)
+        return halt_state(gate) | {"changed": changed}
 
 
 def set_all_halted(gates: Sequence[Gate], halted: bool, *, who: str, reason: str, now_ms: int) -> list[dict[str, Any]]:
@@ -197,8 +201,9 @@ def set_all_halted(gates: Sequence[Gate], halted: bool, *, who: str, reason: str
     for gate in gates:
         try:
             done.append(set_halted(gate, halted, who=who, reason=reason, now_ms=now_ms))
-        except WorldError as error:
-            if len(gates) == 1:
+        except (WorldError, UsageError) as error:
+            if len(gates) == 1 or not reason.strip():
                 raise
-            done.append({"gate": gate.contract.gate, "error": error.reason_code})
+            closed = isinstance(error, UsageError)  # all that is wrong with the next where nothing was with the last
+            done.append({"gate": gate.contract.gate, "error": "DRAINING" if closed else error.reason_code})
     return done

@@ -33,15 +33,17 @@ def problem(status: int, code: str, *, retryable: bool = False, after: str = "",
 
 
 class Clock:
+    """`late_s`: how much longer each wait takes than it was to, as on a busy machine."""
+
     def __init__(self) -> None:
-        self.s, self.waits = 0.0, list[float]()
+        self.s, self.late_s, self.waits = 0.0, 0.0, list[float]()
 
     def now_s(self) -> float:
         return self.s
 
     def sleep(self, s: float) -> None:
         self.waits.append(s)
-        self.s += s
+        self.s += s + self.late_s
 
     async def asleep(self, s: float) -> None:
         self.sleep(s)

@@ -163,6 +163,15 @@ def test_no_try_begins_behind_the_deadline(decide: Decide) -> None:
     assert min(left) >= 1
 
 
+@pytest.mark.parametrize("given", [{}, {"deadline_ms": 60_000}])
+def test_no_try_begins_after_a_wait_that_took_all_that_was_left(given: dict[str, int], decide: Decide) -> None:
+    service = Service(problem(503, "OVERLOADED", retryable=True), decided())
+    service.clock.late_s = 61.0
+    with pytest.raises(WorldError) as refused:
+        decide(service, "toll", EVENT, **given)
+    assert ("OVERLOADED", 1) == (refused.value.reason_code, len(service.requests))
+
+
 def test_a_wait_longer_than_what_is_left_is_not_begun(decide: Decide) -> None:
     service = Service(problem(503, "OVERLOADED", retryable=True, after="10"))
     with pytest.raises(WorldError):

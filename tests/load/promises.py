@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import linear_regression
 from typing import Any
 
 from sds.benchmarks.lib.measuring import summary
@@ -51,6 +52,14 @@ def _state(outcome: Outcome) -> str:
     return f"{outcome.state}: {outcome.reason_code}" if outcome.state == "ABORTED" else outcome.state
 
 
+def weighed(mib: Sequence[float], seconds: float) -> dict[str, float]:
+    """Return what a service weighed at equal distances of a load of so many seconds; of the first quarter only the most counts."""
+    begin, apart_min = len(mib) // 4, seconds / len(mib) / 60
+    slope = linear_regression(range(len(mib) - begin), mib[begin:]).slope if len(mib) - begin > 1 else 0.0
+    found = {"begin": mib[begin], "end": mib[-1], "most": max(mib), "grows_a_minute": slope / apart_min}
+    return {name: round(value, 1) for name, value in found.items()}
+
+
 def broken(report: Mapping[str, Any]) -> list[str]:
     """Return a line for each promise that a run did not keep; a run that proves nothing keeps none."""
     loaded, unloaded_ms = report["loaded"], report["unloaded_ms"]["p99"]
@@ -60,10 +69,14 @@ def broken(report: Mapping[str, Any]) -> list[str]:
         found.append(f"accepted: p99 {p99} ms, over {SLOWER_MAX:.0f} x the {unloaded_ms} ms of a service without load")
     if loaded["refused_ms"] and loaded["refused_ms"]["p99"] > REFUSED_MS_MAX:
         found.append(f"refused: p99 {loaded['refused_ms']['p99']} ms, over {REFUSED_MS_MAX:.0f}")
-    memory_mib = report["memory_mib"]
-    if memory_mib["end"] - memory_mib["begin"] > MEMORY_MIB_MAX:
-        found.append(f"memory grew from {memory_mib['begin']} to {memory_mib['end']} MiB")
-    return found
+    return [*found, *grown(report["memory_mib"])]
+
+
+def grown(memory_mib: Mapping[str, float]) -> list[str]:
+    """Return a line where the service's memory was not flat once the load was a quarter over."""
+    if memory_mib["end"] - memory_mib["begin"] <= MEMORY_MIB_MAX:
+        return []
+    return [f"memory grew from {memory_mib['begin']} to {memory_mib['end']} MiB"]
 
 
 def held(report: Mapping[str, Any]) -> Iterable[str]:

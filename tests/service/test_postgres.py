@@ -19,6 +19,7 @@ from sds.kernel.errors import StoreError
 from sds.service.callers import add_key, stored_keys
 from sds.service.database import open_database
 from sds.service.operations.endpoints import add_endpoint, positions
+from sds.service.routes.looking import MS_MAX, PAGE
 from tests.service.operations.exposition import scraped, value
 from tests.service.operations.receiver import receiving
 from tests.service.testbed import EVENT, Bed, check, opened_bed
@@ -60,6 +61,16 @@ def test_two_services_on_one_database_decide_once_and_answer_alike(two: tuple[Be
     assert 200 == second.client.get(f"/v1/decisions/{decided.json()['dfid']}", headers=asked).status_code
     first.clock = second.clock = lambda: now_ms() + 25 * 3_600_000
     assert 1 == first.service.kept.sweep()
+
+
+def test_a_page_is_read_from_where_it_begins_however_many_decisions_there_are(two: tuple[Bed, Bed]) -> None:
+    store = two[0].gate.store
+    with store.transaction():
+        store.run("SET LOCAL enable_sort = off")  # a record of this size is read whole unless that is dear
+        asked = f"EXPLAIN (COSTS OFF) {PAGE.format(state='')}"
+        plan = "\n".join(row[0] for row in store.rows(asked, (0, MS_MAX, "", 50)))
+    assert "flows_by_opening" in plan
+    assert "Sort" not in plan
 
 
 def test_keys_that_are_kept_with_the_first_answer_are_one_whichever_process_is_asked(two: tuple[Bed, Bed]) -> None:

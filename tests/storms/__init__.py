@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tests.attack.figures import Figure
 
-from . import clock, crash, disk, duplicates, gateway, kill, limits, pg_restarts, served, zombie
+from . import clock, crash, disk, duplicates, gateway, kill, kill_serve, limits, pg_restarts, served, zombie
 from .ground import STORES, Ground
 
 
@@ -24,6 +24,7 @@ class Storm:
 
 ALL: Mapping[str, Storm] = {
     "kill": Storm(kill.WHAT, kill.storm, (40, 5_000)),
+    "kill-serve": Storm(kill_serve.WHAT, kill_serve.storm, (3, 1_000)),
     "crash": Storm(crash.WHAT, crash.storm, (14, 100_000)),
     "zombie": Storm(zombie.WHAT, zombie.storm, (6, 1_000)),
     "lost-replies": Storm(gateway.LOST, gateway.lost_replies, (30, 1_000)),

@@ -14,7 +14,7 @@ from sds.definitions.definition import NAME
 from sds.host.backup import BackupManifest, back_up
 from sds.host.clock import now_ms, when
 from sds.host.keys import KEY_FILE, read_public
-from sds.host.paths import gate_home
+from sds.host.paths import gate_home, service_path, store_url
 from sds.host.restoring import restore as put_back
 from sds.kernel.errors import UsageError
 
@@ -43,6 +43,8 @@ def backup(
         typer.echo(f"`{KEY_FILE}` is in it: whoever has it reads the text of every case")
     else:
         typer.echo(f"`{KEY_FILE}` is not in it, and without it no text can be read and nothing decided: keep it apart")
+    if _has_service():
+        typer.echo("keys of callers and webhooks are not in it: they are the service's own, of all gates")
 
 
 def restore(
@@ -73,10 +75,20 @@ def restore(
     typer.echo(f"{gate}: {_what(done.manifest)}, is in `{gate_home(gate)}`")
     if not done.has_key:
         typer.echo(f"put `{gate_home(gate) / KEY_FILE}` back, too: until then no text can be read and nothing decided")
+    typer.echo("what was halted, suspended, revoked or erased since then no longer is: do that again first")
     typer.echo("it does not know what was decided since; nothing is paid twice if you now, in this order:")
     typer.echo(f"  sds recover --gate {gate}")
     typer.echo(f'  sds reconcile {gate} --adopt --reason "restored"     # where the executor lists its orders')
     typer.echo("  send the events since then again")
+    if _has_service():
+        typer.echo(
+            "keys of callers and webhooks are as they were; answers that this record did not give are given no more"
+        )
+
+
+def _has_service() -> bool:
+    """Tell whether a service has begun a database of its own here, or may have where the records are."""
+    return service_path().exists() or store_url() is not None
 
 
 def _what(made: BackupManifest) -> str:

@@ -11,7 +11,7 @@ from sds.cli.common import GateOption, JsonFlag, Reason, open_store, operator
 from sds.cli.render import counted, print_json
 from sds.host.clock import now_ms
 from sds.host.moving import move as move_record
-from sds.host.paths import gate_home
+from sds.host.paths import gate_home, service_path
 from sds.kernel.errors import UsageError
 
 SQLITE = "sqlite"
@@ -42,3 +42,5 @@ def move(
     typer.echo(f"{counted(moved.rows, 'row')} copied to `{moved.to}`, compared and verified: head {moved.head}")
     where = "without SDS_STORE" if url is None else f"with SDS_STORE={moved.to.partition(',')[0]}"
     typer.echo(f"go on {where}: sds resume --gate {gate}; nobody must resume the record it was copied from")
+    if service_path().exists():
+        typer.echo("keys of callers and webhooks did not move: sds keys add, sds webhooks add, where the record is now")

@@ -13,7 +13,9 @@ from sds.cli.render import print_json
 from sds.cli.service import needs_service
 from sds.cli.service.serve import StoreUrl
 from sds.definitions.definition import NAME
+from sds.definitions.registry import installed
 from sds.host.clock import now_ms, when
+from sds.host.paths import recorded
 from sds.kernel.errors import UsageError
 
 if TYPE_CHECKING:
@@ -40,11 +42,14 @@ def add(
     gates = _listed(gate)
     if unknown := [each for each in gates if not NAME.fullmatch(each)]:
         raise UsageError(f"`{unknown[0][:80]}` is not the name of a gate", hint="a gate has a name_in_lower_case")
+    strange = sorted({*gates} - {EVERY_GATE, *installed(), *recorded()})
     with _database(store) as database:
         from sds.service import callers  # noqa: PLC0415
 
         named = (callers.ALL,) if EVERY_GATE in gates else gates
         key = callers.add_key(database, name, _listed(role), named, now_ms=now_ms())
+    for each in strange:
+        typer.echo(f"no gate here is called `{each}` yet: is the name right?", err=True)
     typer.echo(key)
 
 

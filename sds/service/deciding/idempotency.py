@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from http import HTTPStatus
 from typing import Any
 
+import orjson
 import sqlalchemy as sa
 
 from sds.gate import Gate
+from sds.kernel.flow.answer import answer
 from sds.kernel.flow.intake import Event
 from sds.kernel.storage.vault import recognises
 from sds.service.database import Database, idempotency
@@ -25,6 +28,8 @@ SWEEP_EVERY_MS = 60_000
 
 _ERASED = "SELECT 1 FROM erasures WHERE gate = ? AND event_id = ?"
 _ERASED_SINCE = "SELECT event_id FROM erasures WHERE gate = ? AND erased_at_ms >= ?"
+_DECIDED_BY_AGENT = ("outcome", "reason_code", "confidence")
+_DECIDED = (*_DECIDED_BY_AGENT, "action", "params")
 _KEPT = idempotency.c
 _SELECT = sa.select(_KEPT.fingerprint, _KEPT.event_id, _KEPT.dfid, _KEPT.status, _KEPT.body)
 
@@ -71,12 +76,20 @@ class KeptAnswers:
         self._swept_at_ms = 0
 
     def find(self, claim: KeyClaim, gate: Gate, event: Event) -> KeptAnswer | None:
-        """Return what was answered under a key, by reading alone. Raises Problem where it stands for another event."""
+        """Return what was answered under a key, by reading alone. Raises Problem where it stands for another event.
+
+        What the record did not decide so, since it was put back from a backup meanwhile, is forgotten.
+        """
         with self._database.reading() as connection:
             row = connection.execute(_SELECT.where(claim.where)).first()
         found = None if row is None else _checked(row, gate, event)
-        if found is not None and gate.store.value(_ERASED, (claim.gate, claim.event_id)) is not None:
+        if found is None:
+            return None
+        if gate.store.value(_ERASED, (claim.gate, claim.event_id)) is not None:
             self._forget(claim.gate, [claim.event_id])
+            return None
+        if found.status == HTTPStatus.OK and not _is_of(gate, found):
+            self.forget(claim, found)
             return None
         return found
 
@@ -149,6 +162,15 @@ def _checked(row: Any, gate: Gate, event: Event) -> KeptAnswer | None:
     if not recognises(gate.store, row.fingerprint, _body(event)):
         raise Problem("KEY_CONFLICT", dfid=row.dfid or _dfid(gate, row.event_id))
     return None if row.body is None else KeptAnswer(row.status, row.dfid, bytes(row.body))
+
+
+def _is_of(gate: Gate, kept: KeptAnswer) -> bool:
+    """Tell whether the record has made the decision that was answered. What came of it since does not count."""
+    now, said = answer(gate.store, kept.dfid), orjson.loads(kept.body)
+    if now is None:
+        return False
+    decided = _DECIDED if said["resolution"] == now.resolution else _DECIDED_BY_AGENT
+    return all(said[name] == getattr(now, name) for name in decided)
 
 
 def _body(event: Event) -> str:

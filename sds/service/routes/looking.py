@@ -46,9 +46,9 @@ _FACTS = {
     ),
 }
 _ENTRY = ("idx", "at_ms", "kind", "entry_hash")
-_PAGE = (
+PAGE = (
     "SELECT created_at_ms, dfid FROM decision_flows WHERE created_at_ms >= ?"
-    " AND (created_at_ms < ? OR (created_at_ms = ? AND dfid < ?)){state} ORDER BY created_at_ms DESC, dfid DESC LIMIT ?"
+    " AND (created_at_ms, dfid) < (?, ?){state} ORDER BY created_at_ms DESC, dfid DESC LIMIT ?"
 )
 
 router = APIRouter(tags=["decisions"])
@@ -119,11 +119,11 @@ class Page:
     def rows(self, store: Reader) -> list[tuple[int, str]]:
         """Return (opened, dfid) of one record's flows, newest first."""
         chosen = " AND state = ?" if self.state else ""
-        given = (self.since_ms, self.after.at_ms, self.after.at_ms, self.after.dfid)
+        given = (self.since_ms, self.after.at_ms, self.after.dfid)
         return [
             (row[0], row[1])
             for row in store.rows(
-                _PAGE.format(state=chosen), (*given, *((self.state,) if self.state else ()), self.limit)
+                PAGE.format(state=chosen), (*given, *((self.state,) if self.state else ()), self.limit)
             )
         ]
 

@@ -41,13 +41,28 @@ def test_a_backup_says_whether_the_key_is_in_it_and_a_restore_what_is_to_be_done
         f"put `{sds.home}/claims/kernel.key` back, too: until then no text can be read and nothing decided" == said[1]
     )
     assert [
+        "what was halted, suspended, revoked or erased since then no longer is: do that again first",
         "it does not know what was decided since; nothing is paid twice if you now, in this order:",
         "  sds recover --gate claims",
         '  sds reconcile claims --adopt --reason "restored"     # where the executor lists its orders',
         "  send the events since then again",
     ] == said[2:]
-    assert 4 == len(sds.ok("restore", "--from", str(whole), *HERE).splitlines()) - 1
+    assert 5 == len(sds.ok("restore", "--from", str(whole), *HERE).splitlines()) - 1
     sds.ok("ledger", "verify", *HERE)
+
+
+def test_where_a_service_lives_both_say_what_becomes_of_what_is_its_own(sds: Shell, tmp_path: Path) -> None:
+    key = sds.ok("keys", "add", "shop", "--role", "submit", "--gate", "claims").strip()
+    said = sds.ok("backup", "--to", str(tmp_path / "copy"), *HERE).splitlines()
+    assert "keys of callers and webhooks are not in it: they are the service's own, of all gates" == said[-1]
+    shutil.rmtree(sds.home / "claims")
+    said = sds.ok("restore", "--from", str(tmp_path / "copy"), *HERE).splitlines()
+    assert (
+        "keys of callers and webhooks are as they were; answers that this record did not give are given no more"
+        == said[-1]
+    )
+    assert sds.ok("keys", "list").startswith("shop  submit  claims  made ")
+    assert key not in "".join(said)
 
 
 def test_what_cannot_be_is_refused_in_one_line_with_its_mend(sds: Shell, tmp_path: Path) -> None:
@@ -55,7 +70,8 @@ def test_what_cannot_be_is_refused_in_one_line_with_its_mend(sds: Shell, tmp_pat
     sds.ok("backup", "--to", str(to), *HERE)
     again = sds("backup", "--to", str(to), *HERE)
     assert (2, f"error: `{to}` is there already") == (again.returncode, again.stderr.splitlines()[0])
-    absent = sds("restore", "--from", str(tmp_path / "absent"), *HERE)
+    absent = sds("restore", "--from", str(tmp_path / "absent"), "--gate", "other")
+    assert not (sds.home / "other").exists()
     assert (2, f"error: `{tmp_path}/absent` is no whole backup") == (absent.returncode, absent.stderr.splitlines()[0])
     (to / "decisions.db").write_bytes(b"")
     changed = sds("restore", "--from", str(to), *HERE)

@@ -28,6 +28,12 @@ def test_a_key_is_printed_once_and_listed_without_it(sds: Shell) -> None:
     assert made.stdout.strip() not in listed.stdout
 
 
+def test_a_gate_that_nobody_knows_here_is_asked_about_and_the_key_is_made_all_the_same(sds: Shell) -> None:
+    made = sds("keys", "add", "shop", "--role", "read", "--gate", "refund,refnd")
+    assert (0, "no gate here is called `refnd` yet: is the name right?\n") == (made.returncode, made.stderr)
+    assert re.fullmatch(r"sds_[A-Za-z0-9_-]{43}\n", made.stdout)
+
+
 def test_a_revoked_key_is_listed_as_that_and_its_name_is_not_given_again(sds: Shell) -> None:
     sds("keys", "add", "shop", "--role", "read", "--gate", "all")
     assert "shop: revoked\n" == sds("keys", "revoke", "shop").stdout

@@ -16,6 +16,7 @@ from sds.kernel.canonical import digest, flow_id
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.errors import UsageError, WorldError
 from sds.kernel.executor.statement import StatementLine
+from sds.kernel.executor.wholeness import PAUSE_MS_MIN
 from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.intake import settled_events
 from sds.kernel.human.cases import waiting
@@ -152,6 +153,7 @@ def test_a_record_of_which_nobody_can_tell_whether_it_is_whole_orders_nothing(wo
     answer = world.kernel.decide(packet, refund()(packet))
     assert ("ABORTED", "EXECUTOR_DOWN", True, []) == (answer.state, answer.tag, answer.retryable, rail.sent)
     rail.statement = listed  # type: ignore[method-assign]
+    world.clock.advance(PAUSE_MS_MIN)
     assert "SUCCESS" == decided(world, 1, refund()).execution
 
 

@@ -328,6 +328,17 @@ IN_VERSION_1 = frozenset(
 )
 
 
+def test_a_record_of_version_5_gets_the_index_that_it_lacks(folder: Path):
+    path = folder / "k.db"
+    SqliteStore(path).close()
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("DROP INDEX flows_by_opening")
+        db.execute("UPDATE meta SET value = '5' WHERE key = 'schema_version'")
+        db.commit()
+    with closing(SqliteStore(path)) as store:
+        assert expected_schema() == store.schema
+
+
 def test_an_older_record_gets_the_tables_it_lacks_and_keeps_the_rest(folder: Path):
     path = folder / "k.db"
     SqliteStore(path).close()

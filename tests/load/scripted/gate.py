@@ -6,12 +6,14 @@ Its state takes `LOOK_S` to read, so that a few requests a second are more than 
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from pathlib import Path
 from threading import Lock
 
 from sds import ExecutionIntent, GateDefinition, Receipt, StateRead, parse_contract
 
 LOOK_S = 0.02
+KEYS_MAX = 10_000  # nobody asks about an order that so many others came after
 CONTRACT = parse_contract("""
 gate: toll
 agent_id: toll-agent
@@ -37,12 +39,12 @@ spend:
 
 
 class Toll:
-    """Knows every car, and what was waived: an order with the same key is one order."""
+    """Knows every car, and what was waived lately, for what it holds must not grow: an order with the same key is one order."""
 
     idempotent = True
 
     def __init__(self) -> None:
-        self._done, self._lock = set[str](), Lock()
+        self._done, self._lock = OrderedDict[str, None](), Lock()
 
     def read(self, key: str) -> StateRead:
         time.sleep(LOOK_S)
@@ -50,7 +52,9 @@ class Toll:
 
     def dispatch(self, intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:
         with self._lock:
-            self._done.add(key)
+            self._done[key] = None
+            if len(self._done) > KEYS_MAX:
+                self._done.popitem(last=False)
         return Receipt("settled", reference=key[:12])
 
     def lookup(self, key: str, deadline_s: float) -> Receipt:
@@ -63,8 +67,12 @@ def _open(folder: Path) -> tuple[Toll, Toll]:
     return toll, toll
 
 
+def event(n: int) -> dict[str, str]:
+    return {"trip_id": f"T-{n}", "car_id": f"CAR-{n}", "text": "Please."}
+
+
 def events(folder: Path) -> list[dict[str, str]]:
-    return [{"trip_id": f"T-{n}", "car_id": f"CAR-{n}", "text": "Please."} for n in range(20_000)]
+    return [event(n) for n in range(20)]
 
 
 gate = GateDefinition(name="toll", contract=CONTRACT, open=_open, events=events)

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from sds.host.backup import back_up
 from sds.host.clock import now_ms
+from sds.host.paths import open_record
+from sds.host.restoring import restore
+from sds.kernel.decision.packet import DecisionPacket
+from sds.kernel.flow.intake import PREVIEW
+from sds.kernel.operations.recovery import recover
 from sds.service.deciding.idempotency import KeptAnswer, claim_of
+from tests.kernel.durable import proposal
+from tests.proposers import Greedy, Says
 from tests.service.engines import Held
 from tests.service.operations.waiting import wait_until
 from tests.service.testbed import EVENT, Bed, check, opened_bed
@@ -179,3 +188,33 @@ def test_an_answer_about_an_event_whose_texts_are_erased_is_forgotten(bed: Bed) 
     assert "idempotent-replayed" not in again.headers
     assert 1 == kept(bed)
     assert (1, 0) == (bed.service.kept.forget_erased(bed.gate), kept(bed))
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_an_answer_that_a_restored_record_did_not_give_is_forgotten(home: Path, begun: bool) -> None:
+    """Whether it knows nothing of the event, or knows it as it was before it was decided."""
+    folder, copy = home / "toll", home / "copies" / "toll"
+
+    def backed_up() -> None:
+        with closing(open_record(folder)) as record:
+            back_up(record, folder, copy, gate="toll", with_key=False, now_ms=now_ms())
+
+    def denies(packet: DecisionPacket) -> bytes:
+        if begun and packet.dfid != PREVIEW:
+            backed_up()
+        return proposal("DENY", "NO_REASON")(packet)
+
+    with opened_bed(home, Says(denies)) as bed:
+        if not begun:
+            backed_up()
+        asked = {**KEY, "Authorization": f"Bearer {bed.key}"}
+        assert ("DENY", 1) == (bed.post(headers=asked).json()["action"], kept(bed))
+    (folder / "decisions.db").rename(folder / "given-up.db")
+    restore(copy, folder, gate="toll")
+    with opened_bed(home, Greedy("WAIVE")) as bed:
+        recover(bed.gate.kernel, now_ms=now_ms() + 600_000)
+        answered = bed.post(headers=asked)
+        assert "idempotent-replayed" not in answered.headers
+        assert ("CLOSED", "WAIVE") == (answered.json()["state"], answered.json()["action"])
+        again = bed.post(headers=asked)
+        assert ("true", answered.content) == (again.headers["idempotent-replayed"], again.content)

@@ -13,6 +13,7 @@ import pytest
 
 from sds.kernel.decision.packet import Decoding
 from sds.kernel.errors import StoreError
+from sds.kernel.registry import registry
 from tests.kernel.durable import proposal
 from tests.proposers import Says
 from tests.service.operations.waiting import wait_until
@@ -190,6 +191,55 @@ def test_a_gate_that_closes_waits_for_a_humans_decision_and_refuses_the_next_bef
         closed.result(20)
     assert (200, "CLOSED", "SUCCESS") == (answer.status_code, answer.json()["state"], answer.json()["execution"])
     assert 1 == len(orders)
+
+
+ACTS = [
+    ("POST", "/v1/agents/toll-agent/suspend", {"reason": "wrong tariff"}, "transition"),
+    ("PUT", "/v1/halt", {"halted": True, "reason": "wrong tariff"}, "set_halted"),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body", "act"), ACTS)
+@pytest.mark.timeout(60)
+def test_a_gate_that_closes_waits_for_a_halt_and_a_suspension(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch, method: str, path: str, body: dict[str, Any], act: str
+) -> None:
+    """Else what was done is said to have failed, for want of a record to read it from."""
+    done, let_go, acts = threading.Event(), threading.Event(), getattr(registry, act)
+
+    def slow(*given: Any, **named: Any) -> Any:
+        found = acts(*given, **named)
+        done.set()
+        assert let_go.wait(30)
+        return found
+
+    monkeypatch.setattr(registry, act, slow)
+    with ThreadPoolExecutor(2) as pool:
+        asked = pool.submit(bed.client.request, method, path, json=body)
+        assert done.wait(20)
+        closed = pool.submit(bed.gates.close, 0.0)
+        wait_until(lambda: "DRAINING" == bed.post().json()["reason_code"])
+        with pytest.raises(TimeoutError):
+            closed.result(0.3)
+        let_go.set()
+        answer = asked.result(20)
+        closed.result(20)
+    assert 200 == answer.status_code, answer.text
+
+
+@pytest.mark.parametrize(("method", "path", "body", "act"), ACTS)
+def test_who_wants_to_stop_a_gate_can_while_its_last_decisions_are_under_way_and_not_once_it_is_closed(
+    bed: Bed, method: str, path: str, body: dict[str, Any], act: str
+) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        with bed.gate.acting():
+            closed = pool.submit(bed.gates.close, 20.0)
+            wait_until(lambda: "DRAINING" == bed.post().json()["reason_code"])
+            bed.service.draining = True
+            assert 200 == bed.client.request(method, path, json=body).status_code, act
+        closed.result(20)
+    refused = bed.client.request("PUT", "/v1/halt", json={"halted": False, "reason": "again"})
+    assert (503, "DRAINING") == (refused.status_code, refused.json()["reason_code"])
 
 
 def test_while_the_service_drains_an_act_that_the_store_fails_is_not_said_to_be_refused(

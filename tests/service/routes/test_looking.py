@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from sds.service.routes.looking import MS_MAX, PAGE, Cursor, Page
 from tests.service.testbed import EVENT, Bed
 
 
@@ -47,6 +50,25 @@ def test_pages_have_every_decision_once_the_newest_first(bed: Bed) -> None:
     assert sorted(made) == sorted(each["dfid"] for each in found)
     assert found == sorted(found, key=lambda each: (each["opened_at_ms"], each["dfid"]), reverse=True)
     assert "Secret" not in str(found)
+
+
+def test_flows_that_were_opened_in_one_millisecond_are_each_on_one_page(bed: Bed) -> None:
+    decided(bed, 4)
+    with bed.gate.store.transaction():
+        bed.gate.store.run("UPDATE decision_flows SET created_at_ms = 1000000")
+    found, cursor = list[str](), Cursor(MS_MAX, "")
+    while page := Page(0, cursor, None, 3).rows(bed.gate.store):
+        found += [dfid for _, dfid in page]
+        cursor = Cursor(*page[-1])
+    assert sorted(found, reverse=True) == found
+    assert 4 == len(found)
+
+
+@pytest.mark.parametrize("state", ["", " AND state = 'CLOSED'"])
+def test_a_page_is_read_from_where_it_begins_however_many_decisions_there_are(bed: Bed, state: str) -> None:
+    asked = f"EXPLAIN QUERY PLAN {PAGE.format(state=state)}"
+    (plan,) = [row[3] for row in bed.gate.store.rows(asked, (0, MS_MAX, "", 50))]
+    assert "flows_by_opening (created_at_ms>? AND (created_at_ms,dfid)<(?,?))" in plan
 
 
 def test_a_page_may_be_of_one_state_or_since_a_time(bed: Bed) -> None:
