@@ -96,7 +96,7 @@ def server_over(app: FastAPI, started: Callable[[], None]) -> Server:
         app,
         http=connection_class(settings),
         ws="none",
-        loop="asyncio",
+        loop="uvloop",
         lifespan="on",
         log_config=None,
         access_log=False,
@@ -104,7 +104,6 @@ def server_over(app: FastAPI, started: Callable[[], None]) -> Server:
         proxy_headers=False,
         timeout_keep_alive=settings.idle_s,  # type: ignore[arg-type]  # a float does
         timeout_graceful_shutdown=LAST_ANSWERS_S,
-        h11_max_incomplete_event_size=settings.head_bytes_max,
         backlog=BACKLOG,
     )
     return Server(config, app.state.service, started)
