@@ -126,15 +126,20 @@ class Callers:
         bucket.tokens -= 1
 
 
+async def authorized(request: Request, role: str) -> Caller:
+    """Return the caller of a request, who has the role, and the gate where the path names one. Raises as `Callers.of`."""
+    found: Caller = await request.app.state.service.callers.of(request.headers.get("authorization"))
+    found.check(role, request.path_params.get("gate"))
+    return found
+
+
 def caller(role: str) -> Callable[..., object]:
-    """Return the dependency of a route: its caller, who has the role, and the gate where the path names one."""
+    """Return the dependency of a route: its caller, who has the role."""
 
-    async def authorized(request: Request, _: object = Security(bearer)) -> Caller:
-        found: Caller = await request.app.state.service.callers.of(request.headers.get("authorization"))
-        found.check(role, request.path_params.get("gate"))
-        return found
+    async def found(request: Request, _: object = Security(bearer)) -> Caller:
+        return await authorized(request, role)
 
-    return authorized
+    return found
 
 
 # What a route takes to know who asks, and that they may: `who: Submitter`
