@@ -42,6 +42,11 @@ class Admission:
         """How many decisions wait or are under way."""
         return self._in_hand.total()
 
+    @property
+    def idle(self) -> bool:
+        """Whether one more decision would have its turn at once."""
+        return self._in_hand.total() < min(self.parallel, self.queue_max)
+
     def service_ms(self, gate: str) -> float:
         """Return how long a decision of a gate takes once it has its turn."""
         took = self._took_ms.get(gate)
@@ -65,8 +70,8 @@ class Admission:
             return Problem("OVERLOADED", retry_after_s=(expected_ms - left_ms) / 1000)
         return None
 
-    def enter(self, gate: str, left_ms: float) -> Callable[[float | None], None]:
-        """Take a place; return what gives it back, which takes how long it was decided for, None: nothing was.
+    def enter(self, gate: str, left_ms: float) -> Callable[[], None]:
+        """Take a place; return what gives it back.
 
         Raises Problem where the queue is full, or a decision would not be there within `left_ms`. Where nothing is in
         hand one is let in all the same: who expects too much would never learn better.
@@ -74,12 +79,14 @@ class Admission:
         with self._lock:
             if (problem := self._refusal(gate, left_ms)) is not None:
                 raise problem
-            before = self._in_hand.total()
             self._in_hand[gate] += 1
-        return partial(self._leave, gate, max(1.0, (before + 1) / self.parallel))
+        return partial(self._leave, gate)
 
-    def _leave(self, gate: str, turns: float, took_ms: float | None) -> None:
+    def _leave(self, gate: str) -> None:
         with self._lock:
             self._in_hand[gate] -= 1
-            if took_ms is not None:
-                self._took_ms[gate].append(took_ms / turns)
+
+    def took(self, gate: str, ms: float) -> None:
+        """Learn how long a decision took from when it had its turn, also one that was cut short."""
+        with self._lock:
+            self._took_ms[gate].append(ms)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 
 import orjson
@@ -23,6 +23,7 @@ from sds.service.state import Service
 from sds.submission import Handle
 
 LOOK_S, LOOK_S_MAX = 0.005, 0.1
+AMPLE_MS, SHORT_BYTES = 25, 8 * 1024
 GRACE_MS = 100  # beyond its deadline a decision has so long to say that it passed
 _OK = 200
 _ENDED = {"DRAINING": "DRAINING", "QUEUE_FULL": "QUEUE_FULL"}  # why a flow ended NOT_DECIDED, where it was not for time
@@ -67,8 +68,11 @@ class _Begun:
 
 async def decide(service: Service, request: DecisionRequest) -> DecisionReply:
     """Return what answers a request. Raises Problem and SdsError: then nothing is kept under its key."""
-    with service.admission.looking():
-        begun = await run_in_threadpool(_begin, service, request)
+    if _may_begin_here(service, request):
+        begun = _begin_here(service, request)
+    else:
+        with service.admission.looking():
+            begun = await run_in_threadpool(_begin, service, request)
     if begun.answered is not None:
         return begun.answered
     if begun.handle is None:
@@ -83,6 +87,21 @@ async def decide(service: Service, request: DecisionRequest) -> DecisionReply:
             await run_in_threadpool(service.kept.release, begun.claim)
         raise
     return decided if begun.claim is None else await run_in_threadpool(_kept, service.kept, begun.claim, decided)
+
+
+def _may_begin_here(service: Service, request: DecisionRequest) -> bool:
+    """Tell whether a request may go to a deciding thread by way of no other: one is idle, there is time, nothing to look up
+    under a key, and no long text to read on the event loop.
+    """
+    ample = len(request.body) <= SHORT_BYTES and request.left_ms >= AMPLE_MS
+    return ample and request.terms.key is None and service.admission.idle
+
+
+def _begin_here(service: Service, request: DecisionRequest) -> _Begun:
+    """Have an event decided, or found to be known, by a thread that is idle. Called on the event loop."""
+    event = request.gate.gate.read(request.body)
+    service.traced(request.gate.name, event.id, request.terms.traceparent)
+    return _entered(service, request, event, None)
 
 
 def _begin(service: Service, request: DecisionRequest) -> _Begun:
@@ -106,26 +125,28 @@ def _begin(service: Service, request: DecisionRequest) -> _Begun:
         )
     if request.left_ms <= 0:
         raise Problem("NOT_DECIDED", "the deadline passed before the event was there")
+    return _entered(service, request, event, claim)
+
+
+def _entered(service: Service, request: DecisionRequest, event: Event, claim: KeyClaim | None) -> _Begun:
+    """Take a place, claim the key and submit the event. Raises Problem where there is no place."""
     leave = service.admission.enter(request.gate.name, request.left_ms)
     try:
-        return _submit(service, request, event, claim, leave)
+        begun = _submitted(service, request, event, claim)
     except BaseException:
-        leave(None)
+        leave()
         raise
+    if begun.handle is None:
+        leave()
+    else:
+        begun.handle.future.add_done_callback(lambda _: leave())
+    return begun
 
 
-def _submit(
-    service: Service,
-    request: DecisionRequest,
-    event: Event,
-    claim: KeyClaim | None,
-    leave: Callable[[float | None], None],
-) -> _Begun:
+def _submitted(service: Service, request: DecisionRequest, event: Event, claim: KeyClaim | None) -> _Begun:
     gate = request.gate.gate
     if claim is not None and (found := service.kept.claim(claim, gate, event)) is not None:
-        leave(None)
         return _Begun(event, claim, _replayed(found))
-    began_s = time.monotonic()
     try:
         deadline_ms = None if request.terms.deadline_ms is None else max(1, request.left_ms)
         handle = gate.submit(request.body, deadline_ms=deadline_ms)
@@ -133,12 +154,6 @@ def _submit(
         if claim is not None:
             service.kept.release(claim)
         raise
-
-    def ended(done: Future[Answer]) -> None:
-        decided = not done.cancelled() and done.exception() is None
-        leave(1_000 * (time.monotonic() - began_s) if decided else None)
-
-    handle.future.add_done_callback(ended)
     return _Begun(event, claim, handle=handle)
 
 
@@ -146,11 +161,11 @@ async def _answer(request: DecisionRequest, event: Event, handle: Handle) -> Ans
     """Wait for a decision; one that goes on beyond the request's time is let go. Raises what it raises, and Problem where
     others wait for it, or it may have been committed.
     """
-    future = _awaitable(handle)
+    future = handle.future
     whole_ms = request.left_ms if request.terms.deadline_ms else request.gate.answer_ms_max
-    await asyncio.wait({future}, timeout=max(0, whole_ms + GRACE_MS) / 1_000)
+    await _wait(future, max(0, whole_ms + GRACE_MS) / 1_000)
     if not future.done() and await run_in_threadpool(handle.cancel):
-        await asyncio.wait({future}, timeout=GRACE_MS / 1_000)
+        await _wait(future, GRACE_MS / 1_000)
     if not future.done():
         known = await run_in_threadpool(request.gate.gate.kernel.known, event)
         raise _in_progress(known.dfid if known else "")
@@ -162,21 +177,35 @@ async def _answer(request: DecisionRequest, event: Event, handle: Handle) -> Ans
         raise
 
 
-def _awaitable(handle: Handle) -> asyncio.Future[Answer]:
-    """Return a future of the event loop; nobody complains where its exception is not asked for any more."""
-    future = asyncio.wrap_future(handle.future)
-    future.add_done_callback(lambda done: None if done.cancelled() else done.exception())
-    return future
+async def _wait(future: Future[Answer], seconds: float) -> None:
+    """Wait until a future is done, `seconds` at most: on the loop by one callback, and whoever waits cancels nothing."""
+    loop = asyncio.get_running_loop()
+    over = loop.create_future()
+
+    def end() -> None:
+        if not over.done():
+            over.set_result(None)
+
+    def done(_: Future[Answer]) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(end)
+
+    timer = loop.call_later(seconds, end)
+    future.add_done_callback(done)
+    try:
+        await over
+    finally:
+        timer.cancel()
 
 
 async def _accepted(gate: OpenGate, event: Event, handle: Handle) -> DecisionReply:
     """Wait until the event has a flow that is on record, and name it: what was acknowledged is not lost."""
-    future, wait_s = _awaitable(handle), LOOK_S
+    future, wait_s = handle.future, LOOK_S
     while not future.done():
         known = await run_in_threadpool(gate.gate.kernel.known, event)
         if known is not None:
             return _of_answer(known, 202)
-        await asyncio.wait({future}, timeout=wait_s)
+        await _wait(future, wait_s)
         wait_s = min(LOOK_S_MAX, 2 * wait_s)
     return _of_answer(future.result(), 202)
 
