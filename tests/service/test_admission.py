@@ -22,10 +22,10 @@ def test_what_waits_before_it_is_weighed_against_the_time_left() -> None:
     leave = [admission.enter("a", 10_000) for _ in range(9)]
     assert (9, 500) == (admission.in_hand, admission.expected_ms("a"))
     with pytest.raises(Problem) as refused:
-        admission.enter("a", 499)
+        admission.enter("a", 998)
     assert ("OVERLOADED", 0.001) == (refused.value.code, refused.value.retry_after_s)
     leave[0]()
-    admission.enter("a", 499)
+    admission.enter("a", 998)
 
 
 def test_a_queue_that_is_full_takes_nothing_however_much_time_there_is() -> None:
