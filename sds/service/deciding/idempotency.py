@@ -52,9 +52,9 @@ class _Statements:
         own = sa.and_(*(column == sa.bindparam(column.name) for column in _KEY))
         same = sa.and_(own, *(column == sa.bindparam(column.name) for column in (_KEPT.event_id, _KEPT.fingerprint)))
         names = ("caller", "gate", "key", "event_id", "fingerprint", "made_at_ms")
-        claimed, answer = {name: sa.bindparam(name) for name in names}, ("dfid", "status", "body")
-        claim = database.insert(idempotency).values(claimed)
-        keep = database.insert(idempotency).values(claimed | {name: sa.bindparam(name) for name in answer})
+        answer = ("dfid", "status", "body")
+        claim = database.insert(idempotency).values({name: sa.bindparam(name) for name in names})
+        keep = database.insert(idempotency).values({name: sa.bindparam(name) for name in (*names, *answer)})
         still_open = sa.and_(
             _KEPT.body.is_(None),
             _KEPT.event_id == keep.excluded.event_id,
