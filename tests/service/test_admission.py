@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from sds.service.admission import SERVICE_MS_FIRST, Admission
+from sds.service.admission import LOOKED_AT, SERVICE_MS_FIRST, Admission
 from sds.service.problems import Problem
-from tests.service.engines import Held
+from tests.service.engines import Held, Slow
 from tests.service.testbed import EVENT, Bed, check, opened_bed
 
 
@@ -100,3 +100,10 @@ def test_what_is_under_way_when_the_gates_close_is_answered_not_decided(home: Pa
         assert problem["retryable"]
         check(bed.client.get("/v1/decisions"), 503, "DRAINING")
         engine.let_go.set()
+
+
+def test_what_was_known_teaches_nothing_of_how_long_a_decision_takes(home: Path) -> None:
+    with opened_bed(home, Slow(0.1)) as bed:
+        assert 200 == bed.post().status_code
+        assert {200} == {bed.post().status_code for _ in range(LOOKED_AT + 1)}
+        assert bed.service.admission.service_ms("toll") >= 100

@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from sds.kernel.errors import SdsError
 from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.intake import Event
-from sds.kernel.flow.states import NOT_DECIDED
+from sds.kernel.flow.states import DEADLINE_EXCEEDED, NOT_DECIDED
 from sds.service.deciding.idempotency import KeptAnswer, KeptAnswers, KeyClaim, claim_of
 from sds.service.deciding.terms import Terms
 from sds.service.gates import OpenGate
@@ -60,8 +60,7 @@ class DecisionRequest:
 class _Begun:
     """What was found or begun: an answer already, or one to wait for."""
 
-    event: Event
-    claim: KeyClaim | None
+    claim: KeyClaim | None = None
     answered: DecisionReply | None = None
     handle: Handle | None = None
 
@@ -79,9 +78,9 @@ async def decide(service: Service, request: DecisionRequest) -> DecisionReply:
         raise AssertionError  # it is one or the other
     try:
         if request.terms.respond_async:
-            decided = await _accepted(request.gate, begun.event, begun.handle)
+            decided = await _accepted(request, begun.handle)
         else:
-            decided = _of_answer(await _answer(request, begun.event, begun.handle))
+            decided = _of_answer(await _answer_in_own_time(service, request, begun.handle))
     except Exception:
         if begun.claim is not None:
             await run_in_threadpool(service.kept.release, begun.claim)
@@ -99,9 +98,9 @@ def _may_begin_here(service: Service, request: DecisionRequest) -> bool:
 
 def _begin_here(service: Service, request: DecisionRequest) -> _Begun:
     """Have an event decided, or found to be known, by a thread that is idle. Called on the event loop."""
-    event = request.gate.gate.read(request.body)
-    service.traced(request.gate.name, event.id, request.terms.traceparent)
-    return _entered(service, request, event, None)
+    if request.terms.traceparent:
+        service.traced(request.gate.name, request.gate.gate.read(request.body).id, request.terms.traceparent)
+    return _entered(service, request)
 
 
 def _begin(service: Service, request: DecisionRequest) -> _Begun:
@@ -112,27 +111,25 @@ def _begin(service: Service, request: DecisionRequest) -> _Begun:
     claim = None if request.terms.key is None else claim_of(request.caller, gate, request.terms.key, event)
     found = None if claim is None else service.kept.find(claim, gate, event)
     if found is not None and found.status == _OK:
-        return _Begun(event, claim, _replayed(found))
+        return _Begun(claim, _replayed(found))
     known = gate.kernel.known(event)
     if claim is not None and found is not None:
         if known is not None:
-            return _Begun(event, claim, _replayed(found))
+            return _Begun(claim, _replayed(found))
         service.kept.forget(claim, found)  # it was taken and ended undecided: the event may be decided afresh
     if known is not None and not known.pending:
         decided = _of_answer(known)
-        return _Begun(
-            event, claim, decided if claim is None else _keep_known(service.kept, claim, request, event, decided)
-        )
+        return _Begun(claim, decided if claim is None else _keep_known(service.kept, claim, request, event, decided))
     if request.left_ms <= 0:
         raise Problem("NOT_DECIDED", "the deadline passed before the event was there")
-    return _entered(service, request, event, claim)
+    return _entered(service, request, claim)
 
 
-def _entered(service: Service, request: DecisionRequest, event: Event, claim: KeyClaim | None) -> _Begun:
+def _entered(service: Service, request: DecisionRequest, claim: KeyClaim | None = None) -> _Begun:
     """Take a place, claim the key and submit the event. Raises Problem where there is no place."""
     leave = service.admission.enter(request.gate.name, request.left_ms)
     try:
-        begun = _submitted(service, request, event, claim)
+        begun = _submitted(service, request, claim)
     except BaseException:
         leave()
         raise
@@ -143,10 +140,10 @@ def _entered(service: Service, request: DecisionRequest, event: Event, claim: Ke
     return begun
 
 
-def _submitted(service: Service, request: DecisionRequest, event: Event, claim: KeyClaim | None) -> _Begun:
+def _submitted(service: Service, request: DecisionRequest, claim: KeyClaim | None) -> _Begun:
     gate = request.gate.gate
-    if claim is not None and (found := service.kept.claim(claim, gate, event)) is not None:
-        return _Begun(event, claim, _replayed(found))
+    if claim is not None and (found := service.kept.claim(claim, gate, gate.read(request.body))) is not None:
+        return _Begun(claim, _replayed(found))
     try:
         deadline_ms = None if request.terms.deadline_ms is None else max(1, request.left_ms)
         handle = gate.submit(request.body, deadline_ms=deadline_ms)
@@ -154,10 +151,22 @@ def _submitted(service: Service, request: DecisionRequest, event: Event, claim: 
         if claim is not None:
             service.kept.release(claim)
         raise
-    return _Begun(event, claim, handle=handle)
+    return _Begun(claim, handle=handle)
 
 
-async def _answer(request: DecisionRequest, event: Event, handle: Handle) -> Answer:
+async def _answer_in_own_time(service: Service, request: DecisionRequest, handle: Handle) -> Answer:
+    """Wait for a decision. Where it ended for the deadline of whoever had asked before, and this request has time left, it is
+    decided afresh, once. Raises as `_answer` and `_entered`.
+    """
+    answer = await _answer(request, handle)
+    late = answer.retryable and answer.reason_code == DEADLINE_EXCEEDED
+    if late and request.left_ms > 0:
+        again = await run_in_threadpool(_entered, service, request)
+        return answer if again.handle is None else await _answer(request, again.handle)
+    return answer
+
+
+async def _answer(request: DecisionRequest, handle: Handle) -> Answer:
     """Wait for a decision; one that goes on beyond the request's time is let go. Raises what it raises, and Problem where
     others wait for it, or it may have been committed.
     """
@@ -167,7 +176,7 @@ async def _answer(request: DecisionRequest, event: Event, handle: Handle) -> Ans
     if not future.done() and await run_in_threadpool(handle.cancel):
         await _wait(future, GRACE_MS / 1_000)
     if not future.done():
-        known = await run_in_threadpool(request.gate.gate.kernel.known, event)
+        known = await run_in_threadpool(request.gate.gate.known, request.body)
         raise _in_progress(known.dfid if known else "")
     try:
         return future.result()
@@ -198,11 +207,11 @@ async def _wait(future: Future[Answer], seconds: float) -> None:
         timer.cancel()
 
 
-async def _accepted(gate: OpenGate, event: Event, handle: Handle) -> DecisionReply:
+async def _accepted(request: DecisionRequest, handle: Handle) -> DecisionReply:
     """Wait until the event has a flow that is on record, and name it: what was acknowledged is not lost."""
     future, wait_s = handle.future, LOOK_S
     while not future.done():
-        known = await run_in_threadpool(gate.gate.kernel.known, event)
+        known = await run_in_threadpool(request.gate.gate.known, request.body)
         if known is not None:
             return _of_answer(known, 202)
         await _wait(future, wait_s)

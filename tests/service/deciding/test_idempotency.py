@@ -179,3 +179,10 @@ def test_an_answer_about_an_event_whose_texts_are_erased_is_forgotten(bed: Bed) 
     assert "idempotent-replayed" not in again.headers
     assert 1 == kept(bed)
     assert (1, 0) == (bed.service.kept.forget_erased(bed.gate), kept(bed))
+
+
+def test_a_key_that_cannot_be_looked_up_decides_nothing(bed: Bed) -> None:
+    with bed.database.transaction() as connection:
+        connection.exec_driver_sql("DROP TABLE idempotency")
+    assert check(bed.post(headers=KEY), 503, "STORE_UNAVAILABLE")["retryable"]
+    assert 0 == bed.gate.store.value("SELECT count(*) FROM decision_flows")
