@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 
 from sds.kernel.errors import NOT_AS_WRITTEN, SdsError, unreadable
 from sds.kernel.flow.states import FINAL, UNDECIDED_TAGS
@@ -51,8 +51,7 @@ class Answer:
 
     def as_data(self) -> dict[str, object]:
         """Return it as JSON data."""
-        told = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {**told, "params": dict(self.params), "pending": self.pending, "retryable": self.retryable}
+        return {**asdict(self), "pending": self.pending, "retryable": self.retryable}
 
 
 _SQL = """
