@@ -158,7 +158,7 @@ def run(definition: GateDefinition, folder: Path, n: int) -> Report:
         "n": n,
         "gate": definition.name,
         "model": gate.engine.model,
-        "versions": versions("uvicorn", "fastapi", "starlette", "h11", "httpx2", "SQLAlchemy"),
+        "versions": versions("uvicorn", "uvloop", "httptools", "starlette", "httpx2", "SQLAlchemy"),
         "in_process_ms": summary(alone),
         "http_ms": summary(asked),
         "added_ms": {**summary(added), "p50s": of_p50s},

@@ -13,6 +13,7 @@ from sds.service.problems import Problem
 
 LOOKED_AT = 32  # the last decisions of a gate whose median is what the next is taken to last
 SERVICE_MS_FIRST = 50.0  # until one has been seen
+SLACK = 2.0  # of the time there is, over what is expected: half of all decisions take longer than the median
 
 
 class Admission:
@@ -27,6 +28,7 @@ class Admission:
         self._lock = threading.Lock()
         self._in_hand = Counter[str]()
         self._took_ms = defaultdict[str, deque[float]](lambda: deque(maxlen=LOOKED_AT))
+        self._service_ms = dict[str, float]()
 
     @contextmanager
     def looking(self) -> Iterator[None]:
@@ -42,10 +44,14 @@ class Admission:
         """How many decisions wait or are under way."""
         return self._in_hand.total()
 
+    @property
+    def idle(self) -> bool:
+        """Whether one more decision would have its turn at once."""
+        return self._in_hand.total() < min(self.parallel, self.queue_max)
+
     def service_ms(self, gate: str) -> float:
         """Return how long a decision of a gate takes once it has its turn."""
-        took = self._took_ms.get(gate)
-        return median(took) if took else SERVICE_MS_FIRST
+        return self._service_ms.get(gate, SERVICE_MS_FIRST)
 
     def expected_ms(self, gate: str) -> float:
         """Return how long one more decision would take: what is in hand before it, and itself."""
@@ -61,25 +67,28 @@ class Admission:
         expected_ms, before = self.expected_ms(gate), self._in_hand.total()
         if before >= self.queue_max:
             return Problem("QUEUE_FULL", retry_after_s=expected_ms / 1000)
-        if before and expected_ms > left_ms:
-            return Problem("OVERLOADED", retry_after_s=(expected_ms - left_ms) / 1000)
+        if before and SLACK * expected_ms > left_ms:
+            return Problem("OVERLOADED", retry_after_s=(expected_ms - left_ms / SLACK) / 1000)
         return None
 
-    def enter(self, gate: str, left_ms: float) -> Callable[[float | None], None]:
-        """Take a place; return what gives it back, which takes how long it was decided for, None: nothing was.
+    def enter(self, gate: str, left_ms: float) -> Callable[[], None]:
+        """Take a place; return what gives it back.
 
-        Raises Problem where the queue is full, or a decision would not be there within `left_ms`. Where nothing is in
+        Raises Problem where the queue is full, or a decision would be at risk not to be there within `left_ms`. Where nothing is in
         hand one is let in all the same: who expects too much would never learn better.
         """
         with self._lock:
             if (problem := self._refusal(gate, left_ms)) is not None:
                 raise problem
-            before = self._in_hand.total()
             self._in_hand[gate] += 1
-        return partial(self._leave, gate, max(1.0, (before + 1) / self.parallel))
+        return partial(self._leave, gate)
 
-    def _leave(self, gate: str, turns: float, took_ms: float | None) -> None:
+    def _leave(self, gate: str) -> None:
         with self._lock:
             self._in_hand[gate] -= 1
-            if took_ms is not None:
-                self._took_ms[gate].append(took_ms / turns)
+
+    def took(self, gate: str, ms: float) -> None:
+        """Learn how long a decision took from when it had its turn, also one that was cut short."""
+        with self._lock:
+            self._took_ms[gate].append(ms)
+            self._service_ms[gate] = median(self._took_ms[gate])

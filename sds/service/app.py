@@ -11,7 +11,6 @@ from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI
-from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sds.service import console, problems
@@ -28,6 +27,7 @@ from sds.service.routes import agents, catalog, decisions, described, escalation
 from sds.service.settings import ServiceSettings
 from sds.service.state import Service
 
+_SAFE = tuple((name.encode(), value.encode()) for name, value in SAFE_HEADERS.items())
 BODY_BYTES_MAX = 1 << 20  # of any route; those that read one have limits of their own
 # FastAPI's own spans and log records hold queries, messages and tracebacks: those of `operations.tracing` take their place.
 OWN_SPANS_ALONE: Any = {
@@ -58,9 +58,8 @@ class Outermost:
             nonlocal begun
             if message["type"] == "http.response.start":
                 begun = True
-                headers = MutableHeaders(scope=message)
-                for name, value in SAFE_HEADERS.items():
-                    headers.setdefault(name, value)
+                there = {name.lower() for name, _ in message["headers"]}
+                message["headers"] = [*message["headers"], *(each for each in _SAFE if each[0] not in there)]
             await send(message)
 
         try:
@@ -128,6 +127,7 @@ def create_app(
     for module in (health, catalog, decisions, looking, escalations, agents, halt, events, console):
         app.include_router(module.router, responses=described.PROBLEMS)
     described.describe(app, gates)
+    app.add_middleware(decisions.Decisions)
     app.add_middleware(Outermost, log=log, token=token, body_within_s=settings.body_within_s)
     app.add_middleware(Measured, operations=app.state.operations)  # around it, for what it answers itself counts, too
     app.add_middleware(LoadShedding, service=app.state.service, refused=app.state.operations.metrics.was_shed)

@@ -29,6 +29,9 @@ PREFIX = "sds_"
 KNOWN_MAX = 4_096  # callers remembered at once
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
 _KEY = re.compile(r"sds_[A-Za-z0-9_-]{43}")
+_GOOD_KEY = sa.select(api_keys.c.name, api_keys.c.roles, api_keys.c.gates).where(
+    api_keys.c.digest == sa.bindparam("digest"), api_keys.c.revoked_at_ms.is_(None)
+)
 
 bearer = HTTPBearer(auto_error=False, description="`sds keys add` makes a key: `sds_...`")
 
@@ -71,7 +74,7 @@ class Callers:
         cache_ms: int,
         dev_keys: Iterable[str] = (),
     ) -> None:
-        self._database, self._now_ms = database, now_ms
+        self._good_key, self._now_ms = database.prepared(_GOOD_KEY), now_ms
         self._rate_per_s, self._rate_burst, self._cache_ms = rate_per_s, rate_burst, cache_ms
         self._dev = {digest: Caller("dev", frozenset(ROLES), frozenset({ALL})) for digest in dev_keys}
         self._known = OrderedDict[str, tuple[Caller, int]]()
@@ -94,16 +97,12 @@ class Callers:
         if digest in self._dev:
             return self._dev[digest]
         asked_ms = self._now_ms()
-        with self._database.reading() as connection:
-            found = connection.execute(
-                sa.select(api_keys.c.name, api_keys.c.roles, api_keys.c.gates).where(
-                    api_keys.c.digest == digest, api_keys.c.revoked_at_ms.is_(None)
-                )
-            ).first()
-        if found is None:
+        found = self._good_key({"digest": digest})
+        if not found:
             self._known.pop(digest, None)
             return None
-        caller = Caller(found.name, frozenset(found.roles.split(",")), frozenset(found.gates.split(",")))
+        ((name, roles, gates),) = found
+        caller = Caller(name, frozenset(roles.split(",")), frozenset(gates.split(",")))
         self._known[digest] = (caller, asked_ms)
         while len(self._known) > KNOWN_MAX:
             self._known.popitem(last=False)
@@ -127,15 +126,20 @@ class Callers:
         bucket.tokens -= 1
 
 
+async def authorized(request: Request, role: str) -> Caller:
+    """Return the caller of a request, who has the role, and the gate where the path names one. Raises as `Callers.of`."""
+    found: Caller = await request.app.state.service.callers.of(request.headers.get("authorization"))
+    found.check(role, request.path_params.get("gate"))
+    return found
+
+
 def caller(role: str) -> Callable[..., object]:
-    """Return the dependency of a route: its caller, who has the role, and the gate where the path names one."""
+    """Return the dependency of a route: its caller, who has the role."""
 
-    async def authorized(request: Request, _: object = Security(bearer)) -> Caller:
-        found: Caller = await request.app.state.service.callers.of(request.headers.get("authorization"))
-        found.check(role, request.path_params.get("gate"))
-        return found
+    async def found(request: Request, _: object = Security(bearer)) -> Caller:
+        return await authorized(request, role)
 
-    return authorized
+    return found
 
 
 # What a route takes to know who asks, and that they may: `who: Submitter`

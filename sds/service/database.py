@@ -7,8 +7,8 @@ altered by the migrations beside this file, under a lock, when a service or a co
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +96,30 @@ taken = sa.Table(
 )
 
 
+class Prepared:
+    """One statement of a database, compiled once; it is a transaction of its own. What SQLAlchemy does for each execution
+    takes ten times what the database does, and is not done. Safe in several threads.
+    """
+
+    def __init__(self, engine: sa.Engine, statement: sa.ClauseElement) -> None:
+        compiled: Any = statement.compile(engine)
+        self._engine, self._sql, self._given = engine, str(compiled), compiled.params
+        self._order: list[str] | None = compiled.positiontup
+
+    def __call__(self, values: Mapping[str, object]) -> list[tuple[Any, ...]]:
+        """Execute it with the values of its `bindparam`s; return its rows. Raises StoreError."""
+        named = {**self._given, **values}
+        with _refused(), closing(self._engine.raw_connection()) as connection:
+            try:
+                cursor = connection.cursor()
+                cursor.execute(self._sql, named if self._order is None else [named[name] for name in self._order])
+                rows = cursor.fetchall() if cursor.description else []
+                connection.commit()
+            except self._engine.dialect.loaded_dbapi.Error as error:
+                raise DBAPIError(None, None, error) from error
+        return list(rows)
+
+
 class Database:
     """Tables of the service in one database; whatever it refuses arrives as StoreError. Safe in several threads."""
 
@@ -114,6 +138,10 @@ class Database:
         """Read for a block, behind nobody who writes."""
         with _refused(), self._engine.connect().execution_options(sds_reads=True) as connection:
             yield connection
+
+    def prepared(self, statement: sa.ClauseElement) -> Prepared:
+        """Return what executes one statement many times."""
+        return Prepared(self._engine, statement)
 
     def insert(self, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
         """Return an INSERT that may say what is done where the key is taken."""

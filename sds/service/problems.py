@@ -101,16 +101,18 @@ def response_of(problem: Problem, *, instance: str = "") -> Response:
     return Response(orjson.dumps(data), reason.status, headers, MEDIA_TYPE)
 
 
+def foreseen(request: Request, error: Exception) -> Response:
+    """Return what answers a Problem or an SdsError that a route has raised."""
+    if not isinstance(error, SdsError):
+        return response_of(error if isinstance(error, Problem) else Problem("INTERNAL"))
+    closing = _WHILE_CLOSING if _may_be_repeated(request) else _BEFORE_AN_ACT
+    if request.app.state.service.draining and code_of(error) in closing:
+        return response_of(Problem("DRAINING"))
+    return response_of(of_error(error))
+
+
 def add_to(app: FastAPI) -> None:
     """Answer every exception that is foreseen with a problem; `Faults` answers the others."""
-
-    def problem(request: Request, error: Exception) -> Response:
-        if not isinstance(error, SdsError):
-            return response_of(error if isinstance(error, Problem) else Problem("INTERNAL"))
-        closing = _WHILE_CLOSING if _may_be_repeated(request) else _BEFORE_AN_ACT
-        if request.app.state.service.draining and code_of(error) in closing:
-            return response_of(Problem("DRAINING"))
-        return response_of(of_error(error))
 
     def http(_: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
@@ -124,8 +126,8 @@ def add_to(app: FastAPI) -> None:
         where = ".".join(str(part) for part in found.get("loc", ()))
         return response_of(Problem("USAGE", f"`{where}`: {found.get('msg', 'cannot be used')}"))
 
-    app.add_exception_handler(Problem, problem)
-    app.add_exception_handler(SdsError, problem)
+    app.add_exception_handler(Problem, foreseen)
+    app.add_exception_handler(SdsError, foreseen)
     app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(RequestValidationError, invalid)
 

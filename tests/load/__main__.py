@@ -77,7 +77,7 @@ def measure(load: Load) -> dict[str, Any]:
             report["escalated_for_a_turn"] = promises.escalated_for_a_turn(record)
         finally:
             record.close()
-    about = {**machine(), "versions": versions("uvicorn", "fastapi", "starlette", "h11"), "gate": load.gate}
+    about = {**machine(), "versions": versions("uvicorn", "uvloop", "httptools", "starlette"), "gate": load.gate}
     report = {"benchmark": "load", **about, "seed": load.seed, "seconds": load.seconds, "rate": load.rate, **report}
     return report | {"broken": promises.broken(report)}
 

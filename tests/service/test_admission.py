@@ -8,24 +8,24 @@ from pathlib import Path
 
 import pytest
 
-from sds.service.admission import SERVICE_MS_FIRST, Admission
+from sds.service.admission import LOOKED_AT, SERVICE_MS_FIRST, Admission
 from sds.service.problems import Problem
-from tests.service.engines import Held
+from tests.service.engines import Held, Slow
 from tests.service.testbed import EVENT, Bed, check, opened_bed
 
 
 def test_what_waits_before_it_is_weighed_against_the_time_left() -> None:
     admission = Admission(parallel=2, queue_max=100)
     for took_ms in (100.0, 100.0, 5_000.0):  # one that was slow does not count for more than one
-        admission.enter("a", 10_000)(took_ms)
+        admission.took("a", took_ms)
     assert 100 == admission.service_ms("a")
     leave = [admission.enter("a", 10_000) for _ in range(9)]
     assert (9, 500) == (admission.in_hand, admission.expected_ms("a"))
     with pytest.raises(Problem) as refused:
-        admission.enter("a", 499)
+        admission.enter("a", 998)
     assert ("OVERLOADED", 0.001) == (refused.value.code, refused.value.retry_after_s)
-    leave[0](None)
-    admission.enter("a", 499)
+    leave[0]()
+    admission.enter("a", 998)
 
 
 def test_a_queue_that_is_full_takes_nothing_however_much_time_there_is() -> None:
@@ -34,14 +34,14 @@ def test_a_queue_that_is_full_takes_nothing_however_much_time_there_is() -> None
     with pytest.raises(Problem) as refused:
         admission.enter("b", 1e9)
     assert "QUEUE_FULL" == refused.value.code
-    leave(None)
+    leave()
     admission.enter("b", 1e9)
 
 
 def test_each_gate_has_its_own_service_time_and_a_place_is_counted_by_it() -> None:
     admission = Admission(parallel=1, queue_max=100)
-    admission.enter("slow", 1e9)(1_000.0)
-    admission.enter("fast", 1e9)(1.0)
+    admission.took("slow", 1_000.0)
+    admission.took("fast", 1.0)
     admission.enter("slow", 1e9)
     assert 1_001 == admission.expected_ms("fast")
     assert SERVICE_MS_FIRST == admission.service_ms("unknown")
@@ -49,8 +49,8 @@ def test_each_gate_has_its_own_service_time_and_a_place_is_counted_by_it() -> No
 
 def test_one_is_let_in_where_nothing_is_in_hand_or_nobody_would_learn_that_it_is_quick_again() -> None:
     admission = Admission(parallel=1, queue_max=100)
-    admission.enter("a", 1e9)(60_000.0)
-    admission.enter("a", 10)(1.0)
+    admission.took("a", 60_000.0)
+    admission.enter("a", 10)()
     with pytest.raises(Problem):
         admission.enter("a", 1e9) and admission.enter("a", 10)
 
@@ -100,3 +100,10 @@ def test_what_is_under_way_when_the_gates_close_is_answered_not_decided(home: Pa
         assert problem["retryable"]
         check(bed.client.get("/v1/decisions"), 503, "DRAINING")
         engine.let_go.set()
+
+
+def test_what_was_known_teaches_nothing_of_how_long_a_decision_takes(home: Path) -> None:
+    with opened_bed(home, Slow(0.1)) as bed:
+        assert 200 == bed.post().status_code
+        assert {200} == {bed.post().status_code for _ in range(LOOKED_AT + 1)}
+        assert bed.service.admission.service_ms("toll") >= 100

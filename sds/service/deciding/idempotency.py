@@ -9,9 +9,8 @@ nothing but the first answer's wording.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
 
 import orjson
 import sqlalchemy as sa
@@ -19,6 +18,7 @@ import sqlalchemy as sa
 from sds.gate import Gate
 from sds.kernel.flow.answer import answer
 from sds.kernel.flow.intake import Event
+from sds.kernel.storage.store import Row
 from sds.kernel.storage.vault import recognises
 from sds.service.database import Database, idempotency
 from sds.service.problems import Problem
@@ -31,7 +31,8 @@ _ERASED_SINCE = "SELECT event_id FROM erasures WHERE gate = ? AND erased_at_ms >
 _DECIDED_BY_AGENT = ("outcome", "reason_code", "confidence")
 _DECIDED = (*_DECIDED_BY_AGENT, "action", "params")
 _KEPT = idempotency.c
-_SELECT = sa.select(_KEPT.fingerprint, _KEPT.event_id, _KEPT.dfid, _KEPT.status, _KEPT.body)
+_KEY = (_KEPT.caller, _KEPT.gate, _KEPT.key)
+_ROW = (_KEPT.fingerprint, _KEPT.event_id, _KEPT.dfid, _KEPT.status, _KEPT.body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +45,38 @@ class KeyClaim:
     event_id: str
     fingerprint: str
 
-    @property
-    def where(self) -> sa.ColumnElement[bool]:
-        """Return the condition under which a row is this key's."""
-        return sa.and_(_KEPT.caller == self.caller, _KEPT.gate == self.gate, _KEPT.key == self.key)
+    def values(self, **beside: object) -> dict[str, object]:
+        """Return what a statement takes of it, and what is given beside."""
+        return {name: getattr(self, name) for name in ("caller", "gate", "key", "event_id", "fingerprint")} | beside
 
-    @property
-    def same_event(self) -> sa.ColumnElement[bool]:
-        """Return the condition under which a row stands for this event."""
-        return sa.and_(_KEPT.event_id == self.event_id, _KEPT.fingerprint == self.fingerprint)
 
-    def values(self, now_ms: int) -> dict[str, object]:
-        """Return the row of a key that was claimed."""
-        return {**asdict(self), "made_at_ms": now_ms}
+class _Statements:
+    """What is done with one key, each in one statement. `own`: a row is this key's; `same`: and stands for this event."""
+
+    def __init__(self, database: Database) -> None:
+        own = sa.and_(*(column == sa.bindparam(column.name) for column in _KEY))
+        same = sa.and_(own, *(column == sa.bindparam(column.name) for column in (_KEPT.event_id, _KEPT.fingerprint)))
+        names = ("caller", "gate", "key", "event_id", "fingerprint", "made_at_ms")
+        answer = ("dfid", "status", "body")
+        claim = database.insert(idempotency).values({name: sa.bindparam(name) for name in names})
+        keep = database.insert(idempotency).values({name: sa.bindparam(name) for name in (*names, *answer)})
+        still_open = sa.and_(
+            _KEPT.body.is_(None),
+            _KEPT.event_id == keep.excluded.event_id,
+            _KEPT.fingerprint == keep.excluded.fingerprint,
+        )
+        kept = {name: keep.excluded[name] for name in answer}
+        self.find = database.prepared(sa.select(*_ROW).where(own))
+        self.find_same = database.prepared(sa.select(*_ROW).where(same))
+        # what changes nothing where the key is there returns the row that is
+        self.claim = database.prepared(
+            claim.on_conflict_do_update(index_elements=_KEY, set_={"key": claim.excluded.key}).returning(*_ROW)
+        )
+        self.keep = database.prepared(
+            keep.on_conflict_do_update(index_elements=_KEY, set_=kept, where=still_open).returning(*_ROW)
+        )
+        self.release = database.prepared(idempotency.delete().where(same, _KEPT.body.is_(None)))
+        self.forget = database.prepared(idempotency.delete().where(own, _KEPT.body == sa.bindparam("body")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +93,15 @@ class KeptAnswers:
 
     def __init__(self, database: Database, *, now_ms: Callable[[], int], kept_ms: int) -> None:
         self._database, self._now_ms, self._kept_ms = database, now_ms, kept_ms
-        self._swept_at_ms = 0
+        self._statements, self._swept_at_ms = _Statements(database), 0
 
     def find(self, claim: KeyClaim, gate: Gate, event: Event) -> KeptAnswer | None:
         """Return what was answered under a key, by reading alone. Raises Problem where it stands for another event.
 
         What the record did not decide so, since it was put back from a backup meanwhile, is forgotten.
         """
-        with self._database.reading() as connection:
-            row = connection.execute(_SELECT.where(claim.where)).first()
-        found = None if row is None else _checked(row, gate, event)
+        rows = self._statements.find(claim.values())
+        found = _checked(rows[0], gate, event) if rows else None
         if found is None:
             return None
         if gate.store.value(_ERASED, (claim.gate, claim.event_id)) is not None:
@@ -94,43 +113,32 @@ class KeptAnswers:
         return found
 
     def claim(self, claim: KeyClaim, gate: Gate, event: Event) -> KeptAnswer | None:
-        """KeyClaim a key for an event; return what was answered under it meanwhile. Raises Problem as `find` does."""
+        """Claim a key for an event; return what was answered under it meanwhile. Raises Problem as `find` does."""
         self._sweep_now_and_then()
-        now_ms = self._now_ms()
-        with self._database.transaction() as connection:
-            connection.execute(self._database.insert(idempotency).values(claim.values(now_ms)).on_conflict_do_nothing())
-            row = connection.execute(_SELECT.where(claim.where)).first()
-        return None if row is None else _checked(row, gate, event)
+        (row,) = self._statements.claim(claim.values(made_at_ms=self._now_ms()))
+        return _checked(row, gate, event)
 
     def keep(self, claim: KeyClaim, answer: KeptAnswer) -> KeptAnswer:
         """Keep an answer, unless one is kept; return the one that is. Where the key was released meanwhile and stands for
         another event, the answer itself is returned, and not kept.
         """
-        kept = {"status": answer.status, "dfid": answer.dfid, "body": answer.body}
-        insert = self._database.insert(idempotency).values({**claim.values(self._now_ms()), **kept})
-        columns = (_KEPT.caller, _KEPT.gate, _KEPT.key)
-        open_still = sa.and_(_KEPT.body.is_(None), claim.same_event)
-        with self._database.transaction() as connection:
-            connection.execute(insert.on_conflict_do_update(index_elements=columns, set_=kept, where=open_still))
-            row = connection.execute(_SELECT.where(claim.where, claim.same_event)).first()
-        return answer if row is None else KeptAnswer(row.status, row.dfid, bytes(row.body))
+        values = claim.values(made_at_ms=self._now_ms(), status=answer.status, dfid=answer.dfid, body=answer.body)
+        rows = self._statements.keep(values) or self._statements.find_same(claim.values())
+        return (rows and _answer(rows[0])) or answer
 
     def release(self, claim: KeyClaim) -> None:
         """Forget a key under which nothing was answered, where it stands for the claim's own event."""
-        with self._database.transaction() as connection:
-            connection.execute(idempotency.delete().where(claim.where, claim.same_event, _KEPT.body.is_(None)))
+        self._statements.release(claim.values())
 
     def forget(self, claim: KeyClaim, answer: KeptAnswer) -> None:
         """Forget an answer that is kept under a key, where it is still this one."""
-        with self._database.transaction() as connection:
-            connection.execute(idempotency.delete().where(claim.where, _KEPT.body == answer.body))
+        self._statements.forget(claim.values(body=answer.body))
 
     def sweep(self) -> int:
         """Remove up to `SWEPT_MAX` answers that were kept long enough; return how many."""
-        columns = (_KEPT.caller, _KEPT.gate, _KEPT.key)
-        old = sa.select(*columns).where(_KEPT.made_at_ms < self._now_ms() - self._kept_ms).limit(SWEPT_MAX)
+        old = sa.select(*_KEY).where(_KEPT.made_at_ms < self._now_ms() - self._kept_ms).limit(SWEPT_MAX)
         with self._database.transaction() as connection:
-            return connection.execute(idempotency.delete().where(sa.tuple_(*columns).in_(old))).rowcount
+            return connection.execute(idempotency.delete().where(sa.tuple_(*_KEY).in_(old))).rowcount
 
     def forget_erased(self, gate: Gate) -> int:
         """Remove what was answered about events of a gate whose texts were erased since; return how many answers."""
@@ -158,10 +166,16 @@ def claim_of(caller: str, gate: Gate, key: str, event: Event) -> KeyClaim:
     return KeyClaim(caller, gate.contract.gate, key, event.id, gate.store.keyring.fingerprints(_body(event))[0])
 
 
-def _checked(row: Any, gate: Gate, event: Event) -> KeptAnswer | None:
-    if not recognises(gate.store, row.fingerprint, _body(event)):
-        raise Problem("KEY_CONFLICT", dfid=row.dfid or _dfid(gate, row.event_id))
-    return None if row.body is None else KeptAnswer(row.status, row.dfid, bytes(row.body))
+def _checked(row: Row, gate: Gate, event: Event) -> KeptAnswer | None:
+    fingerprint, event_id, dfid, _, _ = row
+    if not recognises(gate.store, fingerprint, _body(event)):
+        raise Problem("KEY_CONFLICT", dfid=dfid or _dfid(gate, event_id))
+    return _answer(row)
+
+
+def _answer(row: Row) -> KeptAnswer | None:
+    _, _, dfid, status, body = row
+    return None if body is None else KeptAnswer(status, dfid, bytes(body))
 
 
 def _is_of(gate: Gate, kept: KeptAnswer) -> bool:

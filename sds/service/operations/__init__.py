@@ -14,7 +14,7 @@ from sds.service.operations.following import Tail
 from sds.service.operations.health import Health
 from sds.service.operations.measuring import Standing
 from sds.service.operations.metrics import Metrics
-from sds.service.operations.observing import Observer
+from sds.service.operations.observing import Flow, Observer
 from sds.service.operations.tracing import Spans, configured_tracer
 from sds.service.state import Service
 
@@ -23,7 +23,7 @@ class Operations:
     """The parts of one process. `streams`: how many streams of changes each caller has open."""
 
     def __init__(self, service: Service) -> None:
-        self.metrics = Metrics()
+        self.metrics, self._admission = Metrics(), service.admission
         self.spans = Spans(configured_tracer())
         self.streams = Counter[str]()
         service.traced = self.spans.asked
@@ -38,7 +38,11 @@ class Operations:
         service.stop_background = self.background.stop
         for name, each in service.gates.items():
             agent_id = each.gate.contract.agent_id
-            each.gate.listen(Observer(name, agent_id, self.metrics, ended=self.spans.ended))
+            each.gate.listen(Observer(name, agent_id, self.metrics, ended=self._ended))
+
+    def _ended(self, flow: Flow) -> None:
+        self._admission.took(flow.gate, flow.took_ms)
+        self.spans.ended(flow)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -34,6 +34,11 @@ class Flow:
     stages: list[tuple[str, int, int]] = field(default_factory=list)
     facts: Facts = field(default_factory=dict)
 
+    @property
+    def took_ms(self) -> float:
+        """How long it took, once it has ended."""
+        return (self.last_ns - self.began_ns) / 1e6
+
 
 Ended = Callable[[Flow], None]
 

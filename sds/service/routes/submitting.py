@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 
 import orjson
@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from sds.kernel.errors import SdsError
 from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.intake import Event
-from sds.kernel.flow.states import NOT_DECIDED
+from sds.kernel.flow.states import DEADLINE_EXCEEDED, NOT_DECIDED
 from sds.service.deciding.idempotency import KeptAnswer, KeptAnswers, KeyClaim, claim_of
 from sds.service.deciding.terms import Terms
 from sds.service.gates import OpenGate
@@ -23,6 +23,7 @@ from sds.service.state import Service
 from sds.submission import Handle
 
 LOOK_S, LOOK_S_MAX = 0.005, 0.1
+AMPLE_MS, SHORT_BYTES = 25, 8 * 1024
 GRACE_MS = 100  # beyond its deadline a decision has so long to say that it passed
 _OK = 200
 _ENDED = {"DRAINING": "DRAINING", "QUEUE_FULL": "QUEUE_FULL"}  # why a flow ended NOT_DECIDED, where it was not for time
@@ -59,30 +60,47 @@ class DecisionRequest:
 class _Begun:
     """What was found or begun: an answer already, or one to wait for."""
 
-    event: Event
-    claim: KeyClaim | None
+    claim: KeyClaim | None = None
     answered: DecisionReply | None = None
     handle: Handle | None = None
 
 
 async def decide(service: Service, request: DecisionRequest) -> DecisionReply:
     """Return what answers a request. Raises Problem and SdsError: then nothing is kept under its key."""
-    with service.admission.looking():
-        begun = await run_in_threadpool(_begin, service, request)
+    if _may_begin_here(service, request):
+        begun = _begin_here(service, request)
+    else:
+        with service.admission.looking():
+            begun = await run_in_threadpool(_begin, service, request)
     if begun.answered is not None:
         return begun.answered
     if begun.handle is None:
         raise AssertionError  # it is one or the other
     try:
         if request.terms.respond_async:
-            decided = await _accepted(request.gate, begun.event, begun.handle)
+            decided = await _accepted(request, begun.handle)
         else:
-            decided = _of_answer(await _answer(request, begun.event, begun.handle))
+            decided = _of_answer(await _answer_in_own_time(service, request, begun.handle))
     except Exception:
         if begun.claim is not None:
             await run_in_threadpool(service.kept.release, begun.claim)
         raise
     return decided if begun.claim is None else await run_in_threadpool(_kept, service.kept, begun.claim, decided)
+
+
+def _may_begin_here(service: Service, request: DecisionRequest) -> bool:
+    """Tell whether a request may go to a deciding thread by way of no other: one is idle, there is time, nothing to look up
+    under a key, and no long text to read on the event loop.
+    """
+    ample = len(request.body) <= SHORT_BYTES and request.left_ms >= AMPLE_MS
+    return ample and request.terms.key is None and service.admission.idle
+
+
+def _begin_here(service: Service, request: DecisionRequest) -> _Begun:
+    """Have an event decided, or found to be known, by a thread that is idle. Called on the event loop."""
+    if request.terms.traceparent:
+        service.traced(request.gate.name, request.gate.gate.read(request.body).id, request.terms.traceparent)
+    return _entered(service, request)
 
 
 def _begin(service: Service, request: DecisionRequest) -> _Begun:
@@ -93,39 +111,39 @@ def _begin(service: Service, request: DecisionRequest) -> _Begun:
     claim = None if request.terms.key is None else claim_of(request.caller, gate, request.terms.key, event)
     found = None if claim is None else service.kept.find(claim, gate, event)
     if found is not None and found.status == _OK:
-        return _Begun(event, claim, _replayed(found))
+        return _Begun(claim, _replayed(found))
     known = gate.kernel.known(event)
     if claim is not None and found is not None:
         if known is not None:
-            return _Begun(event, claim, _replayed(found))
+            return _Begun(claim, _replayed(found))
         service.kept.forget(claim, found)  # it was taken and ended undecided: the event may be decided afresh
     if known is not None and not known.pending:
         decided = _of_answer(known)
-        return _Begun(
-            event, claim, decided if claim is None else _keep_known(service.kept, claim, request, event, decided)
-        )
+        return _Begun(claim, decided if claim is None else _keep_known(service.kept, claim, request, event, decided))
     if request.left_ms <= 0:
         raise Problem("NOT_DECIDED", "the deadline passed before the event was there")
+    return _entered(service, request, claim)
+
+
+def _entered(service: Service, request: DecisionRequest, claim: KeyClaim | None = None) -> _Begun:
+    """Take a place, claim the key and submit the event. Raises Problem where there is no place."""
     leave = service.admission.enter(request.gate.name, request.left_ms)
     try:
-        return _submit(service, request, event, claim, leave)
+        begun = _submitted(service, request, claim)
     except BaseException:
-        leave(None)
+        leave()
         raise
+    if begun.handle is None:
+        leave()
+    else:
+        begun.handle.future.add_done_callback(lambda _: leave())
+    return begun
 
 
-def _submit(
-    service: Service,
-    request: DecisionRequest,
-    event: Event,
-    claim: KeyClaim | None,
-    leave: Callable[[float | None], None],
-) -> _Begun:
+def _submitted(service: Service, request: DecisionRequest, claim: KeyClaim | None) -> _Begun:
     gate = request.gate.gate
-    if claim is not None and (found := service.kept.claim(claim, gate, event)) is not None:
-        leave(None)
-        return _Begun(event, claim, _replayed(found))
-    began_s = time.monotonic()
+    if claim is not None and (found := service.kept.claim(claim, gate, gate.read(request.body))) is not None:
+        return _Begun(claim, _replayed(found))
     try:
         deadline_ms = None if request.terms.deadline_ms is None else max(1, request.left_ms)
         handle = gate.submit(request.body, deadline_ms=deadline_ms)
@@ -133,26 +151,32 @@ def _submit(
         if claim is not None:
             service.kept.release(claim)
         raise
-
-    def ended(done: Future[Answer]) -> None:
-        decided = not done.cancelled() and done.exception() is None
-        leave(1_000 * (time.monotonic() - began_s) if decided else None)
-
-    handle.future.add_done_callback(ended)
-    return _Begun(event, claim, handle=handle)
+    return _Begun(claim, handle=handle)
 
 
-async def _answer(request: DecisionRequest, event: Event, handle: Handle) -> Answer:
+async def _answer_in_own_time(service: Service, request: DecisionRequest, handle: Handle) -> Answer:
+    """Wait for a decision. Where it ended for the deadline of whoever had asked before, and this request has time left, it is
+    decided afresh, once. Raises as `_answer` and `_entered`.
+    """
+    answer = await _answer(request, handle)
+    late = answer.retryable and answer.reason_code == DEADLINE_EXCEEDED
+    if late and request.left_ms > 0:
+        again = await run_in_threadpool(_entered, service, request)
+        return answer if again.handle is None else await _answer(request, again.handle)
+    return answer
+
+
+async def _answer(request: DecisionRequest, handle: Handle) -> Answer:
     """Wait for a decision; one that goes on beyond the request's time is let go. Raises what it raises, and Problem where
     others wait for it, or it may have been committed.
     """
-    future = _awaitable(handle)
+    future = handle.future
     whole_ms = request.left_ms if request.terms.deadline_ms else request.gate.answer_ms_max
-    await asyncio.wait({future}, timeout=max(0, whole_ms + GRACE_MS) / 1_000)
+    await _wait(future, max(0, whole_ms + GRACE_MS) / 1_000)
     if not future.done() and await run_in_threadpool(handle.cancel):
-        await asyncio.wait({future}, timeout=GRACE_MS / 1_000)
+        await _wait(future, GRACE_MS / 1_000)
     if not future.done():
-        known = await run_in_threadpool(request.gate.gate.kernel.known, event)
+        known = await run_in_threadpool(request.gate.gate.known, request.body)
         raise _in_progress(known.dfid if known else "")
     try:
         return future.result()
@@ -162,21 +186,35 @@ async def _answer(request: DecisionRequest, event: Event, handle: Handle) -> Ans
         raise
 
 
-def _awaitable(handle: Handle) -> asyncio.Future[Answer]:
-    """Return a future of the event loop; nobody complains where its exception is not asked for any more."""
-    future = asyncio.wrap_future(handle.future)
-    future.add_done_callback(lambda done: None if done.cancelled() else done.exception())
-    return future
+async def _wait(future: Future[Answer], seconds: float) -> None:
+    """Wait until a future is done, `seconds` at most: on the loop by one callback, and whoever waits cancels nothing."""
+    loop = asyncio.get_running_loop()
+    over = loop.create_future()
+
+    def end() -> None:
+        if not over.done():
+            over.set_result(None)
+
+    def done(_: Future[Answer]) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(end)
+
+    timer = loop.call_later(seconds, end)
+    future.add_done_callback(done)
+    try:
+        await over
+    finally:
+        timer.cancel()
 
 
-async def _accepted(gate: OpenGate, event: Event, handle: Handle) -> DecisionReply:
+async def _accepted(request: DecisionRequest, handle: Handle) -> DecisionReply:
     """Wait until the event has a flow that is on record, and name it: what was acknowledged is not lost."""
-    future, wait_s = _awaitable(handle), LOOK_S
+    future, wait_s = handle.future, LOOK_S
     while not future.done():
-        known = await run_in_threadpool(gate.gate.kernel.known, event)
+        known = await run_in_threadpool(request.gate.gate.known, request.body)
         if known is not None:
             return _of_answer(known, 202)
-        await asyncio.wait({future}, timeout=wait_s)
+        await _wait(future, wait_s)
         wait_s = min(LOOK_S_MAX, 2 * wait_s)
     return _of_answer(future.result(), 202)
 

@@ -34,6 +34,7 @@ from sds.service.state import Service
 
 BACKLOG = 1_024
 FILES_BESIDE_CONNECTIONS = 256
+SWITCH_S = 0.0005  # a thread that decides gives the interpreter's lock to the event loop after so long, not after ten times that
 LAST_ANSWERS_S = 5  # for answers that are being written, and streams, once everything is decided
 
 
@@ -74,6 +75,7 @@ def serve(
         opened.callback(gates.close)
         server = server_over(create_app(settings, gates, database, now_ms=now_ms, log=log), started)
         _spare_the_collector()
+        sys.setswitchinterval(SWITCH_S)
         server.run(sockets=[listener])
     if not server.started:
         raise SdsError("the service did not start")
@@ -96,7 +98,7 @@ def server_over(app: FastAPI, started: Callable[[], None]) -> Server:
         app,
         http=connection_class(settings),
         ws="none",
-        loop="asyncio",
+        loop="uvloop",
         lifespan="on",
         log_config=None,
         access_log=False,
@@ -104,7 +106,6 @@ def server_over(app: FastAPI, started: Callable[[], None]) -> Server:
         proxy_headers=False,
         timeout_keep_alive=settings.idle_s,  # type: ignore[arg-type]  # a float does
         timeout_graceful_shutdown=LAST_ANSWERS_S,
-        h11_max_incomplete_event_size=settings.head_bytes_max,
         backlog=BACKLOG,
     )
     return Server(config, app.state.service, started)

@@ -218,3 +218,10 @@ def test_an_answer_that_a_restored_record_did_not_give_is_forgotten(home: Path, 
         assert ("CLOSED", "WAIVE") == (answered.json()["state"], answered.json()["action"])
         again = bed.post(headers=asked)
         assert ("true", answered.content) == (again.headers["idempotent-replayed"], again.content)
+
+
+def test_a_key_that_cannot_be_looked_up_decides_nothing(bed: Bed) -> None:
+    with bed.database.transaction() as connection:
+        connection.exec_driver_sql("DROP TABLE idempotency")
+    assert check(bed.post(headers=KEY), 503, "STORE_UNAVAILABLE")["retryable"]
+    assert 0 == bed.gate.store.value("SELECT count(*) FROM decision_flows")

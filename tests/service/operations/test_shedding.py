@@ -23,7 +23,7 @@ class Door:
 
     def __init__(self) -> None:
         self.admission, self.now_s, self.reached = Admission(parallel=1, queue_max=10), 0.0, 0
-        self.admission.enter("toll", 1e9)(1_000.0)
+        self.admission.took("toll", 1_000.0)
         self.leave = self.admission.enter("toll", 1e9)
         gate = SimpleNamespace(name="toll", deadline_ms_max=30_000)
         service: Any = SimpleNamespace(gates={"toll": gate}, admission=self.admission)
@@ -100,7 +100,7 @@ def test_what_there_is_time_for_and_what_is_no_decision_goes_on(
 
 
 def test_when_there_is_room_again_everything_goes_on(full: Door) -> None:
-    full.leave(None)
+    full.leave()
     assert full.ask() is None
 
 
@@ -108,7 +108,7 @@ def test_a_refusal_at_the_door_is_counted_and_has_the_headers_of_every_answer(ho
     with opened_bed(home, queue_max=1) as bed:
         leave = bed.service.admission.enter("toll", 1e9)
         answers = [bed.post({**EVENT, "trip_id": f"T-{n}"}) for n in range(int(LOOKS_PER_S) + 5)]
-        leave(None)
+        leave()
         assert {503} == {answer.status_code for answer in answers}
         assert "no-store" == answers[-1].headers["cache-control"]
         assert f'sds_refusals_total{{code="QUEUE_FULL"}} {len(answers)}.0' in bed.client.get("/metrics").text

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.service.engines import Held
+from tests.service.operations.waiting import wait_until
 from tests.service.testbed import EVENT, Bed, check, opened_bed
 
 
@@ -75,3 +76,16 @@ def test_a_deadline_that_passes_ends_the_flow_undecided_and_says_504(home: Path)
         engine.let_go.set()
         time.sleep(0.1)
         assert 0 == bed.gate.store.value("SELECT count(*) FROM execution_log")
+
+
+@pytest.mark.timeout(30)
+def test_who_waits_for_a_decision_that_anothers_deadline_ends_has_it_made_afresh(home: Path) -> None:
+    engine = Held()
+    with opened_bed(home, engine) as bed, ThreadPoolExecutor(1) as pool:
+        assert 202 == bed.post(headers={"Prefer": "respond-async", "Deadline-Ms": "500"}).status_code
+        second = pool.submit(bed.post)
+        wait_until(lambda: bed.gate.known(EVENT) is None)  # the deadline has passed
+        wait_until(lambda: 2 == bed.service.admission.in_hand)
+        engine.let_go.set()
+        assert (200, "WAIVE") == ((answer := second.result(10)).status_code, answer.json()["action"])
+        assert 2 == bed.gate.store.value("SELECT count(*) FROM decision_flows")

@@ -1,0 +1,110 @@
+"""What the reader of requests lets through and HTTP/1.1 does not, and what a request may not grow to."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from sds.service.server import connections
+from tests.service.server.test_serving import POST, OnSocket, answer, on_socket
+from tests.service.testbed import EVENT
+
+BODY = json.dumps(EVENT).encode()
+LENGTH = b"Content-Length: %d\r\n" % len(BODY)
+CHUNKED = b"Transfer-Encoding: chunked\r\n"
+GET = b"GET /livez HTTP/1.1\r\nHost: x\r\n"
+
+
+def one_answer(connection: socket.socket) -> tuple[int, bytes]:
+    """Return status and body of one answer with a length; the connection stays open."""
+    found = b""
+    while b"\r\n\r\n" not in found:
+        found += connection.recv(65_536)
+    head, _, body = found.partition(b"\r\n\r\n")
+    length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+    while len(body) < length:
+        body += connection.recv(65_536)
+    return int(head[9:12]), body
+
+
+@pytest.mark.parametrize("cut", [None, 60, -5], ids=["at once", "in its head", "in its body"])
+def test_who_asks_for_another_protocol_is_answered_in_this_one_and_with_its_body(home: Path, cut: int | None) -> None:
+    asking = POST + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n"
+    with on_socket(home) as service, service.connect() as connection:
+        whole = asking + service.authorization + LENGTH + b"\r\n" + BODY
+        for part in (whole[:cut], whole[cut:] if cut else b""):
+            connection.sendall(part)
+        status, body = one_answer(connection)
+        assert (200, "WAIVE") == (status, json.loads(body)["action"])
+        connection.sendall(GET + b"\r\n")
+        assert 200 == one_answer(connection)[0]
+
+
+def test_a_trailer_adds_nothing_to_what_was_asked(home: Path) -> None:
+    """Else whoever stands before the service, and takes headers away, could be walked around."""
+    chunk = b"%x\r\n%b\r\n0\r\n" % (len(BODY), BODY)
+    with on_socket(home) as service, service.connect() as connection:
+        connection.sendall(POST + CHUNKED + b"\r\n")
+        connection.sendall(chunk + service.authorization + b"\r\n")
+        assert 401 == one_answer(connection)[0]
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /livez HTTP/1.1\r\n",
+        GET + b"Host: y\r\n",
+        b"GET /livez HTTP/2.0\r\nHost: x\r\n",
+        b"CONNECT x:443 HTTP/1.1\r\nHost: x\r\n",
+        POST + LENGTH + CHUNKED,
+        POST + LENGTH + b"Content-Length: 1\r\n",
+        POST + b"Content-Length: +1\r\n",
+        GET + b"A : b\r\n",
+        GET + b"A: b\x00\r\n",
+        GET + b"A: b\r\n c\r\n",
+        GET + b"".join(b"A%d: b\r\n" % n for n in range(4_000)),
+        b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\nHost: x\r\n",
+    ],
+    ids=lambda head: repr(head[-24:]),
+)
+def test_what_can_be_read_in_two_ways_or_is_too_long_is_refused_and_its_connection_closed(
+    home: Path, head: bytes
+) -> None:
+    with on_socket(home) as service, service.connect() as connection:
+        connection.sendall(head + b"\r\n" + BODY + GET + b"\r\n")
+        found = answer(connection)
+    assert found.startswith(b"HTTP/1.1 400 ")
+    assert 1 == found.count(b"HTTP/1.1 ")
+
+
+def test_http_1_0_needs_no_host(home: Path) -> None:
+    with on_socket(home) as service, service.connect() as connection:
+        connection.sendall(b"GET /livez HTTP/1.0\r\n\r\n")
+        assert answer(connection).startswith(b"HTTP/1.1 200 ")
+
+
+def endless(service: OnSocket, begin: bytes, more: bytes) -> int:
+    """Send a request that never ends, until its connection is closed; return how many bytes went."""
+    sent = 0
+    with service.connect() as connection:
+        connection.sendall(begin)
+        with pytest.raises(OSError):  # noqa: PT012  it is closed at some byte
+            while sent < 64 << 20:
+                connection.sendall(more)
+                sent += len(more)
+    return sent
+
+
+def test_a_request_that_never_ends_is_cut_off_wherever_it_does_not_end(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "REQUEST_BYTES_MAX", 1 << 20)
+    with on_socket(home) as service:
+        begin = POST + service.authorization + CHUNKED + b"\r\n"
+        for more in (b"x" * 65_536, b"1;" + b"x" * 65_534):
+            assert endless(service, begin + b"0\r\nA: ", more) < 8 << 20
+            assert endless(service, begin + b"1;", more) < 8 << 20
+            assert endless(service, POST + b"A: ", more) < 8 << 20
