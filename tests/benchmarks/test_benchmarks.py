@@ -75,11 +75,11 @@ def test_the_grammar_benchmark_ends_with_the_medians_of_its_rows() -> None:
 
 
 def test_the_hot_path_is_measured_by_stage_for_a_denial_and_for_a_refund(
-    tmp_path: Path, tiny_path: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hotpath, "EARLIER", 0)
     monkeypatch.setattr(hotpath, "COLD_N", 1)
-    report, said = asked(hotpath, "--n", "1", "--folder", str(tmp_path), "--model", str(tiny_path(1)))
+    report, said = asked(hotpath, "--n", "1", "--folder", str(tmp_path))
     assert {"over_floor", "exact_over_greedy", "stages_ms"} <= report.keys()
     assert {"DENY", "REFUND_TICKET"} == report["stages_ms"].keys() == report["predicted"].keys()
     for sort, stages in report["stages_ms"].items():
