@@ -11,7 +11,7 @@ TESTABLE := $(VENV)/.testable
 help:
 	@echo "make install set up everything, for sds and for the tests"
 	@echo "make demo    decide 50 claims over real flights with a real local model"
-	@echo "make test    lint, types, import wall and all tests"
+	@echo "make test    lint, types, import wall and all tests (make types, make style: those alone)"
 	@echo "make mutation  try 40 mutants of the kernel on its tests (ask for others: make mutation SAMPLE=200 SEED=2)"
 	@echo "make bench   ask every benchmark and write benchmarks/report.md (alone on the machine, please)"
 	@echo "make fit     install what \`sds fit\` needs, too: scikit-learn, torch and the encoder that it begins with"
