@@ -6,12 +6,12 @@ READY := $(VENV)/.ready
 TESTABLE := $(VENV)/.testable
 
 .DEFAULT_GOAL := help
-.PHONY: help install fit openvino demo test mutation bench peers docs clean
+.PHONY: help install fit openvino demo test types style mutation bench peers docs clean
 
 help:
 	@echo "make install set up everything, for sds and for the tests"
 	@echo "make demo    decide 50 claims over real flights with a real local model"
-	@echo "make test    lint, types, import wall and all tests"
+	@echo "make test    lint, types, import wall and all tests (make types, make style: those alone)"
 	@echo "make mutation  try 40 mutants of the kernel on its tests (ask for others: make mutation SAMPLE=200 SEED=2)"
 	@echo "make bench   ask every benchmark and write benchmarks/report.md (alone on the machine, please)"
 	@echo "make fit     install what \`sds fit\` needs, too: scikit-learn, torch and the encoder that it begins with"
@@ -59,12 +59,21 @@ demo: $(READY)
 	$(BIN)/sds run refund --limit 50
 
 test: $(TESTABLE)
+	$(MAKE) --no-print-directory --jobs=2 types style
+	$(BIN)/python -m pytest -n 2
+
+types: $(TESTABLE)
+	$(BIN)/mypy
+
+# Last, beside mypy: compile the package and the tests with their assertions. Each worker, and each of the hundreds of
+# processes that the tests begin, would do it for itself where PYTHONDONTWRITEBYTECODE is set or nothing is compiled yet.
+style: $(TESTABLE)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.tidy
-	$(BIN)/python -m pytest -n 2
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m compileall -q sds kernel grammars models benchmarks
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --collect-only -qq >/dev/null || : # what cannot be collected is shown by the run
 
 # Outside CI: what survives is listed in docs/mutations.md, with a reason.
 SAMPLE ?= 40

@@ -19,7 +19,7 @@ import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
-from sds.benchmarks.card.checkpoint import config_of, fields_of, tokenizer_files
+from sds.benchmarks.card.checkpoint import config_of, tokenizer_files
 from sds.models.catalog.catalog import embedded_model
 
 try:
@@ -47,8 +47,8 @@ Weights = dict[str, Values]
 
 def checkpoint_folder(path: Path, source: Path | None = None) -> Path:
     """Write `source`, or the embedded model, as a checkpoint folder of float16: config, safetensors, tokenizer."""
-    reader = gguf.GGUFReader(source or embedded_model())
-    fields = fields_of(source or embedded_model())
+    reader = gguf.GGUFReader(source or embedded_model())  # takes seconds, so once
+    fields = {name: field.contents() for name, field in reader.fields.items()}
     config = config_of(fields)
     path.mkdir(parents=True)
     save_file(_weights(reader, config), path / "model.safetensors", metadata={"format": "pt"})

@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 
 from tests.attack.__main__ import PARTS
+from tests.scale import scale
 
 ROOT = Path(__file__).parents[1]
+IN_A_STORM = "kills"  # in CI, over both stores: tests.storms.kill, which counts the same and what callers were answered
+IN_CI = [part for part in PARTS if part != IN_A_STORM]
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", PARTS if scale(0, 1) else IN_CI)
 def test_every_figure_of_the_attack_holds(part: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.attack", part], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False

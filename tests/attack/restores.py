@@ -107,7 +107,7 @@ class WatchedBank(Bank):
 
 
 def attack(folder: Path, rng: Random) -> list[Figure]:
-    backups = scale(24, 100)
+    backups = scale(16, 100)  # in CI each kind of copy at each moment once
     return [
         *_restored(folder / "keys", backups, rng, "by a bank that honours keys", lists=False),
         *_restored(folder / "lists", backups, rng, "by a bank that only lists", lists=True),

@@ -6,12 +6,7 @@ its effect, and every look-up. A stopped process does nothing more, not even a r
 
 from __future__ import annotations
 
-import itertools
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -22,18 +17,14 @@ from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.operations import recovery
-from sds.kernel.storage.sqlite import SqliteStore
 from tests.kernel.crashes import check, copied, crashing, every_step
 from tests.kernel.durable import (
     LEASE_MS,
-    START_MS,
     Propose,
-    Rail,
     World,
     compensate,
     deny,
     escalate,
-    if_permitted,
     nonsense,
     refund,
     see_through,
@@ -211,66 +202,3 @@ def test_what_a_stopped_order_holds_stays_held_before_and_after_its_recovery(fre
 
     every_step(fresh, stop_once)
     assert {(4_000,), (17_000,)} == winners
-
-
-# --- a real process, really killed ---------------------------------------------------------------------------------
-
-EVENTS = 40
-
-
-def work_until_killed(folder: Path, start_ms: int) -> None:
-    """Recover, then bring every event to its end, telling of each one on standard output."""
-    world = World(folder)
-    world.clock.advance(start_ms - START_MS)
-    world._numbers = itertools.count(start_ms)
-    for number in range(4):
-        world.tickets.put(f"T{number}")
-    recovery.recover(world.kernel, now_ms=start_ms)
-    for number in range(EVENTS):
-        event = world.event(f"C{number}", f"T{number % 4}")
-        answer = see_through(
-            world.kernel, event, refund("1.00") if number % 3 else if_permitted(compensate, "COMPENSATE")
-        )
-        print(number, answer.execution, flush=True)
-    print("done", EVENTS, flush=True)
-
-
-def lines_until(child: subprocess.Popen[str], deadline: float) -> Iterator[str]:
-    assert child.stdout is not None
-    while time.monotonic() < deadline and (line := child.stdout.readline()):
-        yield line.strip()
-
-
-def test_a_process_killed_at_random_moments_pays_every_claim_once(folder: Path):
-    rng = seeded(9)
-    acknowledged: dict[str, str] = {}
-    rounds = 0
-    while "done" not in acknowledged:
-        rounds += 1
-        assert rounds < 100
-        command = [sys.executable, "-m", "tests.kernel.flow.test_crash", str(folder), str(START_MS + rounds * 10**6)]
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        mercy = rounds > scale(6, 40)
-        kill_after = 10**6 if mercy else rng.randrange(1, 12)
-        for told, line in enumerate(lines_until(child, time.monotonic() + 60)):
-            name, said = line.split()
-            assert said == acknowledged.setdefault(name, said), "an answer has changed"
-            if told + 1 == kill_after:
-                time.sleep(rng.random() * 0.01)
-                child.send_signal(signal.SIGKILL)
-        child.communicate()
-    with closing(SqliteStore(folder / "kernel.db")) as store:
-        assert () == verify.verify(store).faults
-        rows = store.rows(
-            "SELECT f.event_id, f.dfid FROM decision_flows f JOIN execution_log e USING (dfid) WHERE e.status = 'SUCCESS'"
-        )
-    paid = Rail(folder / "rail.db").paid()
-    assert sorted(dfid for _, dfid in rows) == sorted(dfid for dfid, *_ in paid)
-    assert len({event for event, _ in rows}) == len(rows) == len(paid)
-    promised = {f"C{number}" for number, said in acknowledged.items() if said == "SUCCESS"}
-    assert promised == {event for event, _ in rows}
-    print(f"{rounds} rounds, {len(paid)} payouts")
-
-
-if __name__ == "__main__":
-    work_until_killed(Path(sys.argv[1]), int(sys.argv[2]))
