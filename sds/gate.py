@@ -239,9 +239,8 @@ class Gate:
         return self._submissions.deciding
 
     def retry(self, dfid: str) -> Answer:
-        """Decide the case of a flow that ended without a decision once more, however often that was tried before.
-
-        Raises UsageError where it is decided, waits for a human or has been followed by another flow.
+        """Decide the case of a flow that ended without a decision once more, however often that was tried before. Raises
+        UsageError where it is decided, waits for a human or has been followed by another flow.
         """
         kernel = self.kernel
         undecided.refuse_unless_undecided(kernel.store, dfid)
