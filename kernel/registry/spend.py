@@ -21,7 +21,7 @@ from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.sections import SpendLimit
 from sds.kernel.envelope.state import Fields
 from sds.kernel.storage.clock import BACK_MS, Step, steps
-from sds.kernel.storage.store import Reader, Store
+from sds.kernel.storage.store import Reader, Row, Store
 
 MINUTE_MS = 60_000
 LENGTH_MS = {"hour": 3_600_000, "day": 86_400_000}
@@ -194,16 +194,22 @@ def _moved(
         yield from (row for row in rows if counts(limit, row[2] + step.by_ms, at_ms))
 
 
+def taken(dfid: str, now: Scopes, amount: int) -> list[Row]:
+    """Return what an order takes, as rows of `spend`, in their order: (flow, counter, amount). Nothing is none."""
+    return sorted((dfid, name, amount) for name in now.names) if amount else []
+
+
 def add(store: Store, dfid: str, now: Scopes, amount: int) -> None:
     """Count an amount against every limit, in the caller's transaction."""
-    rows = ", ".join("(?, ?)" for _ in now.names)
+    if not (rows := taken(dfid, now, amount)):
+        return
     store.write(
-        f"INSERT INTO spend_totals VALUES {rows} ON CONFLICT (scope) DO UPDATE SET used = spend_totals.used + excluded.used",
-        tuple(value for name in now.names for value in (name, amount)),
+        f"INSERT INTO spend_totals VALUES {', '.join(['(?, ?)'] * len(rows))}"
+        " ON CONFLICT (scope) DO UPDATE SET used = spend_totals.used + excluded.used",
+        tuple(value for row in rows for value in row[1:]),
     )
-    rows = ", ".join("(?, ?, ?)" for _ in now.names)
-    values = (value for name in now.names for value in (dfid, name, amount))
-    store.write(f"INSERT INTO spend VALUES {rows}", tuple(values))
+    marks = ", ".join(["(?, ?, ?)"] * len(rows))
+    store.write(f"INSERT INTO spend VALUES {marks}", tuple(value for row in rows for value in row))
 
 
 def recount(store: Store, dfid: str, times: int) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 from sds.gate import Gate
 from sds.kernel.decision.packet import DecisionPacket, Decoding
+from sds.kernel.storage.store import Row
 from tests.attack.testbed import Teller
 
 PATIENCE_S = 20
@@ -39,9 +41,9 @@ def write_locks(gate: Gate) -> Iterator[list[str]]:
     taken: list[str] = []
     transaction = gate.store.transaction
 
-    def counted() -> AbstractContextManager[None]:
+    def counted(*first: Any) -> AbstractContextManager[list[Row]]:
         taken.append(threading.current_thread().name)
-        return transaction()
+        return transaction(*first)
 
     gate.store.transaction = counted  # type: ignore[method-assign]
     yield taken
