@@ -71,7 +71,8 @@ class OpenFlow:
 
     @property
     def parent(self) -> str | None:
-        return self.row[3]
+        parent: str | None = self.row[3]
+        return parent
 
     @property
     def created_at_ms(self) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
 
 from sds.gate import Gate
 from sds.kernel.decision.packet import DecisionPacket, Decoding
@@ -41,9 +40,9 @@ def write_locks(gate: Gate) -> Iterator[list[str]]:
     taken: list[str] = []
     transaction = gate.store.transaction
 
-    def counted(*first: Any) -> AbstractContextManager[list[Row]]:
+    def counted(first: str = "", values: Row = ()) -> AbstractContextManager[list[Row]]:
         taken.append(threading.current_thread().name)
-        return transaction(*first)
+        return transaction(first, values)
 
     gate.store.transaction = counted  # type: ignore[method-assign]
     yield taken

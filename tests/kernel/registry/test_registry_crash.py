@@ -115,7 +115,7 @@ def test_a_revocation_that_was_acknowledged_binds_at_every_step_of_a_decision(fo
         assert () == verify.verify(world.store).faults
         world.close()
     assert {("CONTRACT_REVOKED", 0), (None, 1)} == outcomes
-    assert at > 10
+    assert at > 5
 
 
 def _decide_while_revoking(world: World, packet: DecisionPacket, at: int) -> bool:
