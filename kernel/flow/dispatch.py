@@ -318,7 +318,7 @@ class Dispatcher:
             if by is None and self._contradicts(intent, was, status):
                 status = self._write_dirty(intent, receipt, was)
             elif was in _IN_FLIGHT and was != status:
-                self._write(intent, receipt, status, order, by)
+                self._write(intent, receipt, order, by)
             else:
                 return was, failures
         event = "security.settlement_contradicted" if status == "DIRTY" else "flow.settled"
@@ -356,14 +356,9 @@ class Dispatcher:
         )
 
     def _write(
-        self,
-        intent: ExecutionIntent,
-        receipt: Receipt,
-        status: str,
-        order: StandingOrder,
-        by: Mapping[str, object] | None,
+        self, intent: ExecutionIntent, receipt: Receipt, order: StandingOrder, by: Mapping[str, object] | None
     ) -> None:
-        now_ms = self._now_ms()
+        status, now_ms = _STATUS[receipt.status], self._now_ms()
         self._write_status(intent, receipt, status, now_ms)
         tag = self._failure_tag(intent, receipt, by) if status == "FAILED" else None
         ours = order.contract_hash == self._contract_hash
