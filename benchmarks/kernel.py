@@ -42,6 +42,7 @@ from sds.benchmarks.lib.measuring import (
 )
 from sds.benchmarks.lib.monitoring import monitored
 from sds.benchmarks.lib.process import PeerProcess
+from sds.benchmarks.lib.statements import traced_in
 from sds.benchmarks.peer.cedar import Ask, cases, cedar, ours
 from sds.benchmarks.peer.contenders import OVERLAYS
 from sds.gates.refund.gate import load_refund_contract
@@ -212,17 +213,12 @@ def predicted(kernel: Kernel, data: bytes, folder: Path) -> dict[str, float]:
 def _statements(folder: Path) -> int:
     """Return how many statements the one durable transaction of a decision takes."""
     seen: list[str] = []
-
-    def connect(path: Path) -> sqlite3.Connection:
-        opened = sqlite.connect(path)
-        opened.set_trace_callback(seen.append)
-        return opened
-
-    kernel = open_kernel(folder / "traced.db", connect=connect)
-    durable_once(kernel, 0)
+    kernel = open_kernel(folder / "traced.db", connect=traced_in(seen))
+    began = len(seen)
+    durable_once(kernel, 0)  # two transactions: opened, and this one
+    seen = list(seen)
     kernel.store.close()
-    began = len(seen) - 1 - seen[::-1].index("BEGIN IMMEDIATE")
-    return sum(not one.startswith("--") for one in seen[began:])  # those are of triggers
+    return len(seen) - seen.index("BEGIN IMMEDIATE", seen.index("COMMIT", began))
 
 
 def _one_table(path: Path) -> sqlite3.Connection:

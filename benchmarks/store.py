@@ -4,9 +4,12 @@
     decisions_s          whole decisions a second, by an instant model: opened, judged, reserved, carried out, settled
     limited_s            the same, all of them under one spend limit
 
-Each over 4 processes with 2 threads each, on the same disk, in one run. A decision is 3 transactions, and 70 statements
-in the one store as in the other: `over_commits` is decisions a second over bare commits a second, `commits_over_commits`
-what the same decisions are in commits.
+    statements           of one decision, in both stores alike: of each transaction, and those outside of them
+
+Each over 4 processes with 2 threads each, on the same disk, in one run. `over_commits` is decisions a second over bare
+commits a second, `commits_over_commits` what the same decisions are in commits. The statements are counted, not timed: of
+SQLite, without what its triggers do. In PostgreSQL a transaction's first statement goes along with its begin, and what it
+writes with its end, so that it is two round trips while the record is locked, and one more for each of its further reads.
 
 Predicted before measuring: one lock lets one transaction in at a time, so the fastest is one commit after the other, a
 third of a decision each; bare commits share their waits for the disk, 8 at a time. So not more than 1/3 of the bare
@@ -32,9 +35,13 @@ from typing import Any
 
 from sds.benchmarks.kernel import accepted, open_kernel, without_limits
 from sds.benchmarks.lib.measuring import Parser, Report, Say, existing, machine, main, versions, whole_number
+from sds.benchmarks.lib.statements import traced_in
 from sds.gates.refund.gate import load_refund_contract
+from sds.kernel.contract.schema import Contract
+from sds.kernel.contract.sections import SpendLimit
 from sds.kernel.errors import UsageError
-from sds.kernel.storage.sqlite import SqliteStore, connect
+from sds.kernel.storage import sqlite
+from sds.kernel.storage.sqlite import SqliteStore
 from sds.kernel.storage.store import Store
 
 PROCESSES, THREADS = 4, 2
@@ -64,6 +71,7 @@ def run(folder: Path, url: str, seconds: int, say: Say) -> Report:
         "commits_s": found["commits"],
         "decisions_s": found["decisions"],
         "limited_s": found["limited"],
+        "statements": statements(folder),
         "over_commits": over,
         "commits_over_commits": {
             work: {store: round(TRANSACTIONS * each, 3) for store, each in ratios.items()}
@@ -123,11 +131,41 @@ def _worker(work: str, place: str, schema: str) -> Iterator[list[Callable[[str],
         for _, end in ends:
             end()
         return
-    contract = without_limits(load_refund_contract())
-    spend = tuple(limit for limit in contract.spend if limit.per is None)[:1] if work == "limited" else ()
+    contract = load_refund_contract()
+    spend = _one_limit(contract) if work == "limited" else ()
     with closing(_opened(place, schema)) as store:
         kernel = open_kernel(Path(place), contract=contract.model_copy(update={"spend": spend}), store=store)
         yield [partial(accepted, kernel)] * THREADS
+
+
+def statements(folder: Path) -> dict[str, list[int] | int]:
+    """Count the statements of one whole decision under one spend limit, in the order of its transactions."""
+    seen: list[str] = []
+    contract = load_refund_contract()
+    contract = contract.model_copy(update={"spend": _one_limit(contract)})
+    kernel = open_kernel(folder / "counted.db", contract=contract, connect=traced_in(seen))
+    try:
+        accepted(kernel, "first")  # which begins the windows of the monitors
+        seen.clear()
+        accepted(kernel, "second")
+        asked = list(seen)
+    finally:
+        kernel.store.close()
+    inside: list[int] = []
+    outside, within = 0, False
+    for statement in asked:
+        if statement in ("BEGIN IMMEDIATE", "COMMIT"):
+            within = statement != "COMMIT"
+            inside += [0] * within
+        elif within:
+            inside[-1] += 1
+        else:
+            outside += 1
+    return {"in_transactions": inside, "outside": outside}
+
+
+def _one_limit(contract: Contract) -> tuple[SpendLimit, ...]:
+    return tuple(limit for limit in without_limits(contract).spend if limit.per is None)[:1]
 
 
 def _opened(place: str, schema: str) -> Store:
@@ -142,7 +180,7 @@ def _bare(place: str, schema: str) -> tuple[Callable[[str], Any], Callable[[], N
     """Return what commits one row, and what closes its connection."""
     table = "CREATE TABLE IF NOT EXISTS {} (id BIGINT, value TEXT NOT NULL)"
     if not place.startswith("postgres"):
-        lite = connect(Path(place))
+        lite = sqlite.connect(Path(place))
         for setup in ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=FULL", table.format("one")):
             lite.execute(setup)
         return lambda _: _committed(lite), lite.close
@@ -207,7 +245,7 @@ def _server(folder: Path) -> Iterator[str]:
 
 
 def _show(report: Report) -> None:
-    for name in ("commits_s", "decisions_s", "limited_s", "over_commits", "commits_over_commits"):
+    for name in ("commits_s", "decisions_s", "limited_s", "statements", "over_commits", "commits_over_commits"):
         print(f"{name:<22} {report[name]}")
 
 

@@ -172,7 +172,7 @@ def _rationale(store: Reader, dfid: str) -> str | None:
 
 def _many(store: Reader, table: str, dfid: str, *, by: str = "dfid") -> list[dict[str, Any]]:
     columns = store.columns(table)
-    rows = store.rows(f"SELECT * FROM {table} WHERE {by} = ?", (dfid,))
+    rows = store.rows(f"SELECT * FROM {table} WHERE {by} = ? ORDER BY 1, 2", (dfid,))
     texts = Texts(store, dfid, shown=True)
     return [_in_clear(texts, table, dict(zip(columns, row, strict=True))) for row in rows]
 

@@ -52,12 +52,11 @@ def read(store: Reader, gate: str) -> Breaker:
     return Breaker(*row) if row else Breaker()
 
 
-def lets_through(store: Store, gate: str, now_ms: int) -> bool:
+def lets_through(store: Store, gate: str, now: Breaker, now_ms: int) -> bool:
     """Tell whether an order may be reserved now. While the breaker is open, one may every `PROBE_MS`: the probe.
 
-    A clock that was set back waits no longer for it than that.
+    `now`: how it stands in this transaction. A clock that was set back waits no longer for it than that.
     """
-    now = read(store, gate)
     if not now.is_open:
         return True
     if now_ms < now.probe_at_ms <= now_ms + PROBE_MS:

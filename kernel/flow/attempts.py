@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 from sds.kernel.canonical import canonical
 from sds.kernel.contract.schema import Contract
@@ -11,10 +13,36 @@ from sds.kernel.decision.dim import Verdict
 from sds.kernel.decision.jit import JitReport
 from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.envelope.bounds import MAGNITUDE_MAX
-from sds.kernel.errors import ModelError, StoreError
-from sds.kernel.storage.store import Reader, Store
-from sds.kernel.storage.vault import ATTEMPT, Texts, key_for_flow
+from sds.kernel.errors import ModelError, StoreError, UsageError
+from sds.kernel.executor.breaker import Breaker
+from sds.kernel.registry import authority, reservations
+from sds.kernel.registry.authority import Authority
+from sds.kernel.registry.reservations import Usage
+from sds.kernel.storage.ledger import GENESIS, Head
+from sds.kernel.storage.store import Reader, Row, Store
+from sds.kernel.storage.vault import ATTEMPT, Texts, key_of_case
 
+# What never changes of a flow.
+FLOW = (
+    "dfid, agent_id, trigger_event, parent_dfid, gate, event_id, contract_hash, restarts, created_at_ms, lease_until_ms"
+)
+_OPEN = f"""
+SELECT {", ".join(f"b.{column}" for column in FLOW.split(", "))},
+       b.gate, b.event_id, k.wrapped, x.erased_at_ms, x.reason, {authority.COLUMNS}, o.failures, o.opened_at_ms, o.probe_at_ms,
+       w.monitors, w.body, l.idx, l.entry_hash, (SELECT count(*) FROM attempts t WHERE t.dfid = b.dfid), d.deadline_ms,
+       a.rejections, EXISTS (SELECT 1 FROM execution_log e WHERE e.idempotency_key = ?), {reservations.COLUMNS}
+FROM decision_flows b {authority.JOINS}
+LEFT JOIN agents a ON a.agent_id = ?
+LEFT JOIN flow_deadlines d ON d.dfid = b.dfid
+LEFT JOIN case_keys k ON k.gate = b.gate AND k.event_id = b.event_id
+LEFT JOIN erasures x ON x.gate = b.gate AND x.event_id = b.event_id
+LEFT JOIN executor_breakers o ON o.gate = b.gate
+LEFT JOIN monitor_windows w ON w.agent_id = a.agent_id AND w.stream = 'decisions'
+LEFT JOIN ledger l ON l.idx = (SELECT max(idx) FROM ledger)
+LEFT JOIN resources u ON u.resource IN ({{marks}})
+WHERE b.dfid = ? AND b.state = 'ACTIVE'
+"""
+_PARTS = tuple(pairwise(accumulate((10, 5, 4, 3, 2, 2, 4), initial=0)))  # of its columns
 _REJECTED_SO_FAR = """
 SELECT a.proposal, a.reasons FROM decision_flows f JOIN attempts a ON a.dfid = f.dfid
 WHERE f.dfid = ? AND f.state = 'ACTIVE' ORDER BY a.attempt_number
@@ -22,8 +50,59 @@ WHERE f.dfid = ? AND f.state = 'ACTIVE' ORDER BY a.attempt_number
 
 
 @dataclass(frozen=True, slots=True)
+class OpenFlow:
+    """An open flow and all that binds whoever ends it, as the one transaction has found it that does.
+
+    `row`: its columns `FLOW`; `case`: as `vault.key_of_case` takes it; `windows`: of its agent's monitors, as they are kept;
+    `ordered`: 1 if the record has an order under the key that was asked for.
+    """
+
+    row: Row
+    case: Row
+    authority: Authority
+    breaker: Breaker
+    windows: Row
+    head: Head
+    usage: Usage
+    attempts: int
+    deadline_ms: int | None
+    rejections: int | None
+    ordered: int
+
+    @property
+    def parent(self) -> str | None:
+        parent: str | None = self.row[3]
+        return parent
+
+    @property
+    def created_at_ms(self) -> int:
+        return int(self.row[8])
+
+
+def asking_for_open(dfid: str, agent_id: str, key: str, resources: Mapping[str, str]) -> tuple[str, Row]:
+    """Return the statement that reads an open flow, and its values. `key`: of the order that it would have; `resources`: all
+    that it could draw on (`reservations.named`).
+    """
+    return _OPEN.format(marks=reservations.marks(resources)), (key, agent_id, *resources, dfid)
+
+
+def open_flow(rows: list[Row], resources: Mapping[str, str]) -> OpenFlow | None:
+    """Return what `asking_for_open` has found. None: there is no such flow, or it has ended."""
+    if not rows:
+        return None
+    row, case, standing, broken, windows, last, more = (rows[0][first:end] for first, end in _PARTS)
+    breaker = Breaker(*broken) if broken[0] is not None else Breaker()
+    head = Head(*last) if last[0] else Head(0, GENESIS)
+    usage = reservations.usage_in(resources, [each[_PARTS[-1][1] :] for each in rows])
+    return OpenFlow(row, case, authority.authority_in(standing), breaker, windows, head, usage, *more)
+
+
+@dataclass(frozen=True, slots=True)
 class Attempt:
-    """One proposal for one packet, and what was found about it. `report` is None unless it was accepted."""
+    """One proposal for one packet, and what was found about it. `report` is None unless it was accepted.
+
+    `flow`: in the transaction that ends the attempt, and of a flow that is open; None: a human decides.
+    """
 
     packet: DecisionPacket
     data: bytes
@@ -32,6 +111,14 @@ class Attempt:
     report: JitReport | None = None
     number: int = 1
     now_ms: int = 0
+    flow: OpenFlow | None = None
+
+    @property
+    def open_flow(self) -> OpenFlow:
+        """Return its flow. Raises UsageError outside of the transaction that ends it."""
+        if self.flow is None:
+            raise UsageError("an attempt is ended in a transaction that has read its flow", dfid=self.packet.dfid)
+        return self.flow
 
 
 def refuse_unkeepable(data: object, decoding: object) -> None:
@@ -63,7 +150,7 @@ def write_attempt(store: Store, attempt: Attempt) -> None:
         "attempts",
         dfid=attempt.packet.dfid,
         attempt_number=attempt.number,
-        proposal=key_for_flow(store, attempt.packet.dfid).seal(ATTEMPT, attempt.data),
+        proposal=key_of_case(store, attempt.open_flow.case)[0].seal(ATTEMPT, attempt.data),
         reasons=reasons_text(attempt.verdict),
         tokens=attempt.decoding.tokens,
         evaluated_at_ms=attempt.now_ms,

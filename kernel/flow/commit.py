@@ -7,7 +7,8 @@ waiting for the write lock took time), and nothing of this key reserved or settl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from sds.kernel.canonical import idempotency_key
@@ -15,19 +16,19 @@ from sds.kernel.contract.schema import Contract
 from sds.kernel.decision import dim, jit
 from sds.kernel.decision.context import ContextReader
 from sds.kernel.decision.dim import Reason, Verdict
-from sds.kernel.decision.packet import DecisionPacket, Decoding
+from sds.kernel.decision.packet import Decoding
 from sds.kernel.decision.safeguards import LiveState
 from sds.kernel.envelope.proposal import PROPOSAL_BYTES_MAX
 from sds.kernel.errors import UsageError
 from sds.kernel.executor import breaker
 from sds.kernel.executor.protocol import ExecutionIntent, Signer
 from sds.kernel.flow import decision_record, monitored, undecided
-from sds.kernel.flow.attempts import Attempt, write_attempt
+from sds.kernel.flow.attempts import Attempt, asking_for_open, open_flow, write_attempt
 from sds.kernel.flow.dispatch import Log
 from sds.kernel.flow.states import CONTENTION, DEADLINE_EXCEEDED, NOT_DECIDED, State, transition
 from sds.kernel.registry import escalation_budget, registry, reservations, spend
-from sds.kernel.registry.authority import authority_now
 from sds.kernel.registry.monitors import Watched
+from sds.kernel.storage.ledger import Head
 from sds.kernel.storage.store import Store
 
 # What an operator, a deployment, another flow or the load did while the flow was open is not held against the agent.
@@ -56,42 +57,47 @@ class Committer:
         self._now_ms, self._log = now_ms, log
         self._monitors = monitored.DecisionMonitors(contract)
 
-    def commit(self, attempt: Attempt) -> ExecutionIntent | None:
+    def commit(self, judged: Attempt) -> ExecutionIntent | None:
         """Reserve and write the outcome of one attempt; return the order to send, if any. UsageError: not open."""
         intent: ExecutionIntent | None = None
-        with self._store.transaction():
-            now_ms = self._now_ms()
-            created_at_ms, earlier, deadline_ms = self._open_flow(attempt.packet)
-            attempt = replace(attempt, number=earlier + 1, now_ms=now_ms)
-            if deadline_ms is not None and now_ms > deadline_ms:
-                watched = self._finish(_too_late(attempt, now_ms - deadline_ms), "ABORTED", NOT_DECIDED)
+        with self._ending(judged) as attempt:
+            deadline_ms = attempt.open_flow.deadline_ms
+            if deadline_ms is not None and attempt.now_ms > deadline_ms:
+                watched = self._finish(_too_late(attempt, attempt.now_ms - deadline_ms), "ABORTED", NOT_DECIDED)
             elif attempt.verdict.outcome == "REJECTED":
                 watched = self._reject(attempt)
             elif attempt.verdict.outcome == "ESCALATED":
                 watched = self._escalate(attempt)
             else:
-                intent, watched = self._accept(attempt, created_at_ms)
-        monitored.tell(self._log, attempt.packet.dfid, attempt.packet.agent_id, watched)
+                intent, watched = self._accept(attempt)
+        monitored.tell(self._log, judged.packet.dfid, judged.packet.agent_id, watched)
         return intent
 
-    def _open_flow(self, packet: DecisionPacket) -> tuple[int, int, int | None]:
-        """Return when the flow was opened, how many attempts it had, and its deadline if it has one: from the record."""
-        flow = self._store.row(
-            "SELECT f.created_at_ms, (SELECT count(*) FROM attempts a WHERE a.dfid = f.dfid), d.deadline_ms"
-            " FROM decision_flows f LEFT JOIN flow_deadlines d ON d.dfid = f.dfid"
-            " WHERE f.dfid = ? AND f.state = 'ACTIVE'",
-            (packet.dfid,),
-        )
-        if flow is None:
-            raise UsageError(f"flow `{packet.dfid}` is no longer open", reason_code="FLOW_CLOSED", dfid=packet.dfid)
-        return int(flow[0]), int(flow[1]), flow[2]
+    @contextmanager
+    def _ending(self, attempt: Attempt) -> Iterator[Attempt]:
+        """Begin the transaction that ends an attempt; yield it as it is in there, with its flow. UsageError: not open."""
+        dfid = attempt.packet.dfid
+        key = self._order_key(attempt, dfid) if attempt.verdict.outcome == "ACCEPTED" else ""
+        resources = reservations.named(self._contract, attempt.packet.key)
+        with self._store.transaction(*asking_for_open(dfid, self._contract.agent_id, key, resources)) as found:
+            flow = open_flow(found, resources)
+            if flow is None:
+                raise UsageError(f"flow `{dfid}` is no longer open", reason_code="FLOW_CLOSED", dfid=dfid)
+            yield replace(attempt, number=flow.attempts + 1, now_ms=self._now_ms(), flow=flow)
 
-    def _accept(self, attempt: Attempt, created_at_ms: int) -> tuple[ExecutionIntent | None, Watched]:
+    def _order_key(self, attempt: Attempt, named_by: str) -> str:
+        """Return the key of the order that an accepted decision would have."""
+        verdict = attempt.verdict
+        kind = verdict.proposal.action if verdict.proposal else ""
+        return idempotency_key(named_by, decision_record.STEP_ID, {"action": kind, **dict(verdict.amounts_minor)})
+
+    def _accept(self, attempt: Attempt) -> tuple[ExecutionIntent | None, Watched]:
         """Reserve what was accepted, if all that it rests on still holds; else end the flow as undecided."""
-        attempt, live, code = self._asked_again(attempt, created_at_ms)
-        order, code = (None, code) if live is None else self.reserve(attempt, live)
+        attempt, live, code = self._asked_again(attempt)
+        order, code, head = (None, code, None) if live is None else self.reserve(attempt, live)
         if code is None:
-            return order, self._finish(attempt, "EXECUTING" if order else "CLOSED", None)
+            flow = replace(attempt.open_flow, head=head or attempt.open_flow.head)
+            return order, self._finish(replace(attempt, flow=flow), "EXECUTING" if order else "CLOSED", None)
         verdict, report = attempt.verdict, attempt.report
         if code == ALREADY_ORDERED:
             reasons = (Reason(dim.AFTER_THE_GATES, code, ORDERED_BEFORE),)
@@ -103,12 +109,12 @@ class Committer:
         verdict = replace(verdict, outcome="REJECTED", reasons=reasons, gate_reached=dim.AFTER_THE_GATES)
         return None, self._undecided(replace(attempt, verdict=verdict), code)
 
-    def _asked_again(self, attempt: Attempt, created_at_ms: int) -> tuple[Attempt, LiveState | None, str | None]:
+    def _asked_again(self, attempt: Attempt) -> tuple[Attempt, LiveState | None, str | None]:
         """Ask again for all that may have changed since the drift check: (the attempt, the live state to reserve on, None)
         or (the attempt with what moved, None, why not).
         """
         report = attempt.report
-        code = self._revoked(attempt, created_at_ms)
+        code = self._revoked(attempt)
         if code is not None:
             return attempt, None, code
         if report is None or not report.ok or report.observed is None:
@@ -120,11 +126,10 @@ class Committer:
         report = replace(report, ok=False, age_ms=age_ms, drift=moved)
         return replace(attempt, report=report), None, "STATE_DRIFT_DETECTED"
 
-    def not_decided(self, attempt: Attempt) -> None:
+    def not_decided(self, judged: Attempt) -> None:
         """End a flow that got no turn: it waits, is shown to no human and charged to nobody. UsageError: not open."""
-        with self._store.transaction():
-            _, earlier, _ = self._open_flow(attempt.packet)
-            self._finish(replace(attempt, number=earlier + 1, now_ms=self._now_ms()), "ABORTED", NOT_DECIDED)
+        with self._ending(judged) as attempt:
+            self._finish(attempt, "ABORTED", NOT_DECIDED)
 
     def _undecided(self, attempt: Attempt, tag: str) -> Watched:
         """End a flow that nobody has decided: its event may have a fresh one, or else it is a human's."""
@@ -136,13 +141,13 @@ class Committer:
             verdict = replace(verdict, reasons=(*verdict.reasons, why))
         return self._finish(replace(attempt, verdict=verdict), "ESCALATED", tag)
 
-    def _revoked(self, attempt: Attempt, created_at_ms: int) -> str | None:
+    def _revoked(self, attempt: Attempt) -> str | None:
         """Tell whether authority has been withdrawn, or has run out, since."""
-        authority = authority_now(self._store, self._contract.agent_id, attempt.packet.dfid)
-        code = authority.withdrawn(self._contract_hash)
+        flow = attempt.open_flow
+        code = flow.authority.withdrawn(self._contract_hash)
         if code is not None or attempt.packet.contract_hash != self._contract_hash:
             return code or "CONTRACT_REVOKED"
-        return "PROPOSAL_EXPIRED" if attempt.now_ms > created_at_ms + self._contract.budget.ttl_ms else None
+        return "PROPOSAL_EXPIRED" if attempt.now_ms > flow.created_at_ms + self._contract.budget.ttl_ms else None
 
     def _moved(self, attempt: Attempt, observed: LiveState) -> tuple[str, ...]:
         """Name what the just-in-time check could not see yet: an age that was reached since, an artifact put since."""
@@ -150,31 +155,45 @@ class Committer:
             return (jit.SNAPSHOT_AGE,)
         return () if self._context.in_force(observed.situation.artifacts) else ("artifacts",)
 
-    def reserve(self, attempt: Attempt, observed: LiveState) -> tuple[ExecutionIntent | None, str | None]:
-        """Reserve what an accepted decision takes, in the caller's transaction: (the signed order, why not)."""
-        packet, verdict = attempt.packet, attempt.verdict
+    def reserve(self, attempt: Attempt, observed: LiveState) -> tuple[ExecutionIntent | None, str | None, Head | None]:
+        """Reserve what an accepted decision takes, in the caller's transaction: (the signed order, why not, its entry)."""
+        packet, verdict, flow = attempt.packet, attempt.verdict, attempt.flow
         kind = verdict.proposal.action if verdict.proposal else ""
         spec = self._contract.kinds.get(kind)
         if spec is None or not spec.executes:  # a choice from a saga's menu is no kind: what follows is the saga's
-            return None, None
-        if not breaker.lets_through(self._store, self._contract.gate, attempt.now_ms):
-            return None, breaker.EXECUTOR_DOWN
+            return None, None, None
+        now = flow.breaker if flow else breaker.read(self._store, self._contract.gate)
+        if not breaker.lets_through(self._store, self._contract.gate, now, attempt.now_ms):
+            return None, breaker.EXECUTOR_DOWN, None
+        key, is_ordered = self._named(attempt)
+        if is_ordered:
+            return None, ALREADY_ORDERED, None
         amounts = dict(verdict.amounts_minor)
         claim = reservations.claim_of(self._contract, kind, amounts)
-        named_by = undecided.named_by(self._store, packet.dfid)
-        key = idempotency_key(named_by, decision_record.STEP_ID, {"action": kind, **amounts})
-        if decision_record.is_ordered(self._store, key):
-            return None, ALREADY_ORDERED
         spending = spend.scopes(self._contract, observed.situation.fields, attempt.now_ms)
+        usage = flow.usage if flow else reservations.usage(self._store, self._contract, packet.key)
         code = reservations.reserve(
-            self._store, self._contract, packet.dfid, packet.key, claim, observed.epochs, spending
+            self._store, self._contract, packet.dfid, packet.key, claim, usage, observed.epochs, spending
         )
         if code is not None:
-            return None, code
+            return None, code, None
         order = ExecutionIntent(packet.dfid, key, kind, tuple(sorted(amounts.items())), packet.key, observed.version)
         intent = self._signer.signed(order)
-        decision_record.write_reservation(self._store, intent, (claim.draws, claim.spends), attempt.now_ms)
-        return intent, None
+        taken = {
+            "reservations": reservations.taken(self._contract, packet.dfid, packet.key, claim),
+            "spend": spend.taken(packet.dfid, spending, claim.spends),
+        }
+        needs, after = (claim.draws, claim.spends), flow.head if flow else None
+        head = decision_record.write_reservation(self._store, intent, needs, taken, attempt.now_ms, after=after)
+        return intent, None, head
+
+    def _named(self, attempt: Attempt) -> tuple[str, bool]:
+        """Return the key of the order, and whether the record has one under it; the transaction may know both already."""
+        dfid, flow = attempt.packet.dfid, attempt.flow
+        if flow and flow.parent is None:
+            return self._order_key(attempt, dfid), bool(flow.ordered)
+        key = self._order_key(attempt, undecided.named_by(self._store, dfid))
+        return key, decision_record.is_ordered(self._store, key)
 
     def _reject(self, attempt: Attempt) -> Watched:
         """Keep the attempt and let the flow go on, or end it when the limit is reached or nothing can help.
@@ -241,10 +260,8 @@ class Committer:
         end = transition("ACTIVE", "VALIDATING", *passed, state)
         decision_record.write_decision(self._store, attempt, state=end, tag=tag, more=more)
         self._store.write("UPDATE decision_flows SET state = ?, tag = ? WHERE dfid = ?", (state, tag, dfid))
-        if verdict.outcome == "ACCEPTED":
-            self._store.write(
-                "UPDATE agents SET rejections = 0 WHERE agent_id = ? AND rejections > 0", (attempt.packet.agent_id,)
-            )
+        if verdict.outcome == "ACCEPTED" and attempt.open_flow.rejections:
+            self._store.write("UPDATE agents SET rejections = 0 WHERE agent_id = ?", (attempt.packet.agent_id,))
         return self._monitors.monitors.settle(self._store, counted, attempt.now_ms)
 
 

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from sds.kernel.canonical import canonical, sha256_hex
 from sds.kernel.decision.packet import ALTERNATIVES_UNAVAILABLE, DecisionPacket
 from sds.kernel.executor.protocol import ExecutionIntent
-from sds.kernel.flow.attempts import Attempt, reasons_text
+from sds.kernel.flow.attempts import FLOW, Attempt, OpenFlow, reasons_text
 from sds.kernel.storage import ledger
 from sds.kernel.storage.keyring import CaseKey
+from sds.kernel.storage.ledger import Head
 from sds.kernel.storage.store import Reader, Row, Store
-from sds.kernel.storage.vault import JUSTIFICATION, PROMPT, PROPOSAL, Texts, key_digest, key_for_flow, seal_facts
+from sds.kernel.storage.vault import JUSTIFICATION, PROMPT, PROPOSAL, Texts, key_digest, key_of_case, seal_facts
 
 STEP_ID = "execute"
 
@@ -26,7 +28,7 @@ DEADLINE = "flow_deadlines"  # the same, of a flow that has a deadline: the dige
 
 # Immutable columns of each sealed table, by flow. What may still change is derived from the ledger instead.
 SEALED = {
-    "decision_flows": "dfid, agent_id, trigger_event, parent_dfid, gate, event_id, contract_hash, restarts, created_at_ms, lease_until_ms",
+    "decision_flows": FLOW,
     "context_snapshots": "*",
     "policy_proposals": "*",
     "dim_validations": "*",
@@ -40,6 +42,7 @@ RESERVED = {
 ADOPTED_ROWS = {"decision_flows": SEALED["decision_flows"], **RESERVED}
 SAGA = {"decision_flows": SEALED["decision_flows"], "sagas": "dfid, name, steps, menu"}
 
+_IN_ORDER = "ORDER BY 1, 2"
 _ORDER = "SELECT dfid, idempotency_key, kind, params, resource_key, state_version, signature FROM execution_log"
 
 
@@ -54,7 +57,7 @@ def seal(store: Reader, dfid: str, tables: Mapping[str, str]) -> dict[str, str]:
         if rows := store.rows("SELECT dfid, deadline_ms FROM flow_deadlines WHERE dfid = ?", (dfid,)):
             seals[DEADLINE] = ledger.rows_digest(rows)
     for table, columns in tables.items():
-        rows = store.rows(f"SELECT {columns} FROM {table} WHERE dfid = ? ORDER BY 1, 2", (dfid,))
+        rows = store.rows(f"SELECT {columns} FROM {table} WHERE dfid = ? {_IN_ORDER}", (dfid,))
         seals[table] = ledger.rows_digest(rows)
     return seals
 
@@ -62,9 +65,19 @@ def seal(store: Reader, dfid: str, tables: Mapping[str, str]) -> dict[str, str]:
 def write_decision(
     store: Store, attempt: Attempt, *, state: str, tag: str | None, more: Mapping[str, Any] | None = None
 ) -> None:
-    """Write snapshot, proposal and verdict of a flow's final attempt, and its one DECIDED entry with `more` in it."""
-    packet, verdict = attempt.packet, attempt.verdict
-    key = key_for_flow(store, packet.dfid)
+    """Write snapshot, proposal and verdict of a flow's final attempt, and its one DECIDED entry with `more` in it.
+
+    Its digests are of what is written: reading all of it back would take as long again.
+    """
+    packet, verdict, flow = attempt.packet, attempt.verdict, attempt.open_flow
+    key, wrapped = key_of_case(store, flow.case)
+    envelope, envelope_hash = _envelope(packet)
+    proposal = key.seal(PROPOSAL, attempt.data)
+    rows = {
+        "context_snapshots": _write_snapshot(store, packet, key, envelope, envelope_hash),
+        "policy_proposals": _write_proposal(store, attempt, key, proposal),
+        "dim_validations": _write_verdict(store, attempt),
+    }
     body: dict[str, Any] = {
         "outcome": verdict.outcome,
         "state": state,
@@ -75,40 +88,81 @@ def write_decision(
         "agent_id": packet.agent_id,
         "contract_hash": packet.contract_hash,
         "snapshot_id": packet.snapshot.id,
-        "envelope_hash": _write_snapshot(store, packet, key),
-        "proposal_sha256": _write_proposal(store, attempt, key),
+        "envelope_hash": envelope_hash,
+        "proposal_sha256": sha256_hex(proposal),
+        "rows": rows | _seals_of_flow(store, flow, wrapped),
     }
-    _write_verdict(store, attempt)
-    body["rows"] = seal(store, packet.dfid, SEALED)  # of the rows above
     if packet.situation.artifacts:
         body["artifacts"] = [artifact.reference for artifact in packet.situation.artifacts]
     if attempt.decoding.facts:
         body["decoding"] = seal_facts(key, attempt.decoding.facts)
-    ledger.append(store, attempt.now_ms, "DECIDED", packet.dfid, body | dict(more or {}))
+    ledger.append(store, attempt.now_ms, "DECIDED", packet.dfid, body | dict(more or {}), after=flow.head)
 
 
-def _write_snapshot(store: Store, packet: DecisionPacket, key: CaseKey) -> str:
-    """Write what the decision rests on; return the SHA-256 of its envelope."""
-    envelope = canonical(packet.envelope.as_data())
-    envelope_hash = sha256_hex(envelope)
-    store.insert(
+def _seals_of_flow(store: Reader, flow: OpenFlow, wrapped: bytes) -> dict[str, str]:
+    """Return the digests of what was there before its last attempt: see `seal`."""
+    dfid = flow.row[0]
+    earlier = store.rows(f"SELECT * FROM attempts WHERE dfid = ? {_IN_ORDER}", (dfid,)) if flow.attempts else []
+    seals = {"decision_flows": ledger.rows_digest([flow.row]), "attempts": ledger.rows_digest(earlier)}
+    if wrapped:
+        seals[CASE_KEY] = sha256_hex(wrapped)
+    if flow.deadline_ms is not None:
+        seals[DEADLINE] = ledger.rows_digest([(dfid, flow.deadline_ms)])
+    return seals
+
+
+def _insert_sealed(store: Store, table: str, more: Mapping[str, Any] = MappingProxyType({}), **values: Any) -> str:
+    """Insert one row, the columns that are sealed in their order, and `more`; return the digest of those."""
+    kept = {name: as_kept(value) for name, value in values.items()}
+    store.insert(table, **kept, **more)
+    return ledger.rows_digest([tuple(kept.values())])
+
+
+def as_kept(value: Any) -> Any:
+    """Return a value as it is read back from the column of its kind, whatever kind of number or text it is here."""
+    match value:
+        case bool() | int():
+            return int(value)
+        case float():  # SQLite has no NaN, and one zero
+            return None if value != value else float(value) + 0.0  # noqa: PLR0124  as only NaN does
+        case str():
+            return str.__str__(value)
+    return value
+
+
+def _real(value: float | None) -> float | None:
+    """Return a number for a column that has fractions."""
+    return None if value is None else float(value)
+
+
+def _envelope(packet: DecisionPacket) -> tuple[str, str]:
+    """Return the canonical JSON of a packet's envelope, and its SHA-256."""
+    data = canonical(packet.envelope.as_data())
+    return data.decode(), sha256_hex(data)
+
+
+def _write_snapshot(store: Store, packet: DecisionPacket, key: CaseKey, envelope: str, envelope_hash: str) -> str:
+    """Write what the decision rests on; return the digest of the row."""
+    return _insert_sealed(
+        store,
         "context_snapshots",
         dfid=packet.dfid,
         snapshot_id=packet.snapshot.id,
         body=packet.snapshot.body.decode(),
         envelope_hash=envelope_hash,
-        envelope=envelope.decode(),
+        envelope=envelope,
         prompt=key.seal_text(PROMPT, canonical(packet.texts).decode()),
         security=canonical(packet.security).decode(),
         taken_at_ms=packet.snapshot.taken_at_ms,
     )
-    return envelope_hash
 
 
-def _write_verdict(store: Store, attempt: Attempt) -> None:
+def _write_verdict(store: Store, attempt: Attempt) -> str:
+    """Write what was found about the proposal; return the digest of the row."""
     verdict, report = attempt.verdict, attempt.report
     drift = report and {name: getattr(report, name) for name in ("ok", "age_ms", "drift", "objections", "code")}
-    store.insert(
+    return _insert_sealed(
+        store,
         "dim_validations",
         dfid=attempt.packet.dfid,
         outcome=verdict.outcome,
@@ -121,14 +175,14 @@ def _write_verdict(store: Store, attempt: Attempt) -> None:
     )
 
 
-def _write_proposal(store: Store, attempt: Attempt, key: CaseKey) -> str:
-    """Write what was proposed and measured; return the SHA-256 of the sealed proposal."""
+def _write_proposal(store: Store, attempt: Attempt, key: CaseKey, sealed: bytes) -> str:
+    """Write what was proposed, which is `sealed`, and measured; return the digest of the row."""
     proposal, decoding = attempt.verdict.proposal, attempt.decoding
-    sealed = key.seal(PROPOSAL, attempt.data)
     rationale = key.seal_text(JUSTIFICATION, proposal.rationale) if proposal and proposal.rationale else ""
     justification = [proposal.reason_code, rationale] if proposal else []
     alternatives = ALTERNATIVES_UNAVAILABLE if decoding.alternatives is None else decoding.alternatives
-    store.insert(
+    return _insert_sealed(
+        store,
         "policy_proposals",
         dfid=attempt.packet.dfid,
         agent_id=attempt.packet.agent_id,
@@ -136,21 +190,30 @@ def _write_proposal(store: Store, attempt: Attempt, key: CaseKey) -> str:
         params=canonical(dict(attempt.verdict.amounts_minor)).decode(),
         context_ref=proposal.context_ref if proposal else None,
         justification=": ".join(part for part in justification if part) or None,
-        confidence=decoding.confidence,
+        confidence=_real(decoding.confidence),
         proposal=sealed,
         model=decoding.model,
         alternatives=canonical(alternatives).decode(),
         tokens=decoding.tokens,
         passes=decoding.passes,
-        duration_ms=decoding.duration_ms,
+        duration_ms=_real(decoding.duration_ms),
     )
-    return sha256_hex(sealed)
 
 
-def write_reservation(store: Store, intent: ExecutionIntent, needs: Row, now_ms: int) -> None:
-    """Write the order that is about to be sent, and its RESERVED entry."""
-    store.insert(
+def write_reservation(
+    store: Store,
+    intent: ExecutionIntent,
+    needs: Row,
+    taken: Mapping[str, list[Row]],
+    now_ms: int,
+    *,
+    after: Head | None,
+) -> Head:
+    """Write the order that is about to be sent, and its RESERVED entry; return that. `taken`: the rows of what it takes."""
+    order = _insert_sealed(
+        store,
         "execution_log",
+        {"status": "PENDING"},
         dfid=intent.dfid,
         idempotency_key=intent.idempotency_key,
         step_id=STEP_ID,
@@ -160,22 +223,15 @@ def write_reservation(store: Store, intent: ExecutionIntent, needs: Row, now_ms:
         state_version=intent.state_version,
         signature=intent.signature,
         reserved_at_ms=now_ms,
-        status="PENDING",
     )
+    rows = {"execution_log": order} | {table: ledger.rows_digest(rows) for table, rows in taken.items()}
     body = {"idempotency_key": intent.idempotency_key, "kind": intent.kind, "params": dict(intent.params)}
-    ledger.append(
-        store, now_ms, "RESERVED", intent.dfid, {**body, "needs": needs, "rows": seal(store, intent.dfid, RESERVED)}
-    )
+    return ledger.append(store, now_ms, "RESERVED", intent.dfid, {**body, "needs": needs, "rows": rows}, after=after)
 
 
 def is_ordered(store: Reader, key: str) -> bool:
     """Tell whether the record has an order under an idempotency key, of whatever flow."""
     return store.value("SELECT 1 FROM execution_log WHERE idempotency_key = ?", (key,)) is not None
-
-
-def reserved_at_ms(store: Reader, dfid: str) -> int:
-    """Return when a flow's order was reserved, by the clock inside that transaction."""
-    return int(store.value("SELECT reserved_at_ms FROM execution_log WHERE dfid = ?", (dfid,)))
 
 
 def read_order(store: Reader, dfid: str) -> ExecutionIntent | None:

@@ -21,8 +21,8 @@ from sds.kernel.executor.deadline import LateError, within
 from sds.kernel.executor.key_retention import CLOCK_MARGIN_MS, FORGOTTEN, is_kept
 from sds.kernel.executor.protocol import ExecutionIntent, Executor, Receipt, Signer, VerifyingExecutor
 from sds.kernel.executor.statement import STATEMENT_S_MAX, StatementLine, unreadable_statement
-from sds.kernel.flow import undecided
-from sds.kernel.flow.in_flight import deadline_ms
+from sds.kernel.flow import in_flight, undecided
+from sds.kernel.flow.in_flight import StandingOrder, deadline_ms
 from sds.kernel.flow.states import EXECUTION_FAILED, NOT_SENT, State, transition
 from sds.kernel.registry import reservations
 from sds.kernel.storage import ledger
@@ -64,6 +64,7 @@ class Dispatcher:
     ) -> None:
         self._store, self._signer = store, signer
         self._gate, self._restarts_max = contract.gate, contract.retry.restarts_max
+        self._contract_hash, self._draws_stay = contract.hash, contract.draws_settle_in != "source"
         self.executor = VerifyingExecutor(executor, signer)
         self._now_ms, self._log = now_ms, log
         self._deadline_s = contract.budget.dispatch_ms_max / 1000
@@ -83,9 +84,10 @@ class Dispatcher:
         left_s = self._deadline_s if deadline_ms is None else min(self._deadline_s, (deadline_ms - now_ms) / 1000)
         receipt = self._send(intent, left_s)
         # first of all: what is known of an order is not lost to anything else
-        status = self.settle(intent, receipt, until_ms=until_ms)
+        status, failures = self._settled(intent, receipt, None, until_ms)
         answered = receipt.status in _ANSWERED
-        if answered or left_s == self._deadline_s:  # who was given less time than it may take has not failed
+        # who was given less time than it may take has not failed
+        if failures > 0 if answered else left_s == self._deadline_s:
             self._tell_breaker(answered=answered)
         return status
 
@@ -233,8 +235,7 @@ class Dispatcher:
         if not self.executor.voids:
             return
         with self._store.transaction():
-            status = self._store.value("SELECT status FROM execution_log WHERE dfid = ?", (intent.dfid,))
-            if status in ("PENDING", "UNKNOWN") and not self._announced(intent):
+            if self._status(intent) in _IN_FLIGHT and not self._announced(intent):
                 body = {"idempotency_key": intent.idempotency_key}
                 ledger.append(self._store, self._now_ms(), "VOIDING", intent.dfid, body)
 
@@ -298,27 +299,31 @@ class Dispatcher:
         itself says that it was rejected. `by`: the human whose word it is. `until_ms`: until when nobody but the sender can
         have sent it: what is `unsent` later, or once it was UNKNOWN, was only not sent by this one.
         """
-        with self._store.transaction():
-            was = self._store.value("SELECT status FROM execution_log WHERE dfid = ?", (intent.dfid,))
-            if was is None:
+        return self._settled(intent, receipt, by, until_ms)[0]
+
+    def _settled(
+        self, intent: ExecutionIntent, receipt: Receipt, by: Mapping[str, object] | None, until_ms: int
+    ) -> tuple[str, int]:
+        """Do what `settle` does; return how often in a row the executor had not answered, too."""
+        with self._store.transaction(*in_flight.asking_for_order(intent.dfid)) as found:
+            order = in_flight.standing_order(found)
+            if order is None:
                 raise StoreError("an order is not in the record", dfid=intent.dfid)
-            if receipt.status == "unsent" and not self._is_only_sender(intent, str(was), until_ms):
+            was, failures = order.status, order.failures
+            # by its lease, and by what is noted, nobody but the sender of a fresh order can have sent it
+            is_only_sender = was == "PENDING" and self._now_ms() <= until_ms and not order.sent_again
+            if receipt.status == "unsent" and not is_only_sender:
                 receipt = replace(receipt, status="unknown")
             status = _STATUS[receipt.status]
-            if by is None and self._contradicts(intent, str(was), status):
-                status = self._write_dirty(intent, receipt, str(was))
-            elif was in ("PENDING", "UNKNOWN") and was != status:
-                self._write(intent, receipt, status, str(was), by)
+            if by is None and self._contradicts(intent, was, status):
+                status = self._write_dirty(intent, receipt, was)
+            elif was in _IN_FLIGHT and was != status:
+                self._write(intent, receipt, order, by)
             else:
-                return str(was)
+                return was, failures
         event = "security.settlement_contradicted" if status == "DIRTY" else "flow.settled"
         self._log(event, {"dfid": intent.dfid, "status": status})
-        return status
-
-    def _is_only_sender(self, intent: ExecutionIntent, was: str, until_ms: int) -> bool:
-        """Tell whether nobody but the sender of a fresh order can have sent it: by its lease, and by what is noted."""
-        noted = self._store.value("SELECT 1 FROM order_lookups WHERE dfid = ?", (intent.dfid,))
-        return was == "PENDING" and self._now_ms() <= until_ms and noted is None
+        return status, failures
 
     def _contradicts(self, intent: ExecutionIntent, was: str, status: str) -> bool:
         """Tell whether the executor's own answer is not what an order was settled as; of two of its own the first holds.
@@ -345,26 +350,27 @@ class Dispatcher:
         return "DIRTY"
 
     def _write_status(self, intent: ExecutionIntent, receipt: Receipt, status: str, now_ms: int) -> None:
-        self._store.run(
+        self._store.write(
             "UPDATE execution_log SET status = ?, external_receipt = ?, executed_at_ms = ? WHERE dfid = ?",
             (status, receipt.reference or None, now_ms, intent.dfid),
         )
 
     def _write(
-        self, intent: ExecutionIntent, receipt: Receipt, status: str, was: str, by: Mapping[str, object] | None
+        self, intent: ExecutionIntent, receipt: Receipt, order: StandingOrder, by: Mapping[str, object] | None
     ) -> None:
-        now_ms = self._now_ms()
+        status, now_ms = _STATUS[receipt.status], self._now_ms()
         self._write_status(intent, receipt, status, now_ms)
         tag = self._failure_tag(intent, receipt, by) if status == "FAILED" else None
-        kept = reservations.stays_drawn(self._store, intent.dfid)
-        kind = "UNKNOWN" if status == "UNKNOWN" else "RESOLVED" if was == "UNKNOWN" else "SETTLED"
+        ours = order.contract_hash == self._contract_hash
+        kept = self._draws_stay if ours else reservations.stays_drawn(self._store, intent.dfid)
+        kind = "UNKNOWN" if status == "UNKNOWN" else "RESOLVED" if order.status == "UNKNOWN" else "SETTLED"
         if status != "UNKNOWN":
             succeeded = status == "SUCCESS"
-            reservations.settle(self._store, intent.dfid, succeeded=succeeded, kept=kept)
+            reservations.settle(self._store, intent.dfid, order.holds, succeeded=succeeded, kept=kept)
             end: State = transition("EXECUTING", "CLOSED" if succeeded else "ABORTED")
             self._store.write("UPDATE decision_flows SET state = ?, tag = ? WHERE dfid = ?", (end, tag, intent.dfid))
         body = {"status": status, "reference": receipt.reference, "detail": receipt.detail, "kept": kept, "tag": tag}
-        ledger.append(self._store, now_ms, kind, intent.dfid, body | ({"by": dict(by)} if by else {}))
+        ledger.append(self._store, now_ms, kind, intent.dfid, body | ({"by": dict(by)} if by else {}), after=order.head)
         if tag is not None and self._is_a_humans(intent.dfid, tag):
             why = f"the order came to nothing: {receipt.detail or status.lower()}"
             undecided.hand_over(self._store, intent.dfid, tag, why, now_ms=now_ms)

@@ -12,7 +12,8 @@ from sds.kernel.envelope.proposal import parse_recorded
 from sds.kernel.executor.protocol import ExecutionIntent
 from sds.kernel.flow import decision_record, states
 from sds.kernel.registry import spend
-from sds.kernel.storage.store import Reader
+from sds.kernel.storage.ledger import Head
+from sds.kernel.storage.store import Reader, Row
 
 # A human's order has a lease of its own: that of the flow they decided about is long over.
 _UNFINISHED = (
@@ -24,11 +25,56 @@ _UNFINISHED = (
     " ORDER BY COALESCE(e.reserved_at_ms, f.created_at_ms)"
 )
 
-
+# A row for each resource that the order holds.
+_ORDER = (
+    "SELECT r.resource, r.amount, x.resource IS NOT NULL, l.idx, l.entry_hash,"
+    " e.status, n.dfid IS NOT NULL, COALESCE(h.contract_hash, f.contract_hash), b.failures FROM execution_log e"
+    " LEFT JOIN decision_flows f ON f.dfid = e.dfid LEFT JOIN human_decisions h ON h.dfid = e.dfid"
+    " LEFT JOIN order_lookups n ON n.dfid = e.dfid LEFT JOIN executor_breakers b ON b.gate = f.gate"
+    " LEFT JOIN ledger l ON l.idx = (SELECT max(idx) FROM ledger)"
+    " LEFT JOIN reservations r ON r.dfid = e.dfid AND r.status = 'live' LEFT JOIN resources x ON x.resource = r.resource"
+    " WHERE e.dfid = ?"
+)
+_TIMES = (
+    "SELECT e.reserved_at_ms, d.deadline_ms FROM execution_log e"
+    " LEFT JOIN human_decisions h ON h.dfid = e.dfid LEFT JOIN flow_deadlines d ON d.dfid = e.dfid AND h.dfid IS NULL"
+    " WHERE e.dfid = ?"
+)
 _DEADLINE = (
     "SELECT deadline_ms FROM flow_deadlines d WHERE dfid = ?"
     " AND NOT EXISTS (SELECT 1 FROM human_decisions h WHERE h.dfid = d.dfid)"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class StandingOrder:
+    """An order as the transaction has found it that settles it, and the last entry.
+
+    `sent_again`: somebody else than its first sender may have sent it. `contract_hash`: of the contract it was reserved under.
+    `failures`: orders in a row that its executor has not answered. `holds`: (resource, amount, whether it is in the record).
+    """
+
+    status: str
+    sent_again: bool
+    contract_hash: str | None
+    failures: int
+    head: Head | None
+    holds: list[tuple[str, int, bool]]
+
+
+def asking_for_order(dfid: str) -> tuple[str, Row]:
+    """Return the statement that reads an order which is to be settled, and its values."""
+    return _ORDER, (dfid,)
+
+
+def standing_order(rows: list[Row]) -> StandingOrder | None:
+    """Return what `asking_for_order` has found; None: there is no such order."""
+    if not rows:
+        return None
+    idx, entry_hash, status, sent_again, contract_hash, failures = rows[0][3:]
+    holds = [(name, amount, bool(there)) for name, amount, there, *_ in rows if name is not None]
+    head = Head(idx, entry_hash) if idx else None
+    return StandingOrder(status, bool(sent_again), contract_hash, failures or 0, head, holds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +98,12 @@ def deadline_ms(record: Reader, dfid: str) -> int | None:
     """Return until when a flow's order may be sent. None: no deadline was set, or a human has decided it since."""
     found = record.value(_DEADLINE, (dfid,))
     return None if found is None else int(found)
+
+
+def times_ms(record: Reader, dfid: str) -> tuple[int, int | None]:
+    """Return when a flow's order was reserved, by the clock inside that transaction, and until when it may be sent."""
+    reserved_at_ms, until_ms = record.rows(_TIMES, (dfid,))[0]
+    return int(reserved_at_ms), until_ms
 
 
 def orders_in_flight(record: Reader, gate: str, now_ms: int) -> list[ExecutionIntent]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,18 +29,22 @@ EVENT_BYTES_MAX = 64 * 1024
 PREVIEW = "preview"  # in the place of a flow's id, in the packet of no flow
 SAVE_AS = "save it as UTF-8 without a byte order mark"
 _MARKS_OF_UTF_16 = (BOM_UTF16_LE, BOM_UTF16_BE)  # that of UTF-32 begins with the one or with NUL
-_BOUND = (
-    "SELECT COALESCE((SELECT contract_hash FROM decision_flows WHERE dfid = ?),"
-    " (SELECT contract_hash FROM agents WHERE agent_id = ?))"
-)
-RESTARTS_LOOKED_AT = 256  # a flow that was started anew more often than this is not recognised
-HAND_OVERS_LOOKED_AT = 3  # in a row: the flow that a human was handed, and what followed when that was declined, too
+# What is known of an event, how its texts are sealed, and what contract a flow of it would be under.
+_SEEN = f"""
+SELECT c.gate, c.event_id, k.wrapped, x.erased_at_ms, x.reason,
+       COALESCE((SELECT contract_hash FROM decision_flows WHERE dfid = ?), (SELECT contract_hash FROM agents WHERE agent_id = ?)),
+       EXISTS (SELECT 1 FROM decision_flows t WHERE t.gate = c.gate AND t.tag = '{ADOPTED}'),
+       e.body_hash, f.dfid, f.state, f.tag, f.restarts, f.created_at_ms, f.lease_until_ms
+FROM (SELECT ? AS gate, ? AS event_id) c
+LEFT JOIN events e ON e.gate = c.gate AND e.event_id = c.event_id LEFT JOIN decision_flows f ON f.dfid = e.dfid
+LEFT JOIN case_keys k ON k.gate = c.gate AND k.event_id = c.event_id
+LEFT JOIN erasures x ON x.gate = c.gate AND x.event_id = c.event_id
+"""
 
 _POINT = (
     "INSERT INTO events (gate, event_id, body_hash, dfid) VALUES (?, ?, ?, ?)"
     " ON CONFLICT (gate, event_id) DO UPDATE SET body_hash = excluded.body_hash, dfid = excluded.dfid"
 )
-_ANY_ADOPTED = f"SELECT 1 FROM decision_flows WHERE gate = ? AND tag = '{ADOPTED}' LIMIT 1"
 _ADOPTED_NAMED = f"SELECT dfid, state FROM decision_flows WHERE gate = ? AND tag = '{ADOPTED}' AND dfid IN ({{marks}})"
 
 
@@ -168,9 +172,9 @@ def claim(
     identity is known with another body.
     """
     saga = authorization.parent if authorization else None
-    with store.transaction():
-        parent, restarts = saga, 0
-        known = _known_flow(store, contract, event) or _take_over(store, contract, event)
+    with store.transaction(*asking_for_seen(contract, event, saga)) as rows:
+        parent, restarts, seen = saga, 0, rows[0]
+        known = _flow_of(store, event, seen[7:]) or (_take_over(store, contract, event) if seen[6] else None)
         if known is not None:
             last, state, tag, restarts, created_ms, lease_ms = known
             if state == "ACTIVE" and not states.is_held(created_ms, lease_ms, now_ms):
@@ -185,7 +189,7 @@ def claim(
         if authorization is not None:
             authorization.check()
         dfid = write_event(store, contract.gate, event, restarts)
-        begun: dict[str, Any] = {"parent": parent, "restarts": restarts, "saga": saga, "now_ms": now_ms}
+        begun: dict[str, Any] = {"parent": parent, "restarts": restarts, "seen": seen, "now_ms": now_ms}
         begin(store, contract, event, dfid, deadline_ms=deadline_ms, **begun)
     return ClaimedFlow(dfid, event, deadline_ms)
 
@@ -200,7 +204,7 @@ def known_event(store: Reader, contract: Contract, event: Event, *, now_ms: int)
 
     None: it was never seen, or may be decided afresh, which `claim` finds out. Raises EventError as `claim` does.
     """
-    known = _known_flow(store, contract, event)
+    known = _flow_of(store, event, store.rows(*asking_for_seen(contract, event))[0][7:])
     if known is None or undecided.is_undecided(known[1], known[2]):
         return None
     if known[1] == "ACTIVE" and not states.is_held(known[4], known[5], now_ms):
@@ -220,14 +224,14 @@ def recorded_event(store: Reader, contract: Contract, dfid: str) -> Event:
     return event if fingerprint is None else replace(event, fingerprint=fingerprint)
 
 
-def _known_flow(store: Reader, contract: Contract, event: Event) -> Row | None:
+def asking_for_seen(contract: Contract, event: Event, saga: str | None = None) -> tuple[str, Row]:
+    """Return the statement that reads what is known of an event, and its values: it finds one row."""
+    return _SEEN, (saga, contract.agent_id, contract.gate, event.id)
+
+
+def _flow_of(store: Reader, event: Event, known: Row) -> Row | None:
     """Return the last flow of an event: its id, state, tag, restarts, when it was created, until when it is leased."""
-    known = store.row(
-        "SELECT e.body_hash, f.dfid, f.state, f.tag, f.restarts, f.created_at_ms, f.lease_until_ms"
-        " FROM events e JOIN decision_flows f ON f.dfid = e.dfid WHERE e.gate = ? AND e.event_id = ?",
-        (contract.gate, event.id),
-    )
-    if known is None:
+    if known[1] is None:
         return None
     refuse_another(store, event, known[0], dfid=known[1])
     return known[1:]
@@ -262,13 +266,12 @@ def _fingerprint(store: Reader, event: Event) -> str:
     return event.fingerprint or store.keyring.fingerprints(event.original or event.body)[0]
 
 
-def _trigger(store: Store, gate: str, event: Event) -> str:
+def _trigger(store: Store, event: Event, seen: Row) -> str:
     """Return the event as the record keeps it: the evidence sealed, everything else in clear."""
     if not event.text_field:
         return event.body
-    return vault.seal_trigger(
-        vault.key_for_case(store, gate, event.id), event.body, event.text_field, _fingerprint(store, event)
-    )
+    key, _ = vault.key_of_case(store, seen[:5])
+    return vault.seal_trigger(key, event.body, event.text_field, _fingerprint(store, event))
 
 
 def _take_over(store: Store, contract: Contract, event: Event) -> Row | None:
@@ -279,39 +282,22 @@ def _take_over(store: Store, contract: Contract, event: Event) -> Row | None:
         return None
     dfid, restarts = adopted
     store.insert("events", gate=contract.gate, event_id=event.id, body_hash=named, dfid=dfid)
-    known = _known_flow(store, contract, event)
+    known = _flow_of(store, event, store.rows(*asking_for_seen(contract, event))[0][7:])
     return known and (*known[:3], restarts, *known[4:])
 
 
 def adopted_flow(store: Reader, gate: str, event_id: str, body_hash: str) -> tuple[str, int] | None:
     """Return the adopted flow of an event and how often it had been started anew by then; None for an event of none.
 
-    One cheap query where nothing was ever adopted. Of several, one that was carried out counts, else the last.
+    Of several, one that was carried out counts, else the last.
     """
-    if store.value(_ANY_ADOPTED, (gate,)) is None:
-        return None
-    restarts = dict(_names(gate, event_id, body_hash))
+    restarts = dict(undecided.names_of_flows(gate, event_id, body_hash))
     sql = _ADOPTED_NAMED.format(marks=", ".join("?" * len(restarts)))
     found = [(state == "CLOSED", restarts[dfid], dfid) for dfid, state in store.rows(sql, (gate, *restarts))]
     if not found:
         return None
     _, number, dfid = max(found)
     return dfid, number
-
-
-def is_named(dfid: str, gate: str, event_id: str, body_hash: str) -> bool:
-    """Tell whether a flow's id is one that an event gives it."""
-    return any(dfid == name for name, _ in _names(gate, event_id, body_hash))
-
-
-def _names(gate: str, event_id: str, body_hash: str) -> Iterator[tuple[str, int]]:
-    """Yield every id that a flow of an event may have, and its restarts: `undecided.hand_over` names by the flow before."""
-    for restarts in range(RESTARTS_LOOKED_AT):
-        name = flow_id(gate, event_id, body_hash, restarts)
-        yield name, restarts
-        for successor in range(1, HAND_OVERS_LOOKED_AT + 1):
-            name = flow_id(gate, event_id, name, restarts + successor)
-            yield name, restarts + successor
 
 
 def is_adopted(trigger: str) -> bool:
@@ -332,12 +318,14 @@ def begin(
     parent: str | None,
     restarts: int,
     now_ms: int,
-    saga: str | None = None,
+    seen: Row = (),
     deadline_ms: int | None = None,
 ) -> None:
     """Write a fresh flow inside the caller's transaction: a child of a saga under its saga's contract, every other under the
-    one that is registered now. A lease is as much longer than the time to decide as an order may take.
+    one that is registered now. A lease is as much longer than the time to decide as an order may take. `seen`: what the
+    transaction has read of the event (`asking_for_seen`).
     """
+    seen = seen or store.rows(*asking_for_seen(contract, event))[0]
     until_ms = now_ms + contract.budget.ttl_ms
     if deadline_ms is not None:
         until_ms = max(now_ms, min(until_ms, deadline_ms))
@@ -346,11 +334,11 @@ def begin(
         "decision_flows",
         dfid=dfid,
         agent_id=contract.agent_id,
-        trigger_event=_trigger(store, contract.gate, event),
+        trigger_event=_trigger(store, event, seen),
         parent_dfid=parent,
         gate=contract.gate,
         event_id=event.id,
-        contract_hash=store.value(_BOUND, (saga, contract.agent_id)),
+        contract_hash=seen[5],
         restarts=restarts,
         created_at_ms=now_ms,
         state=transition("CREATED", "ACTIVE"),

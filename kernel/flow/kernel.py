@@ -129,8 +129,8 @@ class Kernel:
         self.log("stage.committed", flow)
         if order is not None:
             # within the lease: what is reserved is reserved within the budget, which the lease is longer than by as much
-            until_ms = decision_record.reserved_at_ms(self.store, packet.dfid) + self.contract.budget.dispatch_ms_max
-            deadline_ms = in_flight.deadline_ms(self.store, packet.dfid)
+            reserved_at_ms, deadline_ms = in_flight.times_ms(self.store, packet.dfid)
+            until_ms = reserved_at_ms + self.contract.budget.dispatch_ms_max
             self.dispatcher.carry_out(order, until_ms=until_ms, deadline_ms=deadline_ms)
             self.log("stage.dispatched", flow)
         return self.answer(packet.dfid)

@@ -46,7 +46,8 @@ class DecisionMonitors:
         if not self.monitors.monitors or tag in WAITING_TAGS:
             return Counted()
         history = partial(_history, self._contract, store, attempt.packet.dfid)
-        return self.monitors.count(store, decided(self._contract, attempt, state), attempt.now_ms, history)
+        found = decided(self._contract, attempt, state)
+        return self.monitors.count(store, found, attempt.now_ms, history, kept=attempt.open_flow.windows)
 
 
 def decision_monitors(contract: Contract) -> Monitors:

@@ -17,8 +17,10 @@ from sds.kernel.decision.safeguards import EnvelopeInputs, LiveState, standing_n
 from sds.kernel.envelope.state import StateRead, StateSource, Value
 from sds.kernel.flow import attempts
 from sds.kernel.flow.intake import PREVIEW
+from sds.kernel.registry import authority as authorities
 from sds.kernel.registry import reservations, spend
-from sds.kernel.registry.authority import authority_now
+from sds.kernel.registry.authority import Authority
+from sds.kernel.registry.reservations import Usage
 from sds.kernel.storage.store import Store
 
 
@@ -36,11 +38,12 @@ class Observer:
         """Read live state, reservations, spend limits, artifacts and authority.
 
         A field that is not of its declared type is left out, and `notes` say so: a foreign source may return anything.
-        The resources' epochs are read before the state: what is reserved in between shows when this decision reserves.
+        The resources' epochs are read before the state: what is reserved in between shows when this decision reserves. So is
+        authority, which is asked for again there.
         `dfid`: the flow it is for; without one, one that would be created now. `without`: an order in flight, looked at
         as if it had taken nothing.
         """
-        usage = reservations.usage(self._store, self._contract, key)
+        authority, usage, _ = standing(self._store, self._contract, self._contract.agent_id, key, dfid)
         own = reservations.of_order(self._store, without) if without else {}
         drawn = {
             path: amount - own.get(reservations.resource(self._contract, key, path), 0)
@@ -49,7 +52,6 @@ class Observer:
         fields, version, notes = self._net_state(key, drawn)
         spending = spend.scopes(self._contract, fields, now_ms)
         artifacts, faults = self._context.artifacts()
-        authority = authority_now(self._store, self._contract.agent_id, dfid)
         situation = EnvelopeInputs(
             fields=fields,
             agent_active=authority.active and authority.contract_hash == self._contract_hash,
@@ -99,19 +101,34 @@ class Observer:
 
 def authority_state(store: Store, contract: Contract, packet: DecisionPacket) -> AuthorityState:
     """Return what registry and store say of a packet's flow at the moment of judgement."""
-    authority = authority_now(store, packet.agent_id, packet.dfid)
+    authority, usage, tries = standing(store, contract, packet.agent_id, packet.key, packet.dfid)
     under = authority.contract_hash == packet.contract_hash
-    rejected, spent = attempts.rejected(store, packet.dfid)
+    rejected, spent = attempts.rejected(store, packet.dfid) if tries else (frozenset(), 0)
     return AuthorityState(
         agent_active=authority.active,
         halted=authority.halted,
         contract_hash=authority.contract_hash,
         # of another contract there is no mission to compare: gate 2 objects, and a human may still be asked
         mission_hash=authority.mission_hash if under else packet.mission_hash,
-        held=reservations.usage(store, contract, packet.key).held,
+        held=usage.held,
         tokens_spent=spent,
         rejected=rejected,
     )
+
+
+def standing(store: Store, contract: Contract, agent_id: str, key: str, dfid: str) -> tuple[Authority, Usage, int]:
+    """Return, read in one statement, an agent's authority, what is reserved of a key, and how many attempts a flow has had."""
+    paths = reservations.named(contract, key)
+    tables, of = authorities.bound_to(agent_id, dfid)
+    rows = store.rows(
+        f"SELECT {authorities.COLUMNS}, (SELECT count(*) FROM attempts t WHERE t.dfid = ?), {reservations.COLUMNS} {tables}"
+        f" LEFT JOIN resources u ON u.resource IN ({reservations.marks(paths)}) WHERE a.agent_id = ?",
+        (dfid, of, *paths, agent_id),
+    )
+    if not rows:
+        return Authority(), reservations.usage(store, contract, key), 0
+    usage = reservations.usage_in(paths, [row[5:] for row in rows])
+    return authorities.authority_in(rows[0][:4]), usage, rows[0][4]
 
 
 def _subtracted(fields: Mapping[str, Value | None], drawn: Mapping[str, int]) -> dict[str, Value]:

@@ -9,6 +9,8 @@ snapshot and the proposal of the flow it follows. All that writes here runs insi
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from sds.kernel.canonical import canonical, flow_id, one_line
 from sds.kernel.decision.dim import AFTER_THE_GATES
 from sds.kernel.errors import StoreError, UsageError
@@ -19,6 +21,8 @@ from sds.kernel.storage.store import Reader, Row, Store
 
 REASON_CHARS_MAX = 300
 INTERRUPTED = "INTERRUPTED"
+RESTARTS_LOOKED_AT = 256  # a flow that was started anew more often than this is not recognised
+HAND_OVERS_LOOKED_AT = 3  # in a row: the flow that a human was handed, and what followed when that was declined, too
 
 _SUCCESSOR = (
     "INSERT INTO decision_flows (dfid, restarts, created_at_ms, state, tag, lease_until_ms,"
@@ -115,6 +119,21 @@ def hand_over(store: Store, dfid: str, tag: str, why: str, *, now_ms: int) -> st
         _copy(store, table, dfid, successor)
     _write_end(store, successor, "ESCALATED", tag, why, now_ms)
     return successor
+
+
+def is_named(dfid: str, gate: str, event_id: str, body_hash: str) -> bool:
+    """Tell whether a flow's id is one that an event gives it."""
+    return any(dfid == name for name, _ in names_of_flows(gate, event_id, body_hash))
+
+
+def names_of_flows(gate: str, event_id: str, body_hash: str) -> Iterator[tuple[str, int]]:
+    """Yield every id that a flow of an event may have, and its restarts: `hand_over` names by the flow before."""
+    for restarts in range(RESTARTS_LOOKED_AT):
+        name = flow_id(gate, event_id, body_hash, restarts)
+        yield name, restarts
+        for successor in range(1, HAND_OVERS_LOOKED_AT + 1):
+            name = flow_id(gate, event_id, name, restarts + successor)
+            yield name, restarts + successor
 
 
 def _copy(store: Store, table: str, dfid: str, successor: str) -> None:

@@ -83,7 +83,7 @@ class HumanKernel(Kernel):
 
     def reserve(self, attempt: Attempt, live: LiveState) -> tuple[ExecutionIntent | None, str | None]:
         """Reserve what an accepted decision takes, in the caller's transaction: (the signed order, why not)."""
-        return self._committer.reserve(attempt, live)
+        return self._committer.reserve(attempt, live)[:2]
 
     def still_valid(self, order: ExecutionIntent) -> bool:
         """Tell whether a human's order in flight would be reserved again now, by the terms it was decided under."""

@@ -9,16 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sds.kernel.registry.registry import Status
-from sds.kernel.storage.store import Reader
+from sds.kernel.storage.store import Reader, Row
 
-_SQL = (
-    "SELECT a.status, COALESCE((SELECT value FROM meta WHERE key = 'halted'), '') <> '0',"
+# Of an agent `a` and of what is bound to a contract, `b`: for statements that read more than that.
+COLUMNS = (
+    "a.status, COALESCE((SELECT value FROM meta WHERE key = 'halted'), '') <> '0',"
     " CASE WHEN r.contract_hash IS NULL THEN COALESCE(b.contract_hash, '') ELSE '' END, COALESCE(c.mission_hash, '')"
-    " FROM agents a LEFT JOIN {table} b ON b.{key} = ? LEFT JOIN contracts c ON c.hash = b.contract_hash"
-    " LEFT JOIN contract_revocations r ON r.contract_hash = b.contract_hash WHERE a.agent_id = ?"
 )
-_OF_FLOW = _SQL.format(table="decision_flows", key="dfid")
-_OF_AGENT = _SQL.format(table="agents", key="agent_id")
+JOINS = (
+    "LEFT JOIN contracts c ON c.hash = b.contract_hash"
+    " LEFT JOIN contract_revocations r ON r.contract_hash = b.contract_hash"
+)
+_OF_FLOW = f"FROM agents a LEFT JOIN decision_flows b ON b.dfid = ? {JOINS}"
+_OF_AGENT = f"FROM agents a LEFT JOIN agents b ON b.agent_id = ? {JOINS}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,5 +57,17 @@ class Authority:
 
 def authority_now(record: Reader, agent_id: str, dfid: str = "") -> Authority:
     """Return the authority of an agent for one flow; without `dfid`, for a flow that would be created now."""
-    row = record.row(_OF_FLOW, (dfid, agent_id)) if dfid else record.row(_OF_AGENT, (agent_id, agent_id))
-    return Authority() if row is None else Authority(row[0], bool(row[1]), row[2], row[3])
+    tables, of = bound_to(agent_id, dfid)
+    row = record.row(f"SELECT {COLUMNS} {tables} WHERE a.agent_id = ?", (of, agent_id))
+    return Authority() if row is None else authority_in(row)
+
+
+def bound_to(agent_id: str, dfid: str) -> tuple[str, str]:
+    """Return the tables behind `COLUMNS` of an agent and a flow, and the value in them; without `dfid`, of one created now."""
+    return (_OF_FLOW, dfid) if dfid else (_OF_AGENT, agent_id)
+
+
+def authority_in(columns: Row) -> Authority:
+    """Return what a statement has read as `COLUMNS`."""
+    status, halted, contract_hash, mission_hash = columns
+    return Authority() if status is None else Authority(status, bool(halted), contract_hash, mission_hash)

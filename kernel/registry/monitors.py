@@ -14,7 +14,7 @@ from math import log
 from sds.kernel.contract.monitors import LAST_MIN, MICRO, MonitorSpec, micros
 from sds.kernel.registry import registry
 from sds.kernel.registry.windows import Stream, Sums, Vector, Windows
-from sds.kernel.storage.store import Reader, Store
+from sds.kernel.storage.store import Reader, Row, Store
 
 SHARE_MIN = 1e-4  # what a share is taken to be at least, in a population stability index: no logarithm of nothing
 MEASURED_MIN = LAST_MIN  # decisions with what a monitor measures, before it is judged
@@ -135,15 +135,19 @@ class Monitors:
         self._windows = Windows(agent_id, stream, self.monitors, widths, units=units)
         self._judges = [_judge(*both) for both in zip(self.monitors, self._windows.places, strict=True)]
 
-    def count(self, store: Store, decided: MonitoredDecision, now_ms: int, history: History) -> Counted:
+    def count(
+        self, store: Store, decided: MonitoredDecision, now_ms: int, history: History, *, kept: Row | None = None
+    ) -> Counted:
         """Count one decision and judge every window, in the caller's transaction; `settle` does what follows.
+
+        `kept`: the windows, where that transaction has read them already.
 
         `history`, given how many decisions and milliseconds the windows reach back, returns (time, decision), oldest
         first: what they are filled with where the record has none, or those of other monitors.
         """
         if not self.monitors:
             return Counted()
-        sums = self._windows.read(store) or self._filled(store, history)
+        sums = (self._windows.sums_in(kept) if kept else self._windows.read(store)) or self._filled(store, history)
         self._windows.add(store, sums, self._vector(decided), now_ms)
         stops, warnings = self._crossed(sums)
         return Counted(self._windows.write(store, sums), stops, warnings)

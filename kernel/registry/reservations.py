@@ -8,17 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from sds.kernel.contract.schema import Contract
 from sds.kernel.errors import StoreError
 from sds.kernel.registry import spend
-from sds.kernel.storage.store import Store
+from sds.kernel.storage.store import Row, Store
 
+TYPES_MAX = 1_024  # of fields, that are remembered
+
+# Of a resource `u`: for statements that read more than that.
+COLUMNS = (
+    "u.resource, u.epoch, u.drawn,"
+    " EXISTS (SELECT 1 FROM reservations l WHERE l.resource = u.resource AND l.status = 'live')"
+)
 # A human's order is under the contract that was in force when they decided, every other under its flow's.
 _SETTLES_IN = (
     "SELECT c.body ->> '$.draws_settle_in' FROM decision_flows f LEFT JOIN human_decisions h ON h.dfid = f.dfid"
     " JOIN contracts c ON c.hash = COALESCE(h.contract_hash, f.contract_hash) WHERE f.dfid = ?"
 )
+_DRAW = "UPDATE resources SET epoch = epoch + 1, drawn = drawn + ? WHERE resource = ?"
 _LEFT_DRAWN = (
     "SELECT CAST(json_extract(body, '$.kept') AS INTEGER) FROM ledger WHERE dfid = ?"
     " AND kind IN ('SETTLED', 'RESOLVED', 'CONTRADICTED', 'ADOPTED') ORDER BY idx DESC LIMIT 1"
@@ -54,36 +63,50 @@ def resource(contract: Contract, key: str, path: str) -> str:
     return f"{contract.source}:{key}#{path}"
 
 
+def taken(contract: Contract, dfid: str, key: str, claim: Claim) -> list[Row]:
+    """Return what a decision draws, as rows of `reservations`, in their order: (flow, resource, amount). Nothing is none."""
+    return sorted((dfid, resource(contract, key, path), amount) for path, amount in claim.draws if amount)
+
+
 def usage(store: Store, contract: Contract, key: str) -> Usage:
     """Return what is known of every numeric field, whichever gate of the same source draws on it."""
-    paths = {resource(contract, key, path): path for path, kind in contract.snapshot.items() if _numeric(kind)}
-    rows = store.rows(
-        "SELECT r.resource, r.epoch, r.drawn, EXISTS (SELECT 1 FROM reservations l WHERE l.resource = r.resource"
-        f" AND l.status = 'live') FROM resources r WHERE r.resource IN ({_marks(paths)})",
-        tuple(paths),
-    )
+    paths = named(contract, key)
+    rows = store.rows(f"SELECT {COLUMNS} FROM resources u WHERE u.resource IN ({marks(paths)})", tuple(paths))
+    return usage_in(paths, rows)
+
+
+def named(contract: Contract, key: str) -> dict[str, str]:
+    """Return the resource behind every numeric field of a key, and that field."""
+    begin = resource(contract, key, "")
+    return {begin + path: path for path, kind in contract.snapshot.items() if _numeric(kind)}
+
+
+def usage_in(paths: Mapping[str, str], rows: list[Row]) -> Usage:
+    """Return what a statement has read as `COLUMNS` of the resources of `paths`; one that is not there stands as None."""
     epochs, drawn = dict.fromkeys(paths.values(), 0), dict.fromkeys(paths.values(), 0)
     for name, epoch, amount, _ in rows:
-        epochs[paths[name]], drawn[paths[name]] = epoch, amount
+        if name is not None:
+            epochs[paths[name]], drawn[paths[name]] = epoch, amount
     return Usage(epochs, drawn, frozenset(paths[name] for name, _, _, held in rows if held))
 
 
 def holder(store: Store, contract: Contract, key: str) -> str | None:
     """Return what is known of the order that holds anything of this key: PENDING or UNKNOWN; None: it is free."""
-    paths = [resource(contract, key, path) for path, kind in contract.snapshot.items() if _numeric(kind)]
+    paths = named(contract, key)
     found = store.value(
         "SELECT max(e.status) FROM reservations l JOIN execution_log e ON e.dfid = l.dfid WHERE l.status = 'live'"
-        f" AND l.resource IN ({_marks(paths)})",
+        f" AND l.resource IN ({marks(paths)})",
         tuple(paths),
     )
     return None if found is None else str(found)
 
 
+@lru_cache(TYPES_MAX)
 def _numeric(declared: str) -> bool:
     return not declared.startswith(("bool", "string", "enum"))
 
 
-def _marks(names: Iterable[str]) -> str:
+def marks(names: Iterable[str]) -> str:
     return ", ".join("?" for _ in names)
 
 
@@ -93,26 +116,23 @@ def reserve(
     dfid: str,
     key: str,
     claim: Claim,
+    now: Usage,
     epochs: Mapping[str, int],
     spending: spend.Scopes,
 ) -> str | None:
     """Reserve everything, or change nothing and return the reason code.
 
-    `epochs` are those read just before the live state that was checked: had anything of this key been reserved or
-    settled since, even another field, that check would not hold. `spending`: the spend counters of this moment. Taking
+    `now`: as the transaction has found it. `epochs` are those read just before the live state that was checked: had anything
+    of this key been reserved or settled since, even another field, that check would not hold. `spending`: the spend counters of this moment. Taking
     nothing of a resource leaves it alone.
     """
-    now = usage(store, contract, key)
     if now.epochs != epochs or any(path in now.held for path, _ in claim.draws):
         return "RESOURCE_CONTENTION"
     left = spend.left(store, contract, spending)
     if claim.spends and left is not None and claim.spends > left:
         return "SPEND_LIMIT_EXCEEDED"
-    for path, amount in claim.draws:
-        if amount:
-            _draw(store, dfid, resource(contract, key, path), amount, drawn=amount, status="live", epochs=1)
-    if claim.spends and spending.names:
-        spend.add(store, dfid, spending, claim.spends)
+    _draw(store, taken(contract, dfid, key, claim), kept=True, status="live", epochs=1)
+    spend.add(store, dfid, spending, claim.spends)
     return None
 
 
@@ -149,17 +169,21 @@ def count(
     store: Store, contract: Contract, dfid: str, key: str, claim: Claim, spending: spend.Scopes | None, *, kept: bool
 ) -> None:
     """Count what an order took that was carried out without having been reserved here; `kept`: it stays subtracted."""
-    for path, amount in claim.draws:
-        if amount:  # taken and settled: two epochs, as for any order
-            name, drawn = resource(contract, key, path), amount if kept else 0
-            _draw(store, dfid, name, amount, drawn=drawn, status="settled", epochs=2)
-    if claim.spends and spending is not None and spending.names:
+    _draw(store, taken(contract, dfid, key, claim), kept=kept, status="settled", epochs=2)  # taken and settled: two
+    if spending is not None:
         spend.add(store, dfid, spending, claim.spends)
 
 
-def settle(store: Store, dfid: str, *, succeeded: bool, kept: bool) -> None:
-    """End a flow's reservations: `kept` keeps what was drawn subtracted, otherwise it is given back."""
-    _change_drawn(store, dfid, 0 if succeeded and kept else -1, status="live")
+def settle(store: Store, dfid: str, held: list[tuple[str, int, bool]], *, succeeded: bool, kept: bool) -> None:
+    """End a flow's reservations: `kept` keeps what was drawn subtracted, otherwise it is given back.
+
+    `held`: of each live one, the resource, the amount, and whether that resource is in the record, as it has to be.
+    """
+    times = 0 if succeeded and kept else -1
+    for name, amount, is_there in held:
+        if not is_there:
+            raise _missing(name, dfid)
+        store.write(_DRAW, (times * amount, name))
     status = "settled" if succeeded else "released"
     store.write("UPDATE reservations SET status = ? WHERE dfid = ? AND status = 'live'", (status, dfid))
     if not succeeded:
@@ -173,13 +197,18 @@ def release(store: Store, dfid: str, *, kept: bool) -> None:
     spend.recount(store, dfid, -1)
 
 
-def _draw(store: Store, dfid: str, name: str, amount: int, *, drawn: int, status: str, epochs: int) -> None:
-    store.insert("reservations", dfid=dfid, resource=name, amount=amount, status=status)
+def _draw(store: Store, rows: list[Row], *, kept: bool, status: str, epochs: int) -> None:
+    if not rows:
+        return
     store.write(
-        "INSERT INTO resources VALUES (?, ?, ?)"
+        f"INSERT INTO reservations (dfid, resource, amount, status) VALUES {', '.join(['(?, ?, ?, ?)'] * len(rows))}",
+        tuple(value for row in rows for value in (*row, status)),
+    )
+    store.write(
+        f"INSERT INTO resources VALUES {', '.join(['(?, ?, ?)'] * len(rows))}"
         " ON CONFLICT (resource) DO UPDATE SET epoch = resources.epoch + excluded.epoch,"
         " drawn = resources.drawn + excluded.drawn",
-        (name, epochs, drawn),
+        tuple(value for _, name, amount in rows for value in (name, epochs, amount if kept else 0)),
     )
 
 
@@ -189,6 +218,9 @@ def _change_drawn(store: Store, dfid: str, times: int, *, status: str = "%") -> 
     """
     sql = "SELECT resource, amount FROM reservations WHERE dfid = ? AND status LIKE ?"
     for name, amount in store.rows(sql, (dfid, status)):
-        sql = "UPDATE resources SET epoch = epoch + 1, drawn = drawn + ? WHERE resource = ?"
-        if store.run(sql, (times * amount, name)) != 1:
-            raise StoreError(f"resource `{name}` of a reservation is not in the record", dfid=dfid)
+        if store.run(_DRAW, (times * amount, name)) != 1:
+            raise _missing(name, dfid)
+
+
+def _missing(name: str, dfid: str) -> StoreError:
+    return StoreError(f"resource `{name}` of a reservation is not in the record", dfid=dfid)

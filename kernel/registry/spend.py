@@ -20,8 +20,8 @@ from sds.kernel.canonical import digest
 from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.sections import SpendLimit
 from sds.kernel.envelope.state import Fields
-from sds.kernel.storage.clock import BACK_MS, Step, steps
-from sds.kernel.storage.store import Reader, Store
+from sds.kernel.storage.clock import BACK_MS, LAST, Step, steps
+from sds.kernel.storage.store import Reader, Row, Store
 
 MINUTE_MS = 60_000
 LENGTH_MS = {"hour": 3_600_000, "day": 86_400_000}
@@ -32,6 +32,10 @@ _MINUTE_CHARS = len("2013-12-02T16:05")
 _COUNTED = (
     "e.status <> 'FAILED' AND NOT EXISTS"
     " (SELECT 1 FROM saga_reversals r WHERE r.dfid = e.dfid AND r.status = 'REVERTED')"
+)
+_TOTALS = (
+    f"SELECT t.scope, t.used, {LAST} FROM (SELECT 1 AS one) o LEFT JOIN ledger l ON l.idx = (SELECT max(idx) FROM ledger)"
+    " LEFT JOIN spend_totals t ON t.scope IN ({marks})"
 )
 _MINUTES = "SELECT COALESCE(SUM(used), 0) FROM spend_totals WHERE scope > ? AND scope <= ?"
 _OLDEST_MINUTE = (
@@ -123,9 +127,9 @@ def left(store: Reader, contract: Contract, now: Scopes, *, without: str = "") -
 
 
 def _used(store: Reader, contract: Contract, now: Scopes, without: str) -> list[int]:
-    totals = _totals(store, now.names, without)
+    totals, last = _totals(store, now.names, without)
     used = [totals.get(name, 0) for name in now.names]
-    stepped = steps(store, now.at_ms, WINDOW_MS_MAX)
+    stepped = steps(store, last, now.at_ms, WINDOW_MS_MAX)
     for index, (limit, who) in enumerate(zip(contract.spend, now.whom, strict=True)):
         if limit.sliding:
             used[index] = _within(store, limit, _minutes(contract.gate, limit, who), now.at_ms, without)
@@ -134,12 +138,13 @@ def _used(store: Reader, contract: Contract, now: Scopes, without: str) -> list[
     return used
 
 
-def _totals(store: Reader, names: tuple[str, ...], without: str) -> dict[str, int]:
-    marks = ", ".join("?" for _ in names)
-    used: dict[str, int] = dict(store.rows(f"SELECT scope, used FROM spend_totals WHERE scope IN ({marks})", names))
+def _totals(store: Reader, names: tuple[str, ...], without: str) -> tuple[dict[str, int], Row]:
+    """Return what is used of each counter that there is, and the ledger's last entry as `clock.steps` takes it."""
+    rows = store.rows(_TOTALS.format(marks=", ".join("?" for _ in names)), names)
+    used: dict[str, int] = {scope: amount for scope, amount, *_ in rows if scope is not None}
     for scope, amount in of_order(store, without).items() if without else ():
         used[scope] = used.get(scope, 0) - amount
-    return used
+    return used, rows[0][2:]
 
 
 def of_order(store: Reader, dfid: str) -> dict[str, int]:
@@ -194,16 +199,22 @@ def _moved(
         yield from (row for row in rows if counts(limit, row[2] + step.by_ms, at_ms))
 
 
+def taken(dfid: str, now: Scopes, amount: int) -> list[Row]:
+    """Return what an order takes, as rows of `spend`, in their order: (flow, counter, amount). Nothing is none."""
+    return sorted((dfid, name, amount) for name in now.names) if amount else []
+
+
 def add(store: Store, dfid: str, now: Scopes, amount: int) -> None:
     """Count an amount against every limit, in the caller's transaction."""
-    rows = ", ".join("(?, ?)" for _ in now.names)
+    if not (rows := taken(dfid, now, amount)):
+        return
     store.write(
-        f"INSERT INTO spend_totals VALUES {rows} ON CONFLICT (scope) DO UPDATE SET used = spend_totals.used + excluded.used",
-        tuple(value for name in now.names for value in (name, amount)),
+        f"INSERT INTO spend_totals VALUES {', '.join(['(?, ?)'] * len(rows))}"
+        " ON CONFLICT (scope) DO UPDATE SET used = spend_totals.used + excluded.used",
+        tuple(value for row in rows for value in row[1:]),
     )
-    rows = ", ".join("(?, ?, ?)" for _ in now.names)
-    values = (value for name in now.names for value in (dfid, name, amount))
-    store.write(f"INSERT INTO spend VALUES {rows}", tuple(values))
+    marks = ", ".join(["(?, ?, ?)"] * len(rows))
+    store.write(f"INSERT INTO spend VALUES {marks}", tuple(value for row in rows for value in row))
 
 
 def recount(store: Store, dfid: str, times: int) -> None:

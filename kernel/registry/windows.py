@@ -22,7 +22,7 @@ import orjson
 
 from sds.kernel.canonical import digest, sha256_hex
 from sds.kernel.contract.monitors import MonitorSpec
-from sds.kernel.storage.store import Reader, Store
+from sds.kernel.storage.store import Reader, Row, Store
 
 Stream = Literal["decisions", "labels"]
 Vector = list[int]
@@ -96,7 +96,10 @@ class Windows:
 
     def read(self, store: Reader) -> Sums | None:
         """Return the sums as they stand; None where there are none, or those of other monitors."""
-        row = store.row(_READ, self._of)
+        return self.sums_in(store.row(_READ, self._of))
+
+    def sums_in(self, row: Row | None) -> Sums | None:
+        """Return the sums that were read of `monitor_windows`: which monitors, and what of them."""
         return Sums(*orjson.loads(row[1])) if row and row[0] == self._monitors else None
 
     def begin(self, store: Store) -> Sums:

@@ -16,7 +16,8 @@ from sds.kernel.storage.store import Reader, Row
 BACK_MS = 60_000  # as the trigger has it
 _SECOND_MS, _MINUTE_MS, _HOUR_MS = 1_000, 60_000, 3_600_000
 
-_LAST = "SELECT idx, at_ms, EXISTS (SELECT 1 FROM clock_steps) FROM ledger ORDER BY idx DESC LIMIT 1"
+# Of the last entry `l`, and whether there are steps at all: for statements that read more than that.
+LAST = "l.idx, l.at_ms, EXISTS (SELECT 1 FROM clock_steps)"
 _NEAR = "SELECT idx, was_ms, now_ms FROM clock_steps WHERE was_ms > ? AND now_ms < ?"
 
 
@@ -37,12 +38,12 @@ class Step:
         return f"entry {self.idx}: the clock was set back by {_duration(self.by_ms)}, from {was} to {now}"
 
 
-def steps(store: Reader, at_ms: int, within_ms: int) -> list[Step]:
-    """Return the steps that can bear on a window of up to `within_ms` around `at_ms`.
+def steps(store: Reader, last: Row, at_ms: int, within_ms: int) -> list[Step]:
+    """Return the steps that can bear on a window of up to `within_ms` around `at_ms`. `last`: what was read as `LAST`.
 
     What the ledger has not seen yet is one as well: the clock shows less now than at its last entry.
     """
-    idx, last_ms, any_there = store.row(_LAST) or (0, at_ms, 0)
+    idx, last_ms, any_there = last if last[0] is not None else (0, at_ms, last[2])
     found = store.rows(_NEAR, (at_ms - within_ms, at_ms + within_ms)) if any_there else []
     if last_ms > at_ms + BACK_MS:
         found.append((idx + 1, last_ms, at_ms))

@@ -40,9 +40,11 @@ def head(store: Reader) -> Head:
     return Head(last[0], last[1]) if last else Head(0, GENESIS)
 
 
-def append(store: Store, at_ms: int, kind: str, dfid: str, body: Mapping[str, Any]) -> Head:
-    """Append one entry inside the caller's transaction."""
-    last = head(store)
+def append(
+    store: Store, at_ms: int, kind: str, dfid: str, body: Mapping[str, Any], *, after: Head | None = None
+) -> Head:
+    """Append one entry inside the caller's transaction. `after`: the last one, where that has read it already."""
+    last = after or head(store)
     text = canonical(body).decode()
     added = Head(last.idx + 1, entry_hash(last.idx + 1, at_ms, kind, dfid, text, last.entry_hash))
     store.write(

@@ -271,12 +271,12 @@ class SqliteStore(SqliteReader, Store):
         self._db.execute("INSERT INTO meta VALUES ('schema_version', ?), ('halted', '0')", (SCHEMA_VERSION,))
 
     @contextmanager
-    def transaction(self) -> Iterator[None]:
+    def transaction(self, first: str = "", values: Row = ()) -> Iterator[list[Row]]:
         with self._lock:
             try:
                 self._db.execute("BEGIN IMMEDIATE")
                 try:
-                    yield
+                    yield _fetched(self._db, first, values) if first else []
                     self._db.execute("COMMIT")
                 except BaseException:
                     if self._db.in_transaction:

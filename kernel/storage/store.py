@@ -116,8 +116,11 @@ class Store(Reader):
         """Return what a message calls it: no password is in it."""
 
     @abstractmethod
-    def transaction(self) -> AbstractContextManager[None]:
-        """Hold the write lock for a block: committed when it ends, rolled back when it raises."""
+    def transaction(self, first: str = "", values: Row = ()) -> AbstractContextManager[list[Row]]:
+        """Hold the write lock for a block: committed when it ends, rolled back when it raises.
+
+        Yield the rows of `first`, a statement that reads, as the transaction finds them: it goes along with its begin.
+        """
 
     def atomically(self, work: Callable[[], Result]) -> Result:
         """Return what `work` does in one transaction. It may be called again where the store could not commit it."""

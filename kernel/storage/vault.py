@@ -41,12 +41,19 @@ def key_for_case(store: Store, gate: str, event_id: str) -> CaseKey:
 
     Raises ErasedError when the case was erased.
     """
-    return _made(store, store.row(_OF_CASE, (gate, event_id)), event_id)
+    return _made(store, store.row(_OF_CASE, (gate, event_id)), event_id)[0]
 
 
 def key_for_flow(store: Store, dfid: str) -> CaseKey:
     """Do what `key_for_case` does, for the case of a flow."""
-    return _made(store, store.row(_OF_FLOW, (dfid,)), dfid)
+    return _made(store, store.row(_OF_FLOW, (dfid,)), dfid)[0]
+
+
+def key_of_case(store: Store, case: Row) -> tuple[CaseKey, bytes]:
+    """Do what `key_for_case` does, for a case that the transaction has read: gate, event, wrapped key, when and why it was
+    erased. Return the key, and as it is wrapped.
+    """
+    return _made(store, case, case[1])
 
 
 def destroy(store: Store, gate: str, events: tuple[str, ...], *, who: str, reason: str, now_ms: int) -> None:
@@ -64,17 +71,17 @@ def destroy(store: Store, gate: str, events: tuple[str, ...], *, who: str, reaso
         store.run("DELETE FROM case_keys WHERE gate = ? AND event_id = ?", (gate, event_id))
 
 
-def _made(store: Store, found: Row | None, name: str) -> CaseKey:
+def _made(store: Store, found: Row | None, name: str) -> tuple[CaseKey, bytes]:
     if found is None:
         raise StoreError(f"`{name}` is not in the record")
     gate, event_id, wrapped, erased_at_ms, reason = found
     if erased_at_ms is not None:
         raise _erased(event_id, erased_at_ms, reason)
     if wrapped is not None:
-        return store.keyring.unwrap(gate, event_id, wrapped)
+        return store.keyring.unwrap(gate, event_id, wrapped), wrapped
     key, wrapped = store.keyring.new(gate, event_id)
     store.insert("case_keys", gate=gate, event_id=event_id, wrapped=wrapped)
-    return key
+    return key, wrapped
 
 
 def _erased(event_id: str, at_ms: int, reason: str) -> ErasedError:

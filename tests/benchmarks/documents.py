@@ -170,6 +170,7 @@ def _store(fresh: Iterator[float]) -> dict[str, Any]:
     for key in ("over_commits", "commits_over_commits"):
         found[key] = {"decisions": of_both(), "limited": of_both()}
     found["over_commits"]["decisions"]["postgresql"] = 0.49
+    found["statements"] = {"in_transactions": [41, 43, 61], "outside": 67}
     return {"seconds": 9, "connections": 8, "versions": {"psycopg": "3.17.1", "postgresql": "18.17"}} | found
 
 

@@ -26,10 +26,11 @@ class _InClear:
 def writing_in_clear(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let a kernel write what an older version wrote."""
     with monkeypatch.context() as then:
-        for module in (attempts, decision_record, rationale):
-            then.setattr(module, "key_for_flow", lambda store, dfid: _InClear())
+        for module in (attempts, decision_record):
+            then.setattr(module, "key_of_case", lambda store, case: (_InClear(), None))
+        then.setattr(rationale, "key_for_flow", lambda store, dfid: _InClear())
         then.setattr(decision_record, "seal_facts", lambda key, facts: dict(facts))
         then.setattr(rationale, "SEALED", "text")
-        then.setattr(intake, "_trigger", lambda store, gate, event: event.original or event.body)
+        then.setattr(intake, "_trigger", lambda store, event, seen: event.original or event.body)
         then.setattr(intake, "_fingerprint", lambda store, event: digest(event.original or event.body))
         yield

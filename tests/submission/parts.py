@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 from sds.gate import Gate
 from sds.kernel.decision.packet import DecisionPacket, Decoding
+from sds.kernel.storage.store import Row
 from tests.attack.testbed import Teller
 
 PATIENCE_S = 20
@@ -39,9 +40,9 @@ def write_locks(gate: Gate) -> Iterator[list[str]]:
     taken: list[str] = []
     transaction = gate.store.transaction
 
-    def counted() -> AbstractContextManager[None]:
+    def counted(first: str = "", values: Row = ()) -> AbstractContextManager[list[Row]]:
         taken.append(threading.current_thread().name)
-        return transaction()
+        return transaction(first, values)
 
     gate.store.transaction = counted  # type: ignore[method-assign]
     yield taken

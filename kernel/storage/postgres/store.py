@@ -136,7 +136,7 @@ class PostgresStore(_CatalogueReader, Store):
             raise UsageError(f"`{schema}` is no name of a schema")
         self._url, self._schema_name, self.witness = Url(url), schema, witness
         self._lock_number = schemas.lock_number(schema)
-        self._begin = f"{BEGIN}; SELECT pg_advisory_xact_lock({self._lock_number})"
+        self._lock = f"SELECT pg_advisory_xact_lock({self._lock_number})"
         self._own = threading.local()
         self._writers = threading.Semaphore(WRITERS_MAX)
         self._prepare()
@@ -155,7 +155,7 @@ class PostgresStore(_CatalogueReader, Store):
         """Make the record, or add what an older version lacks. Raises StoreError."""
         db = connected(self._url, self._schema_name)
         try:
-            db.execute(self._begin, prepare=False)
+            db.execute(f"{BEGIN}; {self._lock}", prepare=False)
             self._make_or_upgrade(db)
             db.execute("COMMIT", prepare=False)
         except (*REFUSED, StoreError) as error:
@@ -206,17 +206,16 @@ class PostgresStore(_CatalogueReader, Store):
         return _expected_schema(self._url, self._schema_name)
 
     @contextmanager
-    def transaction(self) -> Iterator[None]:
+    def transaction(self, first: str = "", values: Row = ()) -> Iterator[list[Row]]:
         if self._transaction_of_thread() is not None:
             raise StoreError(f"{NO_WRITE}: cannot start a transaction within a transaction")
         if not self._writers.acquire(timeout=TURN_S):
             raise StoreError(f"{NO_WRITE}: too many threads wait to write")
         try:
-            begin = self._begin
-            db, _ = self._pool.begun(lambda db: db.execute(begin, prepare=False), NO_WRITE)
+            db, found = self._pool.begun(lambda db: self._begin(db, first, values), NO_WRITE)
             self._own.transaction = own = Transaction(db)
             try:
-                yield
+                yield found
                 own.commit()
             except BaseException:
                 own.roll_back()
@@ -226,6 +225,16 @@ class PostgresStore(_CatalogueReader, Store):
                 self._pool.give_back(db)
         finally:
             self._writers.release()
+
+    def _begin(self, db: Connection, first: str, values: Row) -> list[Row]:
+        """Begin a transaction, take the record's lock, and read, in one round trip."""
+        if not first:
+            db.execute(f"{BEGIN}; {self._lock}", prepare=False)
+            return []
+        with db.pipeline():
+            db.execute(BEGIN)
+            db.execute(self._lock)
+            return _fetched(db, first, values)
 
     def atomically(self, work: Callable[[], Result]) -> Result:
         for left in reversed(range(AGAIN_MAX)):

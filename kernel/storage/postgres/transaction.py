@@ -67,7 +67,8 @@ class Transaction:
             yield
             return
         with self._db.pipeline() as pipeline:
+            cursor = self._db.cursor()  # one for all: what each has to say is an error, or nothing
             for sql, values in waiting:
-                self._db.execute(sql, values)
+                cursor.execute(sql, values)
             yield
             pipeline.sync()

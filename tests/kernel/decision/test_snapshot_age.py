@@ -6,11 +6,13 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sds.kernel.audit import verify
 from sds.kernel.decision.packet import DecisionPacket
+from sds.kernel.storage.store import Row
 from tests.kernel.durable import World, contract, deny, refund
 from tests.kernel.humans import ALWAYS, escalated, refused, resolve
 from tests.kernel.sagas import SAGAS, Script, parent, run
@@ -46,10 +48,10 @@ def busy_store(world: World, ms: int, monkeypatch: pytest.MonkeyPatch) -> None:
     transaction = world.store.transaction
 
     @contextmanager
-    def late() -> Iterator[None]:
-        with transaction():
+    def late(*first: Any) -> Iterator[list[Row]]:
+        with transaction(*first) as found:
             world.clock.advance(ms)
-            yield
+            yield found
 
     monkeypatch.setattr(world.store, "transaction", late)
 

@@ -231,10 +231,12 @@ def test_the_reserving_transaction_itself_holds_the_spend_limits(tight: World, s
     """After the last check others may have spent, on other keys: what is reserved is compared once more."""
     store, terms = tight.store, tight.contract
     now = spend.scopes(terms, tight.kernel.preview(tight.event()).snapshot.fields, tight.clock())
-    epochs = reservations.usage(store, terms, "T1").epochs
+    usage = reservations.usage(store, terms, "T1")
     refused, taken = None, list[Row]()
     with suppress(_UndoneError), store.transaction():
-        refused = reservations.reserve(store, terms, "a flow", "T1", reservations.Claim((), spends), epochs, now)
+        refused = reservations.reserve(
+            store, terms, "a flow", "T1", reservations.Claim((), spends), usage, usage.epochs, now
+        )
         taken = store.rows("SELECT scope, amount FROM spend WHERE dfid = 'a flow' ORDER BY scope")
         raise _UndoneError
     assert (code, [] if code else [(name, spends) for name in sorted(now.names)]) == (refused, taken)

@@ -60,7 +60,7 @@ def test_who_drains_is_not_ready(bed: Bed) -> None:
 
 def test_a_store_that_takes_no_write_is_not_ready(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
-    def refuses() -> Any:
+    def refuses(*_first: Any) -> Any:
         raise StoreError("`postgresql://user:hunter2@host` refused")
         yield
 
