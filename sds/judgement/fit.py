@@ -96,7 +96,7 @@ def _tuning(contract: Contract, calibrate: Sequence[LabelledCase]) -> set[str]:
     keys = sorted({_key(contract, case) for case in calibrate})
     if contract.max_error is None:
         return set(keys)
-    share = _MANY_SHARE if len(keys) > MANY else _FEW_SHARE
+    share = _MANY_SHARE if len(calibrate) > MANY else _FEW_SHARE
     return set(keys[: max(TUNING_MIN, round(share * len(keys)))])
 
 
