@@ -41,7 +41,9 @@ def decide(mood: Says, risk: float = 0.1, more: str = "", **kept: object) -> tup
 def test_the_likeliest_decision_is_proposed_and_how_likely_it_is_right_is_the_confidence() -> None:
     found, decoding = decide(Says(ANGRY))
     assert ("PAY", "LATE", (("amount", "5.00"),)) == (found.action, found.reason_code, found.params)
-    assert decoding.confidence == pytest.approx(0.95 * 0.9)  # odd pays the same, for another reason; were the risk 1: DENY
+    assert decoding.confidence == pytest.approx(
+        0.95 * 0.9
+    )  # odd pays the same, for another reason; were the risk 1: DENY
     assert ({"mood": ANGRY, "risk": {"score": 0.1}}, 1, "policy") == tuple(
         decoding.facts[name] for name in ("readings", "policy_line", "mode")
     )

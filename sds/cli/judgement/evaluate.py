@@ -134,7 +134,16 @@ _READ = (
     "ece_by_chance",
     "brier",
 )
-_DECIDED = ("cases", "agreement", "coverage", "error", "ece", "ece_by_chance", "wrongly_paid_minor", "wrongly_refused_minor")
+_DECIDED = (
+    "cases",
+    "agreement",
+    "coverage",
+    "error",
+    "ece",
+    "ece_by_chance",
+    "wrongly_paid_minor",
+    "wrongly_refused_minor",
+)
 
 
 def _lines(document: Mapping[str, Any]) -> Iterator[str]:
