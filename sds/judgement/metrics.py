@@ -70,7 +70,7 @@ def ece(confidences: Floats, right: Flags) -> float:
 
 def ece_by_chance(confidences: Floats) -> tuple[float, float]:
     """Return the calibration error that these confidences would show on so many cases if they held exactly: on average,
-    and what only one draw in twenty exceeds. An error below the second cannot be told from none.
+    and what only one draw in twenty exceeds. An error below the second is no evidence of any.
     """
     rng, exact = np.random.default_rng(DRAWN_BY), np.asarray(confidences)
     drawn = [ece(exact, rng.random(len(exact)) < exact) for _ in range(DRAWS)]

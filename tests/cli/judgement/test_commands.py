@@ -14,7 +14,7 @@ from sds.kernel.errors import UsageError
 from tests.cli.conftest import Cli
 from tests.cli.judgement.conftest import gate_of
 from tests.gates.own import written
-from tests.judgement.claims import CLAIMS, cases
+from tests.judgement.claims import CLAIMS, SCORED, cases
 from tests.kernel.durable import proposal
 from tests.proposers import Says
 
@@ -120,6 +120,20 @@ def test_cases_come_from_a_file_and_the_least_certain_first(
     said = cli.ok("label", "./claims", "--cases", str(file), "--out", str(tmp_path / "l.jsonl"))
     assert said.index("qqqq") < said.index("engine wind") < said.index("engine smoke")
     assert "cannot be read" in cli("label", "./claims", "--cases", "nowhere.jsonl")[2]
+
+
+def test_who_labels_a_score_is_shown_text_and_fields_and_says_yes_or_no(
+    cli: Cli, typed: Callable[[str], None], tmp_path: Path
+) -> None:
+    text = CLAIMS.replace("policy:\n", SCORED.lstrip("\n") + "policy:\n", 1)
+    written(tmp_path / "scored", gate_of(text))
+    typed("12q")
+    said = cli.ok("label", "./scored", "--reading", "risk", "--out", str(tmp_path / "l.jsonl"))
+    assert "1  yes" in said
+    assert "2  no" in said
+    assert cases(6, seed=5)[0].text.split()[0] in said
+    kept = [json.loads(line) for line in (tmp_path / "l.jsonl").read_text().splitlines()]
+    assert [{"risk": "1"}, {"risk": "0"}] == [each["readings"] for each in kept]
 
 
 def decided(path: Path, texts: list[str], change: str) -> list[str]:
