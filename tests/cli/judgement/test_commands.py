@@ -156,6 +156,7 @@ def test_what_humans_decided_becomes_labels_that_are_read_back(cli: Cli, tmp_pat
     assert [("a tree lay there", "DENY", 90), ("wind", "DENY", 90)] == [
         (each["text"], each["decision"], each["fields"]["trip.delay_min"]) for each in map(json.loads, lines)
     ]
+    assert [5000, 5000] == [json.loads(line)["amount_minor"] for line in lines]  # what paying could have cost
     (tmp_path / "labels.jsonl").write_text("\n".join(lines))
     assert "to learn fault 0" in cli("fit", "./claims", "--labels", "labels.jsonl")[2]
 
