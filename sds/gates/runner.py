@@ -188,6 +188,7 @@ def _report(
         "agreement": _share(decided, lambda each: _action(each.answer)),
         "agreement_decided": _share(alone, lambda each: _action(each.answer)),
         "decided_alone": len(alone),
+        "otherwise": _otherwise(alone),
         "agreement_always_paying": _share(decided, lambda each: watch.first_permitted.get(each.answer.dfid)),
         "totals": dict(gate.demo.totals((each.case, _action(each.answer)) for each in decided))
         if gate.demo.totals
@@ -201,6 +202,15 @@ def _share(decided: list[Decided], chosen: Callable[[Decided], str | None]) -> f
     """Return the share of the cases in which what was chosen is what was expected; None where nothing was."""
     judged = [each for each in decided if each.expected is not None]
     return round(sum(chosen(each) == each.expected for each in judged) / len(judged), 4) if judged else None
+
+
+def _otherwise(alone: list[Decided]) -> list[dict[str, str | None]]:
+    """Return the first decisions that no human made and that are not what was expected, each with its flow."""
+    differ = [each for each in alone if each.expected is not None and _action(each.answer) != each.expected]
+    return [
+        {"dfid": each.answer.dfid, "decided": _action(each.answer), "expected": each.expected}
+        for each in differ[:FAULTS_SHOWN]
+    ]
 
 
 def payments_of(opened: Gate, gate: GateDefinition) -> list[StatementLine]:

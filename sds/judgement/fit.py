@@ -96,7 +96,7 @@ def _tuning(contract: Contract, calibrate: Sequence[LabelledCase]) -> set[str]:
     keys = sorted({_key(contract, case) for case in calibrate})
     if contract.max_error is None:
         return set(keys)
-    share = _MANY_SHARE if len(keys) > MANY else _FEW_SHARE
+    share = _MANY_SHARE if len(calibrate) > MANY else _FEW_SHARE
     return set(keys[: max(TUNING_MIN, round(share * len(keys)))])
 
 
@@ -338,7 +338,8 @@ def _refuse_one_sided(contract: Contract, parts: Parts, name: str) -> None:
         why = f"to learn {', '.join(few)}" if few else f"to calibrate {len(tuning)}"
         raise UsageError(
             f"`{name}` has too few labels: {why}",
-            hint=f"{LABELS_MIN} or more {what} of each value to learn, {TUNING_MIN} or more to calibrate: sds label {contract.gate}",
+            hint=f"{LABELS_MIN} or more {what} of each value to learn, {TUNING_MIN} or more to calibrate:"
+            f" sds label {contract.gate} --reading {name}",
         )
 
 

@@ -19,7 +19,7 @@ from sds.kernel.envelope.state import Fields, Value
 from sds.kernel.errors import ModelError
 from sds.models.protocol import BackendError
 from sds.models.readers.protocol import Reader, Reading
-from sds.policy.distribution import MILLIONTHS, SCORE, check_reading, distribution
+from sds.policy.distribution import MILLIONTHS, SCORE, check_reading, confidence, distribution
 from sds.policy.engine import MODEL
 from sds.policy.proposing import permits
 from sds.policy.readers import as_read
@@ -32,7 +32,7 @@ Decision = tuple[str, tuple[tuple[str, int], ...]]  # kind, and its numbers in m
 class Judged:
     """A case and what the policy makes of it. `decided`: None where it escalates however certain it is, and `why`.
 
-    `confidence`: the probability of the likeliest decision. `truth`: what was right, without numbers where only the kind
+    `confidence`: how likely it is that the likeliest decision is right. `truth`: what was right, without numbers where only the kind
     is known. `likely`: the likeliest decision's kind, whatever becomes of it.
     """
 
@@ -120,7 +120,8 @@ class Judge:
             why = "UNCERTAIN"
         decided = None if why else (best.action, best.params)
         truth, whole = self._truth(case, envelope)
-        return Judged(case, readings, best.action, decided, found[0].probability, truth, whole, why)
+        certain = confidence(self._policy, case.fields, shares, found[0])
+        return Judged(case, readings, best.action, decided, certain, truth, whole, why)
 
     def all(self, cases: Iterable[LabelledCase], progress: Progress, what: str) -> list[Judged]:
         wanted = [case for case in cases if self.judges(case)]

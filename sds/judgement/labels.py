@@ -215,7 +215,10 @@ class _Lines:
             raise UsageError("it says neither a reading nor a decision")
         read = [name for name in case.readings if name in self._enumerations]
         if read and not as_read(self._contract, case.text):
-            raise UsageError(f"`{read[0]}` is read from the text, and nothing of it is printable ASCII")
+            raise UsageError(
+                f"`{read[0]}` is read from the text, and nothing of it is printable ASCII",
+                hint="leave it out, or write it in Latin letters: as it is, no reader is given anything, and a human decides",
+            )
 
     def _refuse_repeated(self, case: LabelledCase, where: str) -> None:
         """Refuse what another line said of the same case, and two values of the same text."""

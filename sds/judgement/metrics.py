@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 BINS = 15
 POINTS_MAX = 200  # of a curve
+DRAWS, DRAWN_BY = 200, 261  # of chance: how often, and from which seed
 HELD_SHARE = 0.01  # of the good cases, at most so many held when money is counted
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -30,7 +31,7 @@ def of_enumeration(truth: Sequence[str], probabilities: Floats, values: Sequence
         "accuracy": _rounded(right.mean()),
         "macro_f1": _rounded(float(np.mean(there))),
         "brier": _rounded(((probabilities - hot) ** 2).sum(axis=1).mean()),
-        "ece": _rounded(ece(probabilities.max(axis=1), right)),
+        **calibration_error(probabilities.max(axis=1), right),
         "classes": classes,
         "confusion": confusion.tolist(),
     }
@@ -43,7 +44,7 @@ def of_score(truth: Flags, scores: Floats) -> dict[str, Any]:
         "positive": int(truth.sum()),
         "average_precision": _rounded(average_precision(truth, scores)),
         "brier": _rounded(((scores - truth) ** 2).mean()),
-        "ece": _rounded(ece(scores, truth)),
+        **calibration_error(scores, truth),
     }
 
 
@@ -65,6 +66,25 @@ def ece(confidences: Floats, right: Flags) -> float:
     """Return the expected calibration error: over 15 bins of equal mass, how far confidence is from the share right."""
     found = bins_of(confidences, right)
     return sum(count * abs(mean - share) for mean, share, count in found) / max(1, len(confidences))
+
+
+def ece_by_chance(confidences: Floats) -> tuple[float, float]:
+    """Return the calibration error that these confidences would show on so many cases if they held exactly: on average,
+    and what only one draw in twenty exceeds. An error below the second is no evidence of any.
+    """
+    rng, exact = np.random.default_rng(DRAWN_BY), np.asarray(confidences)
+    drawn = [ece(exact, rng.random(len(exact)) < exact) for _ in range(DRAWS)]
+    return float(np.mean(drawn)), float(np.quantile(drawn, 0.95))
+
+
+def calibration_error(confidences: Floats, right: Flags) -> dict[str, float]:
+    """Return the expected calibration error, and beside it what of it chance alone explains."""
+    mean, most = ece_by_chance(confidences)
+    return {
+        "ece": _rounded(ece(confidences, right)),
+        "ece_by_chance": _rounded(mean),
+        "ece_by_chance_95": _rounded(most),
+    }
 
 
 def average_precision(truth: Flags, scores: Floats) -> float:

@@ -65,6 +65,11 @@ def _settles(a: str, b: str) -> Direction:  # noqa: ARG001
     return "wider" if b == "source" else "narrower"
 
 
+def _bound(a: object, b: object) -> Direction:
+    """With a bound where there was none, a human decides more; of two bounds nobody can say which lets more be decided."""
+    return "narrower" if a is None else _unclear(a, b)
+
+
 _RULES: tuple[tuple[str, _Rule], ...] = (
     ("gate", _unclear),
     ("agent_id", _unclear),
@@ -82,7 +87,7 @@ _RULES: tuple[tuple[str, _Rule], ...] = (
     ("show", _neutral),
     ("rationale", _neutral),  # how long one before the decision may be is compared as decisions are
     ("policy", _neutral),  # it proposes within the envelope, which is compared as decisions are
-    ("max_error", _unclear),
+    ("max_error", _bound),
     ("draws_settle_in", _settles),
     ("drift.age_ms_max", _more),
     ("escalation.confidence_min_pct", _less),

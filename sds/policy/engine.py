@@ -20,7 +20,7 @@ from sds.kernel.envelope.envelope import ESCALATE, ESCALATE_REASON
 from sds.kernel.envelope.proposal import Proposal, parse_proposal, write_proposal
 from sds.kernel.errors import ModelError
 from sds.models.readers.protocol import THREADS, Reading
-from sds.policy.distribution import Weighted, check_reading, distribution
+from sds.policy.distribution import Weighted, check_reading, confidence, distribution
 from sds.policy.judgement import Threshold
 from sds.policy.language_model import LanguageModel
 from sds.policy.proposing import written
@@ -90,8 +90,8 @@ class PolicyEngine:
         readings = self._read(packet)
         decoding = Decoding(model=self.model, facts={**self._facts, "readings": _shares(readings)})
         unfamiliar = sorted(name for name, reading in readings.items() if not reading.familiar)
-        decided = self._distribution(packet, readings)
-        decoding = replace(decoding, confidence=decided[0].probability, alternatives=_alternatives(readings, decided))
+        decided, certain = self._distribution(packet, readings)
+        decoding = replace(decoding, confidence=certain, alternatives=_alternatives(readings, decided))
         if unfamiliar:
             return self._to_a_human(packet, decoding, "UNFAMILIAR", began)
         if len(decided) > 1 and decided[0].probability == decided[1].probability:
@@ -110,9 +110,12 @@ class PolicyEngine:
                 raise ModelError("the readings came too late", reason_code=DEADLINE_EXCEEDED)
         return found
 
-    def _distribution(self, packet: DecisionPacket, readings: Mapping[str, Reading]) -> list[Weighted]:
+    def _distribution(self, packet: DecisionPacket, readings: Mapping[str, Reading]) -> tuple[list[Weighted], float]:
+        """Return what could be decided, the likeliest first, and how certain that one is."""
+        given = (self._rules, packet.snapshot.fields, _shares(readings))
         try:
-            return distribution(self._rules, packet.snapshot.fields, _shares(readings))
+            decided = distribution(*given)
+            return decided, confidence(*given, decided[0])
         except Exception as error:
             why = f"the policy cannot be applied: {type(error).__name__}"
             raise ModelError(why, reason_code="POLICY_FAILED") from error
@@ -127,7 +130,7 @@ class PolicyEngine:
         data = written(packet.envelope, proposed, packet.snapshot.id)
         if data is None or not packet.envelope.contains(data):
             return self._to_a_human(packet, decoding, "POLICY_FORBIDDEN", began)
-        if not self._certain(proposed.action, chosen.probability):
+        if not self._certain(proposed.action, decoding.confidence or 0.0):
             return self._to_a_human(packet, decoding, "UNCERTAIN", began)
         return data, replace(decoding, duration_ms=_ms(began))
 

@@ -61,6 +61,15 @@ def test_what_tests_thresholds_neither_learned_nor_calibrated_and_the_test_part_
     assert len(texts[0]) >= TUNING_MIN
 
 
+def test_many_cases_of_few_texts_are_halved_text_by_text() -> None:
+    """Payments share their texts: it is the cases that are many enough to calibrate on half of them."""
+    few = [replace(case, part="calibrate") for case in cases(60)]
+    parts = divided(contract(), [replace(case, decision=kind) for case in few for kind in ("PAY", "DENY") * 10])
+    texts = [{as_read(contract(), case.text) for case in each} for each in (parts.tuning, parts.held_out)]
+    assert not texts[0] & texts[1]
+    assert abs(len(texts[0]) - len(texts[1])) <= 1
+
+
 def test_a_text_that_is_in_a_later_part_is_not_learned_though_its_row_is(tmp_path: Path) -> None:
     calls, given = Calls(), parted(scored(), cases(400, risk=True))
     again = next(case for case in given if case.part == "train")
@@ -103,7 +112,7 @@ def test_labels_of_which_no_reader_can_be_made_are_refused(
 ) -> None:
     with pytest.raises(UsageError, match=message) as refused:
         fit_gate(contract(), labels, fitters(), out=tmp_path / "out", on_progress=quiet)
-    assert "sds label claims" in refused.value.hint
+    assert "sds label claims --reading cause" in refused.value.hint
     assert [] == list(tmp_path.iterdir())
 
 

@@ -33,6 +33,24 @@ def test_the_calibration_error_is_of_bins_of_equal_mass() -> None:
     assert [10] * 15 == [count for _, _, count in metrics.bins_of(confidences, right)]
 
 
+def test_what_chance_explains_of_a_calibration_error_falls_with_the_cases_and_is_the_same_each_time() -> None:
+    rng = np.random.default_rng(3)
+    few, many = rng.uniform(0.5, 1.0, 250), rng.uniform(0.5, 1.0, 25_000)
+    (mean, most), (later, _) = metrics.ece_by_chance(few), metrics.ece_by_chance(many)
+    assert 0.05 < mean < most < 0.15
+    assert later == pytest.approx(mean / 10, rel=0.15)
+    assert (mean, most) == metrics.ece_by_chance(few)
+    assert (0.0, 0.0) == metrics.ece_by_chance(np.ones(100))
+
+
+@pytest.mark.parametrize(("off", "told"), [(0.0, False), (0.15, True)])
+def test_a_calibration_error_is_told_from_chance_only_where_there_is_one(off: float, *, told: bool) -> None:
+    rng = np.random.default_rng(4)
+    confidences = rng.uniform(0.5, 1.0, 600)
+    found = metrics.calibration_error(confidences, rng.random(600) < confidences - off)
+    assert told == (found["ece"] > found["ece_by_chance_95"])
+
+
 def test_average_precision_is_that_of_the_steps_of_recall() -> None:
     truth, scores = np.array([True, False, True, False]), np.array([0.9, 0.8, 0.7, 0.1])
     assert metrics.average_precision(truth, scores) == pytest.approx(0.5 * 1 + 0.5 * 2 / 3)

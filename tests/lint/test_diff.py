@@ -279,3 +279,25 @@ max_error: 0.02
     assert ["max_error", "policy", "readings.mood"] == sorted(
         each.path for each in diff(world.contract(), other, Random(1)).settings
     )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "direction"),
+    [
+        ("", "max_error: 0.02\n", "narrower"),
+        ("max_error: 0.02\n", "", "wider"),
+        ("max_error: 0.02\n", "max_error: 0.01\n", "wider"),
+    ],
+)
+def test_a_bound_where_there_was_none_is_narrower_and_every_other_change_of_it_is_looked_at(
+    before: str, after: str, direction: str
+) -> None:
+    policy = """\
+readings:
+  mood: {question: 'How?', values: {calm: c, angry: a}}
+policy:
+  - {kind: DENY, reason: NOT_OWED, when: "reading.mood == 'angry'"}
+  - otherwise: ESCALATE
+"""
+    a, b = (parse_contract(world.CONTRACT + policy + bound) for bound in (before, after))
+    assert [("max_error", direction)] == [(each.path, each.direction) for each in diff(a, b, Random(1)).settings]

@@ -10,7 +10,7 @@ import pytest
 from sds.kernel.contract.policy import policy_rules
 from sds.kernel.contract.schema import parse_contract
 from sds.kernel.errors import ModelError
-from sds.policy.distribution import check_reading, distribution
+from sds.policy.distribution import check_reading, confidence, distribution
 from tests.kernel import world
 from tests.policy import scripted
 from tests.scale import scale, seeded
@@ -69,6 +69,45 @@ def test_of_the_reasons_for_one_decision_the_likeliest_is_given() -> None:
     ):
         (only,) = distribution(rules, world.fields(), {"mood": mood, "risk": {"score": 0.1}})
         assert (1.0, reason, (("amount", 500),)) == (only.probability, only.proposed.reason, only.proposed.params)
+
+
+SCORED = """\
+readings:
+  mood: {question: 'How?', values: {calm: c, angry: a}}
+  risk: {question: 'Should it be feared?', score: [claim.minutes]}
+policy:
+  - {kind: DENY, reason: NOT_OWED, when: reading.risk > 0.6}
+  - {kind: TALK, reason: UNCLEAR, when: reading.risk > 0.2, params: {days: 1, minutes: 5}}
+  - {kind: GRANT, reason: GRANTED, when: "reading.mood == 'calm'"}
+  - otherwise: ESCALATE
+"""
+
+
+@pytest.mark.parametrize(
+    ("risk", "decided", "probability", "expected"),
+    [
+        (0.1, "GRANT", 0.7, 0.7 * 0.9),  # right where the mood is calm and nothing is to be feared
+        (0.7, "DENY", 1.0, 0.7),
+        (0.3, "TALK days=1 minutes=5", 1.0, 0.0),  # decided of no truth, only because it is not known
+        (0.0, "GRANT", 0.7, 0.7),
+        (1.0, "DENY", 1.0, 1.0),
+    ],
+)
+def test_a_score_makes_a_decision_as_certain_as_it_is_itself(
+    risk: float, decided: str, probability: float, expected: float
+) -> None:
+    rules = policy_rules(parse_contract(world.CONTRACT + SCORED))
+    given = (rules, world.fields(), {"mood": {"calm": 0.7, "angry": 0.3}, "risk": {"score": risk}})
+    first = distribution(*given)[0]
+    assert (decided, pytest.approx(probability)) == (first.label, first.probability)
+    assert expected == pytest.approx(confidence(*given, first))
+
+
+def test_without_a_score_a_decision_is_as_certain_as_it_is_likely() -> None:
+    rules = policy_rules(parse_contract(world.CONTRACT + TWO))
+    given = (rules, world.fields(), {"mood": {"calm": 0.2, "angry": 0.3, "odd": 0.5}, "tongue": {"ours": 1.0}})
+    for each in distribution(*given):
+        assert each.probability == confidence(*given, each)
 
 
 @pytest.mark.parametrize(

@@ -38,10 +38,12 @@ def decide(mood: Says, risk: float = 0.1, more: str = "", **kept: object) -> tup
     return proposed(data), decoding
 
 
-def test_the_likeliest_decision_is_proposed_and_its_probability_is_the_confidence() -> None:
+def test_the_likeliest_decision_is_proposed_and_how_likely_it_is_right_is_the_confidence() -> None:
     found, decoding = decide(Says(ANGRY))
     assert ("PAY", "LATE", (("amount", "5.00"),)) == (found.action, found.reason_code, found.params)
-    assert decoding.confidence == pytest.approx(0.95)  # odd pays the same, for another reason
+    assert decoding.confidence == pytest.approx(
+        0.95 * 0.9
+    )  # odd pays the same, for another reason; were the risk 1: DENY
     assert ({"mood": ANGRY, "risk": {"score": 0.1}}, 1, "policy") == tuple(
         decoding.facts[name] for name in ("readings", "policy_line", "mode")
     )
@@ -82,8 +84,15 @@ def test_a_kind_that_is_not_bounded_needs_no_threshold() -> None:
 
 def test_at_the_threshold_itself_it_is_decided() -> None:
     mood = Says({"calm": 0.25, "angry": 0.75, "odd": 0.0})
-    assert "PAY" == decide(mood, more="max_error: 0.02\n", least=0.75)[0].action
-    assert "ESCALATE" == decide(mood, more="max_error: 0.02\n", least=0.7500001)[0].action
+    assert "PAY" == decide(mood, 0.0, "max_error: 0.02\n", least=0.75)[0].action
+    assert "ESCALATE" == decide(mood, 0.0, "max_error: 0.02\n", least=0.7500001)[0].action
+
+
+def test_a_decision_that_a_score_nearly_turned_is_as_uncertain_as_the_score() -> None:
+    mood = Says({"calm": 0.0, "angry": 1.0, "odd": 0.0})
+    assert "PAY" == decide(mood, 0.25, "max_error: 0.02\n", least=0.75)[0].action
+    found, decoding = decide(mood, 0.25001, "max_error: 0.02\n", least=0.75)
+    assert ("ESCALATE", "UNCERTAIN") == (found.action, decoding.escalation)
 
 
 def test_the_kernel_records_why_and_no_word_of_its_own() -> None:

@@ -32,6 +32,7 @@ from sds.kernel.storage.store import Store
 LIMIT_DEFAULT = 50
 PARALLEL_MAX = 64
 MANY = 1_000  # for fewer, opening what makes each of them a little quicker takes longer than it saves
+OTHERWISE_SHOWN = 3  # decisions that were not what the rule expects; `--json` names more
 LAST_ROWS = ("aborted", "waiting", "unknown")  # shown where there are any
 
 
@@ -255,6 +256,9 @@ def _decided_lines(gate: GateDefinition, report: dict[str, Any], chaos: str | No
         yield totals_line(report["totals"], gate.demo.currency)
     if report["agreement"] is not None:
         yield f"agreement with the written adjudication rule: {_agreement(report)}"
+    for each in report["otherwise"][:OTHERWISE_SHOWN]:
+        why = f"sds audit {each['dfid']}{gate.option}"
+        yield f"decided otherwise than the rule: {each['decided']} where {each['expected']} was right ({why})"
     yield (
         f"decisions outside the envelope: {report['out_of_envelope']}; double payouts: {report['double_payouts']}; "
         f"faults in the record: {len(report['record_faults'])}"

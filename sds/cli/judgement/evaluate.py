@@ -126,9 +126,19 @@ _READ = (
     "average_precision",
     "lost_minor_at_1pct_held",
     "ece",
+    "ece_by_chance",
     "brier",
 )
-_DECIDED = ("cases", "agreement", "coverage", "error", "ece", "wrongly_paid_minor", "wrongly_refused_minor")
+_DECIDED = (
+    "cases",
+    "agreement",
+    "coverage",
+    "error",
+    "ece",
+    "ece_by_chance",
+    "wrongly_paid_minor",
+    "wrongly_refused_minor",
+)
 
 
 def _lines(document: Mapping[str, Any]) -> Iterator[str]:

@@ -20,6 +20,7 @@ from sds.kernel.contract.snapshot import parse_type, show
 from sds.kernel.envelope.state import Fields, StateSource
 from sds.kernel.errors import UsageError
 from sds.kernel.flow.intake import parse_event
+from sds.policy.distribution import SCORE
 from sds.policy.judgement import open_judgement
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def label(gate: ChosenGate, out: Out = None, cases: CasesFile = None, reading: R
         asked = queue.unlabelled(contract, name, _cases(found, contract, cases, source), file.known())
         asked = queue.least_certain_first(contract, name, asked, _readers(found, contract, opened))
         answers = dict(zip(queue.KEYS, values, strict=False))
-        session = queue.Session(file, name, answers, _teller(contract, name, answers), _key)
+        session = queue.Session(file, name, answers, _teller(contract, name, answers, values), _key)
         done = session.walk(asked)
     left = len(asked) - done
     typer.echo(f"{counted(done, 'label')} added to {path}; {left} of these cases have none yet")
@@ -108,20 +109,24 @@ def _readers(gate: GateDefinition, contract: Contract, opened: ExitStack) -> Map
     return judgement.readers
 
 
-def _teller(contract: Contract, name: str, answers: Mapping[str, str]) -> Callable[[Asked, int, int], None]:
+def _teller(
+    contract: Contract, name: str, answers: Mapping[str, str], values: Mapping[str, str]
+) -> Callable[[Asked, int, int], None]:
     console, spec = Console(highlight=False, markup=False), contract.readings[name]
 
     def tell(case: Asked, number: int, of: int) -> None:
         console.print(f"\n{number} of {of}  {spec.question}", style="bold")
-        if spec.values:
+        if case.text:
             console.print(f"  {plain(case.text)}")
-        else:
-            for path, value in case.state().items():
-                shown = show(parse_type(path, contract.snapshot[path]), value) if path in contract.snapshot else value
-                console.print(f"  {path}: {plain(shown)}")
+        for path, value in case.state().items() if spec.score else ():
+            shown = show(parse_type(path, contract.snapshot[path]), value) if path in contract.snapshot else value
+            console.print(f"  {path}: {plain(shown)}")
+        shares = case.shares or {}
         for key, value in answers.items():
-            share = f"  {case.shares[value]:.3f}" if case.shares and value in case.shares else ""
-            console.print(f"  {key}  {value}: {spec.values.get(value, '')}{share}")
+            meant = values[value] if spec.score else f"{value}: {values[value]}"
+            console.print(f"  {key}  {meant}" + (f"  {shares[value]:.3f}" if value in shares else ""))
+        if SCORE in shares:
+            console.print(f"  as it is read: {shares[SCORE]:.3f}")
         console.print("  s  skip   u  undo   q  quit")
 
     return tell

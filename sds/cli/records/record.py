@@ -293,7 +293,8 @@ def _show(found: dict[str, Any]) -> None:
 def _proposal(console: Console, proposal: dict[str, Any]) -> None:
     if not proposal:
         return
-    _lines(console, "proposal", {"bytes": proposal["proposal"], "model": proposal["model"]})
+    certain = {} if proposal["confidence"] is None else {"confidence": f"{proposal['confidence']:.3f}"}
+    _lines(console, "proposal", {"bytes": proposal["proposal"], "model": proposal["model"], **certain})
     alternatives = json.loads(proposal["alternatives"])
     if isinstance(alternatives, str):
         console.print(f"alternatives: {alternatives}")

@@ -229,5 +229,5 @@ def _curves(judged: Sequence[Judged]) -> dict[str, Any]:
     return {
         "risk_coverage": metrics.risk_coverage(confidences, wrong, len(judged)),
         "reliability": metrics.bins_of(confidences, ~wrong),
-        "ece": round(metrics.ece(confidences, ~wrong), 4),
+        **metrics.calibration_error(confidences, ~wrong),
     }

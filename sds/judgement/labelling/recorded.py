@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from sds.definitions.definition import LabelledCase
 from sds.kernel.contract.compiler import Rules
 from sds.kernel.contract.schema import Contract
+from sds.kernel.envelope.envelope import DecisionEnvelope
 from sds.kernel.errors import NOT_AS_WRITTEN, unreadable
 from sds.kernel.flow.answer import numbers_of
 from sds.kernel.human.cases import read_case
@@ -48,4 +49,19 @@ def recorded_labels(store: Reader, contract: Contract) -> Iterator[LabelledCase 
             yield LeftOut(dfid, OTHER_FORM)
         else:
             spent = contract.kinds[kind].spends
-            yield LabelledCase(text, fields, {}, decision=kind, amount_minor=numbers.get(spent or "", 0))
+            amount = numbers.get(spent, 0) if spent else _at_stake(contract, rules.envelope(fields))
+            yield LabelledCase(text, fields, {}, decision=kind, amount_minor=amount)
+
+
+def _at_stake(contract: Contract, envelope: DecisionEnvelope) -> int:
+    """Return the most that could have been paid where nothing was: what a wrong payment would have cost."""
+    most = 0
+    for name, spec in contract.kinds.items():
+        permitted = envelope.kind(name)
+        if permitted is not None and spec.spends is not None:
+            ends = {
+                **{fill: value for fill, value, _ in permitted.fills},
+                **{each: b.hi for each, b in permitted.params},
+            }
+            most = max(most, ends.get(spec.spends, 0))
+    return most

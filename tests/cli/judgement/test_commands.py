@@ -14,7 +14,7 @@ from sds.kernel.errors import UsageError
 from tests.cli.conftest import Cli
 from tests.cli.judgement.conftest import gate_of
 from tests.gates.own import written
-from tests.judgement.claims import CLAIMS, cases
+from tests.judgement.claims import CLAIMS, SCORED, cases
 from tests.kernel.durable import proposal
 from tests.proposers import Says
 
@@ -122,6 +122,20 @@ def test_cases_come_from_a_file_and_the_least_certain_first(
     assert "cannot be read" in cli("label", "./claims", "--cases", "nowhere.jsonl")[2]
 
 
+def test_who_labels_a_score_is_shown_text_and_fields_and_says_yes_or_no(
+    cli: Cli, typed: Callable[[str], None], tmp_path: Path
+) -> None:
+    text = CLAIMS.replace("policy:\n", SCORED.lstrip("\n") + "policy:\n", 1)
+    written(tmp_path / "scored", gate_of(text))
+    typed("12q")
+    said = cli.ok("label", "./scored", "--reading", "risk", "--out", str(tmp_path / "l.jsonl"))
+    assert "1  yes" in said
+    assert "2  no" in said
+    assert cases(6, seed=5)[0].text.split()[0] in said
+    kept = [json.loads(line) for line in (tmp_path / "l.jsonl").read_text().splitlines()]
+    assert [{"risk": "1"}, {"risk": "0"}] == [each["readings"] for each in kept]
+
+
 def decided(path: Path, texts: list[str], change: str) -> list[str]:
     """Have every text escalated, and decided otherwise by a human; return their flows."""
     with Gate.load(path, engine=ESCALATES) as gate:
@@ -142,6 +156,7 @@ def test_what_humans_decided_becomes_labels_that_are_read_back(cli: Cli, tmp_pat
     assert [("a tree lay there", "DENY", 90), ("wind", "DENY", 90)] == [
         (each["text"], each["decision"], each["fields"]["trip.delay_min"]) for each in map(json.loads, lines)
     ]
+    assert [5000, 5000] == [json.loads(line)["amount_minor"] for line in lines]  # what paying could have cost
     (tmp_path / "labels.jsonl").write_text("\n".join(lines))
     assert "to learn fault 0" in cli("fit", "./claims", "--labels", "labels.jsonl")[2]
 

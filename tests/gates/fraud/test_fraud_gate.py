@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sds.cli.common import ChosenGate
+from sds.cli.decisions import run as cli
 from sds.cli.decisions.run import totals_line
 from sds.definitions.definition import QueuedCase
 from sds.gate import Gate
@@ -20,6 +23,7 @@ from sds.gates.fraud.holds import holds_path
 from sds.gates.fraud.totals import in_money
 from sds.gates.runner import run
 from sds.host.clock import now_ms
+from sds.host.paths import open_record
 from sds.kernel.audit import verify
 from sds.kernel.envelope.state import Value
 from sds.kernel.errors import StateError
@@ -139,6 +143,24 @@ def test_a_run_adds_up_in_money_what_became_of_each_payment(folder: Path) -> Non
     assert sum(case.label.amount_minor for case in cases) == sum(totals[n] for n in totals if n.endswith("_minor"))
     assert report["outcomes"]["allowed"] == totals["fraud_let_through"] + totals["good_payments_passed"]
     assert report["paid_minor"] == totals["fraud_let_through_minor"] + totals["good_payments_passed_minor"]
+
+
+def test_a_decision_that_is_not_the_rules_is_named_with_its_flow(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SDS_HOME", str(folder.parent))
+    monkeypatch.setattr(cli, "opened_engine", lambda *_, **__: nullcontext(Greedy("ALLOW", "BLOCK")))
+    cli.run(ChosenGate("fraud"), limit=30, as_json=True)
+    said = capsys.readouterr()
+    report = json.loads(said.out)
+    frauds = [case for case in read_queue(folder)[:30] if case.label.fraud]
+    assert len(frauds) >= len(report["otherwise"]) > 0
+    with closing(open_record(folder)) as store:
+        for each in report["otherwise"]:
+            assert ("ALLOW", "BLOCK") == (each["decided"], each["expected"])
+            assert "ALLOW" == store.value("SELECT policy_kind FROM policy_proposals WHERE dfid = ?", (each["dfid"],))
+    first = report["otherwise"][0]["dfid"]
+    assert f"ALLOW where BLOCK was right (sds audit {first} --gate fraud)" in said.err
 
 
 def test_totals_are_put_in_words_with_their_money() -> None:
