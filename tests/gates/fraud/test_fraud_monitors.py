@@ -17,7 +17,7 @@ from sds.host.clock import now_ms
 from sds.judgement.bounds import is_decided
 from sds.judgement.judging import Judge, Judged, Readings, likeliest
 from sds.kernel.audit.agent_history import agent_record
-from sds.kernel.contract.policy.checks import policy_rules
+from sds.kernel.contract.policy import policy_rules
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.envelope.proposal import Proposal, write_proposal
 from sds.kernel.flow.monitored import decision_monitors, label_monitors
