@@ -30,7 +30,7 @@ from sds.models.fitting.noise import Noise
 from sds.models.readers.encoder import TextTokenizer
 
 EPOCHS_MIN, EPOCHS_MAX = 3, 12
-TEXTS_SEEN_MAX = 30_000  # over all epochs, so that a fit takes minutes: of more texts each is seen less often
+TEXTS_SEEN_MAX = 24_000  # over all epochs, so that a fit takes minutes: of more texts each is seen less often
 BATCH = 32
 RATE = 3e-4  # of the last layer
 FALL = 0.8  # of a layer's rate to that of the one above it
