@@ -134,18 +134,6 @@ def test_recovery_never_sends_an_order_that_would_not_be_reserved_again(
     assert () == verify.verify(world.store).faults
 
 
-@pytest.mark.parametrize("change", [suspend, halt, revoke])
-def test_authority_that_is_withdrawn_while_recovery_reads_the_state_is_not_acted_on(
-    world: World, change: Callable[[World], object]
-):
-    """A source may take its time: what an operator was told is done by then binds."""
-    left_hanging(world, paid=False)
-    world.clock.advance(LEASE_MS)
-    world.tickets.on_read = lambda _key: change(world)
-    assert Recovered(failed=1) == recovered(world)
-    assert ([], []) == (world.rail.sent, world.rail.paid())
-
-
 def test_an_order_on_a_ticket_with_a_mistyped_field_is_voided_and_the_next_one_is_sent_again(world: World):
     for name, ticket in (("C1", "T1"), ("C2", "T2")):
         world.tickets.put(ticket)
