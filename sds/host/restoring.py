@@ -43,7 +43,7 @@ def restore(source: Path, folder: Path, *, gate: str, public: PublicKeys | None 
     `public`: whose signatures it must have; without it, those of the keys in the folder, else those in the backup.
     Raises UsageError where what is there knows more or is another's, or others use it; StoreError: not as backed up.
     """
-    with suppress(OSError):  # what cannot be looked at is told as what cannot be read
+    with suppress(OSError):  # what cannot be looked at cannot be read either
         if not source.exists():
             raise UsageError(f"`{source}` is no whole backup", hint="sds backup makes a folder or a .tar file")
     paths.make_private(folder)
