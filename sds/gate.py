@@ -211,9 +211,9 @@ class Gate:
         decided by then is not. Raises EventError for a malformed or contradicting event, StoreError when nothing could be
         recorded, WorldError while the gate is closing.
         """
-        read, budget = self.read(event), self.contract.budget
+        read, until_ms, budget = self.read(event), self._until(deadline_ms), self.contract.budget
         wait_s = (budget.ttl_ms + budget.dispatch_ms_max if deadline_ms is None else deadline_ms) / 1000
-        return self._submissions.decide(read, self._until(deadline_ms), wait_s=wait_s)
+        return self._submissions.decide(read, until_ms, wait_s=wait_s)
 
     def submit(self, event: Mapping[str, object] | str | bytes, *, deadline_ms: int | None = None) -> Handle:
         """Have one event decided by the gate's own threads; return at once.

@@ -39,7 +39,7 @@ class Observer:
 
         A field that is not of its declared type is left out, and `notes` say so: a foreign source may return anything.
         The resources' epochs are read before the state: what is reserved in between shows when this decision reserves. So is
-        authority, which is asked for again there.
+        authority, which is asked for again there; an order in flight is not reserved again, so for it here.
         `dfid`: the flow it is for; without one, one that would be created now. `without`: an order in flight, looked at
         as if it had taken nothing.
         """
@@ -52,6 +52,8 @@ class Observer:
         fields, version, notes = self._net_state(key, drawn)
         spending = spend.scopes(self._contract, fields, now_ms)
         artifacts, faults = self._context.artifacts()
+        if without:
+            authority = authorities.authority_now(self._store, self._contract.agent_id, dfid)
         situation = EnvelopeInputs(
             fields=fields,
             agent_active=authority.active and authority.contract_hash == self._contract_hash,

@@ -31,8 +31,6 @@ LEFT JOIN erasures x ON x.gate = f.gate AND x.event_id = f.event_id
 """
 _OF_CASE = _KEY.format(source="(SELECT ? AS gate, ? AS event_id)")
 _OF_FLOW = _KEY.format(source="decision_flows") + "WHERE f.dfid = ?"
-
-
 _NONE: Row = (None,) * 5
 
 

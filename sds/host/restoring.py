@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
@@ -43,8 +43,9 @@ def restore(source: Path, folder: Path, *, gate: str, public: PublicKeys | None 
     `public`: whose signatures it must have; without it, those of the keys in the folder, else those in the backup.
     Raises UsageError where what is there knows more or is another's, or others use it; StoreError: not as backed up.
     """
-    if not source.exists():
-        raise UsageError(f"`{source}` is no whole backup", hint="sds backup makes a folder or a .tar file")
+    with suppress(OSError):  # what cannot be looked at cannot be read either
+        if not source.exists():
+            raise UsageError(f"`{source}` is no whole backup", hint="sds backup makes a folder or a .tar file")
     paths.make_private(folder)
     with unpacked(source, folder) as backup:
         if backup.manifest.gate != gate:

@@ -117,6 +117,12 @@ def test_backups_made_while_a_gate_decides_are_each_one_moment_of_its_record(tmp
     assert (50, 0) == (len(bed.bank.paid()), bed.paid_twice())
 
 
+def test_a_backup_that_cannot_be_looked_at_is_refused_in_one_line(tmp_path: Path) -> None:
+    bed = made(tmp_path)
+    with pytest.raises(StoreError, match="cannot be read: file name too long"):
+        put_back(bed, tmp_path / ("x" * 300))
+
+
 @pytest.mark.parametrize("name", ["manifest.json", "decisions.db", "kernel.key", "ledger.pub"])
 def test_a_backup_with_a_byte_changed_or_a_file_missing_is_refused_and_nothing_is_put_in_place(
     tmp_path: Path, name: str

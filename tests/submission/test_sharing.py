@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -157,9 +158,9 @@ def test_what_is_no_event_is_refused_where_it_is_submitted(bed: Testbed, thinkin
     with bed.gate(engine=thinking) as gate:
         with pytest.raises(EventError, match="the event has no text `account`"):
             gate.submit({"id": "E1"})
-        for deadline in (0, -1, 20_001, True, 1.5, "100"):
+        for ask, deadline in product((gate.submit, gate.decide), (0, -1, 20_001, True, 1.5, "100")):
             with pytest.raises(UsageError, match="is no deadline of this gate") as refused:
-                gate.submit(bed.event(1), deadline_ms=deadline)  # type: ignore[arg-type]
+                ask(bed.event(1), deadline_ms=deadline)  # type: ignore[arg-type]
             assert "DEADLINE_INVALID" == refused.value.reason_code
         assert [] == flows(gate)
 

@@ -16,6 +16,7 @@ from sds.kernel.flow.kernel import Kernel
 from sds.kernel.human.review import HumanReview, Resolution, attest
 from sds.kernel.operations import recovery
 from sds.kernel.storage.store import Store
+from tests.kernel.authority import halt
 from tests.kernel.crashes import check, copied, crashing, every_step
 from tests.kernel.durable import LEASE_MS, World, refund, together
 from tests.kernel.faults import Faults
@@ -199,9 +200,9 @@ def test_recovery_leaves_an_order_alone_that_a_human_has_just_sent(world: World)
     assert [recovery.Recovered(leased=1)] == waiting
 
 
-@pytest.mark.parametrize(("moved", "paid"), [(False, 1), (True, 0)])
+@pytest.mark.parametrize(("moved", "paid"), [("", 1), ("before", 0), ("halted meanwhile", 0)])
 def test_a_humans_order_that_was_lost_is_sent_again_only_if_the_human_might_decide_it_now(
-    world: World, moved: bool, paid: int
+    world: World, moved: str, paid: int
 ):
     dfid = escalated(world)
     world.rail.misfortunes = ["drop"]
@@ -209,8 +210,10 @@ def test_a_humans_order_that_was_lost_is_sent_again_only_if_the_human_might_deci
     assert "UNKNOWN" == resolve(world, dfid, "MODIFY", SORRY).execution
     world.rail.blind = False
     world.clock.advance(LEASE_MS)
-    if moved:
+    if moved == "before":
         world.tickets.put("T1")
+    elif moved:
+        world.tickets.on_read = lambda _key: halt(world)
     recovery.recover(world.kernel, now_ms=world.clock())
     assert paid == len(world.rail.paid())
     assert () == verify.verify(world.store).faults

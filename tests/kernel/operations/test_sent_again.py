@@ -1,7 +1,10 @@
-"""An order that recovery sends again: not one that ended meanwhile, not past its deadline, and nobody's `unsent` frees it then."""
+"""An order that recovery sends again: not one that ended meanwhile, not past its deadline nor without authority, and nobody's
+`unsent` frees it then.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -10,6 +13,7 @@ from sds.kernel.executor.protocol import ExecutionIntent, Receipt
 from sds.kernel.executor.wholeness import Wholeness
 from sds.kernel.flow import decision_record
 from sds.kernel.operations.recovery import recover
+from tests.kernel.authority import halt, revoke, suspend
 from tests.kernel.durable import LEASE_MS, World, refund
 
 
@@ -46,6 +50,16 @@ def test_nor_one_that_is_settled_while_the_world_is_looked_at(world: World, orde
         return True
 
     assert "FAILED" == world.kernel.dispatcher.resolve(order, settled_meanwhile)
+    assert [] == world.rail.paid()
+
+
+@pytest.mark.parametrize("withdraw", [suspend, halt, revoke])
+def test_nor_one_whose_authority_is_withdrawn_while_the_state_is_read(
+    world: World, order: ExecutionIntent, withdraw: Callable[[World], None]
+) -> None:
+    """A source may take its time: what an operator was told is done by then binds."""
+    world.tickets.on_read = lambda _key: withdraw(world)
+    assert "FAILED" == world.kernel.dispatcher.resolve(order, world.kernel.still_valid)
     assert [] == world.rail.paid()
 
 

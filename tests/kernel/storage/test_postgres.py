@@ -349,13 +349,31 @@ def test_a_writer_waits_only_so_long_for_another(schema: str, store: PostgresSto
     assert "another program holds it: end that, or try again" == caught.value.hint
 
 
-def test_a_transaction_sees_what_was_committed_before_its_lock_whatever_the_server_sets(schema: str) -> None:
-    by_hand("ALTER ROLE postgres SET default_transaction_isolation = 'repeatable read'")
+@pytest.mark.parametrize("isolation", ["read committed", "repeatable read", "serializable"])
+def test_a_transaction_sees_what_was_committed_before_its_lock_whatever_the_server_sets(
+    schema: str, store: PostgresStore, isolation: str
+) -> None:
+    """So does what it asks first, which goes along with begin and lock, prepared by the driver by then or not."""
+    found = list[object]()
+
+    def ask() -> None:
+        with made.transaction("SELECT drawn, current_setting('transaction_isolation') FROM resources") as rows:
+            found.append(rows)
+
+    by_hand(f"ALTER ROLE postgres SET default_transaction_isolation = '{isolation}'")
     try:
-        with closing(PostgresStore(server_url(), schema)) as made, made.transaction():
-            assert "read committed" == made.value("SELECT current_setting('transaction_isolation')")
+        with closing(PostgresStore(server_url(), schema)) as made:
+            for _ in range(8):
+                ask()
+            waits, locked = threading.Thread(target=ask), "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'advisory'"
+            with store.transaction():
+                waits.start()
+                assert any(by_hand(locked) or time.sleep(0.01) for _ in range(400))
+                put(store, drawn=3)
+            waits.join()
     finally:
         by_hand("ALTER ROLE postgres RESET default_transaction_isolation")
+    assert [*[[]] * 8, [(3, "read committed")]] == found
 
 
 def test_a_host_that_is_gone_is_noticed_within_seconds_unless_the_url_says_otherwise() -> None:
