@@ -13,7 +13,7 @@ from collections import OrderedDict
 from typing import Any, ClassVar
 
 import httptools
-from uvicorn._types import ASGI3Application
+from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, ASGISendEvent, Scope
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from sds.service.problems import Problem, response_of
@@ -57,9 +57,7 @@ class BoundedConnection(HttpToolsProtocol):
         self.by_silence.pop(self, None)
         self._heard()
         self._listened()
-        if self._answered is not None and not self._answered.response_complete:
-            self._answered.disconnected = True
-            self._answered.message_event.set()
+        self._gone()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -115,6 +113,8 @@ class BoundedConnection(HttpToolsProtocol):
         version = self.parser.get_http_version()
         if (version, hosts) not in _TAKEN:
             raise httptools.HttpParserError("it is no HTTP/1.1, or names no host, or two")
+        if any(name == b"transfer-encoding" and value.lower() != b"chunked" for name, value in self.headers):
+            raise httptools.HttpParserError("its body is encoded in a way that nothing here reads")
         if len(self.pipeline) >= WAITING_MAX:
             raise httptools.HttpParserError("too many wait behind another")
         self.expect_100_continue = self.expect_100_continue and version == "1.1"
@@ -141,15 +141,23 @@ class BoundedConnection(HttpToolsProtocol):
         if self.asking and not self.cycle.more_body:  # what was asked before it is answered first
             self.cycle.keep_alive, self._over = False, True
             return
-        if not self.asking:  # else an answer may have begun
+        if not self.asking or (self._answered is self.cycle and not self.cycle.response_started):
             problem = response_of(Problem("USAGE", "the request is no HTTP/1.1"))
             lines = [b"%b: %b\r\n" % each for each in (*problem.raw_headers, _CLOSE)]
             self.transport.write(b"".join([STATUS_LINE[problem.status_code], *lines, b"\r\n", bytes(problem.body)]))
+        self._gone()
         self.transport.close()
+
+    def _gone(self) -> None:
+        """Tell the request that is being answered that nobody listens any more."""
+        if self._answered is not None and not self._answered.response_complete:
+            self._answered.disconnected = True
+            self._answered.message_event.set()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answered = cycle
-        super()._start_asgi_task(cycle, app)
+        chunks = cycle.scope["http_version"] == "1.1"
+        super()._start_asgi_task(cycle, app if chunks else _without_chunks(cycle, app))
 
     def _await_head(self) -> None:
         self._head_timer = self.loop.call_later(self.settings.head_within_s, self.transport.abort)
@@ -163,6 +171,26 @@ class BoundedConnection(HttpToolsProtocol):
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
+
+
+def _without_chunks(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
+    """Wrap an application for HTTP/1.0, which knows no chunks: an answer without a length ends with its connection."""
+
+    async def wrapped(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        endless = False
+
+        async def sent(message: ASGISendEvent) -> None:
+            nonlocal endless
+            if message["type"] == "http.response.start":
+                endless = all(name != b"content-length" for name, _ in message.get("headers", ()))
+                cycle.chunked_encoding = False if endless else None
+            elif endless and message["type"] == "http.response.body":
+                cycle.expected_content_length = len(message.get("body", b""))  # of each part its own
+            await send(message)
+
+        await app(scope, receive, sent)
+
+    return wrapped
 
 
 def connection_class(settings: ServiceSettings) -> type[BoundedConnection]:

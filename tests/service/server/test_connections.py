@@ -65,6 +65,9 @@ def test_a_trailer_adds_nothing_to_what_was_asked(home: Path) -> None:
         POST + LENGTH + CHUNKED,
         POST + LENGTH + b"Content-Length: 1\r\n",
         POST + b"Content-Length: +1\r\n",
+        POST + b"Transfer-Encoding: xchunked\r\n",
+        POST + b"Transfer-Encoding: gzip, chunked\r\n",
+        POST + CHUNKED + CHUNKED,
         GET + b"A : b\r\n",
         GET + b"A: b\x00\r\n",
         GET + b"A: b\r\n c\r\n",
@@ -79,6 +82,20 @@ def test_what_can_be_read_in_two_ways_or_is_too_long_is_refused_and_its_connecti
     with on_socket(home) as service, service.connect() as connection:
         connection.sendall(head + b"\r\n" + BODY + GET + b"\r\n")
         found = answer(connection)
+    assert found.startswith(b"HTTP/1.1 400 ")
+    assert 1 == found.count(b"HTTP/1.1 ")
+
+
+@pytest.mark.parametrize(
+    "size", [b"-1\r\n", b"0x1\r\n", b"1 \r\n", b"1\n", b"1;a\nb\r\n", b"f" * 20 + b"\r\n", b"1\r\nXX0\r\n\r\n"]
+)
+def test_a_body_that_can_be_read_in_two_ways_is_refused_and_its_connection_closed(home: Path, size: bytes) -> None:
+    with on_socket(home) as service, service.connect() as connection:
+        connection.sendall(POST + service.authorization + CHUNKED + b"\r\n")
+        connection.sendall(size + BODY + b"\r\n0\r\n\r\n" + GET + b"\r\n")
+        found = answer(connection)
+        assert 0 == service.bed.gate.store.value("SELECT count(*) FROM decision_flows")
+        assert [] == [event for event, _ in service.bed.logged if event == "service.failed"]
     assert found.startswith(b"HTTP/1.1 400 ")
     assert 1 == found.count(b"HTTP/1.1 ")
 
@@ -170,3 +187,15 @@ def test_http_1_0_stays_it_whatever_else_is_asked_for(home: Path) -> None:
         found = answer(connection)
     assert found.startswith(b"HTTP/1.1 200 ")
     assert b"connection: close" in found
+
+
+def test_http_1_0_is_sent_a_stream_as_it_is_read_by_it(home: Path) -> None:
+    """Chunks are of HTTP/1.1: what has no length ends with its connection."""
+    with on_socket(home, heartbeat_s=0.2) as service, service.connect() as connection:
+        connection.sendall(b"GET /v1/events HTTP/1.0\r\n" + service.authorization + b"\r\n")
+        found = b""
+        while b": ping" not in found:
+            found += connection.recv(65_536)
+    head, _, body = found.partition(b"\r\n\r\n")
+    assert (True, False) == (b"connection: close" in head.lower(), b"transfer-encoding" in head.lower())
+    assert body.startswith(b"id: ")
