@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import httptools
-from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, ASGISendEvent, Scope
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from sds.service.problems import Problem, response_of
 from sds.service.settings import ServiceSettings
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, ASGISendEvent, Scope
 
 REQUEST_BYTES_MAX = 8 << 20  # as they come: of a body within its limit the frames of the smallest chunks, too
 WAITING_MAX = 16  # requests of one connection behind the one that is answered; beyond them nothing more is read of it
