@@ -23,6 +23,9 @@ from sds.models.readers.protocol import Reader
 
 FILE = "judgement.json"
 SCHEMA = 1
+# What thresholds are of where a reading is a score: `distribution.confidence`. Those that were chosen of what a score was once
+# taken for, a certainty, prove nothing of it.
+CONFIDENCE_OF_SCORES = "certain as the score"
 FILE_BYTES_MAX = 1 << 20
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -83,7 +86,9 @@ def readings_hash(contract: Contract) -> str:
 def rules_hash(contract: Contract) -> str:
     """Return what thresholds depend on of a contract besides: its policy and what it bounds."""
     bounds = contract.max_error.model_dump(mode="json") if contract.max_error else None
-    return digest([readings_hash(contract), [line.model_dump(mode="json") for line in contract.policy], bounds])
+    known = [readings_hash(contract), [line.model_dump(mode="json") for line in contract.policy], bounds]
+    scores = any(spec.score for spec in contract.readings.values())
+    return digest([*known, CONFIDENCE_OF_SCORES] if scores else known)
 
 
 def open_reader(folder: Path, *, sha256: str) -> Reader:

@@ -12,14 +12,19 @@ from sds import Gate
 from sds.host import paths
 from sds.host.clock import now_ms
 from sds.kernel.audit import verify
+from sds.kernel.canonical import digest
 from sds.kernel.errors import UsageError
 from sds.models.readers.opening import open_reader
-from sds.policy.judgement import open_judgement
+from sds.policy.judgement import open_judgement, readings_hash
 from sds.replay import opener, replay
 from tests.gates.own import written
 from tests.models.readers.tiny import claims
 from tests.policy.conftest import BOUNDED, CODE, Judge, contract_of
 from tests.proposers import Greedy
+
+RISK = """  risk: {question: 'Should it be feared?', score: [car.open_minor]}
+policy:
+"""
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +116,16 @@ def test_a_policy_that_changed_voids_the_thresholds(home: Path, judgement: Judge
         assert "UNCERTAIN" == gate.decide(event(1, said["technical"])).reason_code
     log = [json.loads(line) for line in (home / "toll" / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     assert any("the thresholds were chosen for another policy" in str(line.get("notice")) for line in log)
+
+
+@pytest.mark.parametrize(("code", "still"), [(BOUNDED, True), (BOUNDED.replace("policy:\n", RISK), False)])
+def test_thresholds_of_another_confidence_than_a_scores_own_are_void(judgement: Judge, code: str, still: bool) -> None:
+    """They were chosen when a score was taken for a certainty: what they prove, they prove of other numbers."""
+    contract = contract_of(code)
+    bounds = contract.max_error and contract.max_error.model_dump(mode="json")
+    then = digest([readings_hash(contract), [line.model_dump(mode="json") for line in contract.policy], bounds])
+    with closing(open_judgement(judgement(contract, rules=then), contract)) as opened:
+        assert (still, not still) == (opened.thresholds is not None, bool(opened.notices))
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from sds.service.problems import Problem, response_of
 from sds.service.settings import ServiceSettings
 
+if TYPE_CHECKING:
+    from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, ASGISendEvent, Scope
+
 REQUEST_BYTES_MAX = 8 << 20  # as they come: of a body within its limit the frames of the smallest chunks, too
+WAITING_MAX = 16  # requests of one connection behind the one that is answered; beyond them nothing more is read of it
 _TAKEN = frozenset({("1.1", 1), ("1.0", 1), ("1.0", 0)})  # which version, with how many headers `Host` (RFC 9112, 3.2)
 _CLOSE = (b"connection", b"close")
 
@@ -35,6 +39,8 @@ class BoundedConnection(HttpToolsProtocol):
         self._write_timer: asyncio.TimerHandle | None = None
         self._came = 0  # bytes of the request that is being read
         self._in_head, self._upgrades = True, False
+        self._over = False  # nothing more is read: what was asked is answered, and then it is closed
+        self._answered: RequestResponseCycle | None = None  # the oldest request that is not yet; `cycle` is the latest
 
     @property
     def asking(self) -> bool:
@@ -53,10 +59,11 @@ class BoundedConnection(HttpToolsProtocol):
         self.by_silence.pop(self, None)
         self._heard()
         self._listened()
+        self._gone()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self.parser is None or self.transport.is_closing():  # it is lost, or was refused: nobody reads it any more
+        if self.parser is None or self._over or self.transport.is_closing():  # it is lost, or was refused
             return
         self.by_silence.move_to_end(self)
         self._unset_keepalive_if_required()
@@ -76,15 +83,21 @@ class BoundedConnection(HttpToolsProtocol):
 
     def _read(self, data: bytes) -> None:
         """Read what came. A request that asks for another protocol is read once more without asking: this is HTTP/1.1."""
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            method, headers = self.parser.get_method(), [each for each in self.headers if each[0] != b"upgrade"]
-            if method == b"CONNECT":
-                raise httptools.HttpParserError("this is no proxy") from None
-            self.parser = httptools.HttpRequestParser(self)
-            head = [b"%b %b HTTP/1.1" % (method, self.url), *(b"%b: %b" % each for each in headers), b"", b""]
-            self._read(b"\r\n".join(head) + data[upgrade.args[0] :])
+        while data:
+            try:
+                self.parser.feed_data(data)
+                data = b""
+            except httptools.HttpParserUpgrade as upgrade:
+                data = self._without_upgrade() + data[upgrade.args[0] :]
+
+    def _without_upgrade(self) -> bytes:
+        """Begin to read anew; return the head that was read, without what asks for another protocol."""
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        if method == b"CONNECT":
+            raise httptools.HttpParserError("this is no proxy")
+        self.parser = httptools.HttpRequestParser(self)
+        headers = (b"%b: %b" % each for each in self.headers if each[0] != b"upgrade")
+        return b"\r\n".join([b"%b %b HTTP/%b" % (method, self.url, version), *headers, b"", b""])
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -99,8 +112,14 @@ class BoundedConnection(HttpToolsProtocol):
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > self.settings.head_bytes_max:
             raise httptools.HttpParserError("its head is too long")
         hosts = sum(name == b"host" for name, _ in self.headers)
-        if (self.parser.get_http_version(), hosts) not in _TAKEN:
+        version = self.parser.get_http_version()
+        if (version, hosts) not in _TAKEN:
             raise httptools.HttpParserError("it is no HTTP/1.1, or names no host, or two")
+        if any(name == b"transfer-encoding" and value.lower() != b"chunked" for name, value in self.headers):
+            raise httptools.HttpParserError("its body is encoded in a way that nothing here reads")
+        if len(self.pipeline) >= WAITING_MAX:
+            raise httptools.HttpParserError("too many wait behind another")
+        self.expect_100_continue = self.expect_100_continue and version == "1.1"
         self._in_head, self._upgrades = False, self.parser.should_upgrade()
         if not self._upgrades:
             super().on_headers_complete()
@@ -121,11 +140,26 @@ class BoundedConnection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002  as uvicorn calls it
         """Answer what is no HTTP with a problem, where there is somebody to be answered."""
-        if not self.asking:  # else an answer may have begun
+        if self.asking and not self.cycle.more_body:  # what was asked before it is answered first
+            self.cycle.keep_alive, self._over = False, True
+            return
+        if not self.asking or (self._answered is self.cycle and not self.cycle.response_started):
             problem = response_of(Problem("USAGE", "the request is no HTTP/1.1"))
             lines = [b"%b: %b\r\n" % each for each in (*problem.raw_headers, _CLOSE)]
             self.transport.write(b"".join([STATUS_LINE[problem.status_code], *lines, b"\r\n", bytes(problem.body)]))
+        self._gone()
         self.transport.close()
+
+    def _gone(self) -> None:
+        """Tell the request that is being answered that nobody listens any more."""
+        if self._answered is not None and not self._answered.response_complete:
+            self._answered.disconnected = True
+            self._answered.message_event.set()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answered = cycle
+        chunks = cycle.scope["http_version"] == "1.1"
+        super()._start_asgi_task(cycle, app if chunks else _without_chunks(cycle, app))
 
     def _await_head(self) -> None:
         self._head_timer = self.loop.call_later(self.settings.head_within_s, self.transport.abort)
@@ -139,6 +173,26 @@ class BoundedConnection(HttpToolsProtocol):
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
+
+
+def _without_chunks(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
+    """Wrap an application for HTTP/1.0, which knows no chunks: an answer without a length ends with its connection."""
+
+    async def wrapped(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        endless = False
+
+        async def sent(message: ASGISendEvent) -> None:
+            nonlocal endless
+            if message["type"] == "http.response.start":
+                endless = all(name != b"content-length" for name, _ in message.get("headers", ()))
+                cycle.chunked_encoding = False if endless else None
+            elif endless and message["type"] == "http.response.body":
+                cycle.expected_content_length = len(message.get("body", b""))  # of each part its own
+            await send(message)
+
+        await app(scope, receive, sent)
+
+    return wrapped
 
 
 def connection_class(settings: ServiceSettings) -> type[BoundedConnection]:

@@ -15,12 +15,15 @@ from sds.kernel.executor.wholeness import RECORD_BEHIND, Doubt
 from sds.service.operations.health import Health
 from tests.kernel.durable import proposal
 from tests.proposers import Says
+from tests.service.operations.waiting import wait_until
 from tests.service.testbed import Bed, opened_bed
 
 
 def looked(bed: Bed) -> Any:
-    """Return what `/readyz` answers once it has looked."""
-    bed.app.state.operations.health.look()
+    """Return what `/readyz` answers once it has looked, after the look that each process begins with."""
+    health = bed.app.state.operations.health
+    wait_until(lambda: health.checks()["probe"] != "NOT_YET")
+    health.look()
     return bed.client.get("/readyz", headers={"Authorization": ""})
 
 

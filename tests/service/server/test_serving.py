@@ -19,6 +19,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from sds.engines.protocol import Engine
 from sds.service.server.serving import bound, server_over
 from tests.gates.own import GATE, written
 from tests.service.server.driver import KEY
@@ -44,9 +45,9 @@ class OnSocket:
 
 
 @contextmanager
-def on_socket(home: Path, **settings: float) -> Iterator[OnSocket]:
+def on_socket(home: Path, engine: Engine | None = None, **settings: float) -> Iterator[OnSocket]:
     with ExitStack() as opened:
-        bed = opened.enter_context(opened_bed(home, **settings))
+        bed = opened.enter_context(opened_bed(home, engine, **settings))
         listener = opened.enter_context(bound("127.0.0.1", 0))
         ready = threading.Event()
         server = server_over(bed.app, ready.set)
