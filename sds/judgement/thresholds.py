@@ -24,7 +24,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-STEPS = 24  # thresholds in a sequence: every further one passes a smaller share on
+STEPS = 24  # thresholds in a sequence, by cases and again by errors: every further one passes a smaller share on
+ERRORS_OF_STEP = 4  # at least, of a step by errors: finer ones tell chance from chance
 NEEDED_MAX = 20_000  # accepted cases: who would need more needs a better reader
 RATE_MIN = 1e-6
 Floats = NDArray[np.float64]
@@ -72,17 +73,21 @@ def sequence(confidences: Floats, wrong: Flags, of_each: float, *, alpha: float,
     """Return the thresholds to test, the most cautious first; the last accepts everything.
 
     `confidences`, `wrong`: of cases that will not be tested, decided in the same way. `of_each`: how many cases to be tested
-    there are for each of these.
+    there are for each of these. They lie at equal steps of cases, and at equal steps of errors: where most cases are nearly
+    certain, as with a score, nearly all errors are among the last few, and one step of cases would take all of these in at once.
     """
     order = np.argsort(-confidences, kind="stable")
     known = confidences[order]
     first = needed(alpha, delta) / (of_each * len(known)) if len(known) and of_each > 0 else 1.0
     if first >= 1:
         return (0.0,)
-    counts = np.unique(np.ceil(np.linspace(first, 1.0, STEPS) * len(known)).astype(int))
+    by_cases = np.ceil(np.linspace(first, 1.0, STEPS) * len(known)).astype(int)
     expected = (
         np.cumsum(wrong[order]) + np.cumsum(1 - known)
     ) / 2  # errors that were met, and that confidence foretells
+    steps = min(STEPS, int(expected[-1] / ERRORS_OF_STEP))
+    by_errors = np.searchsorted(expected, np.linspace(expected[by_cases[0] - 1], expected[-1], steps)) + 1
+    counts = np.unique(np.concatenate([by_cases, np.minimum(by_errors, len(known))]))
     chances = [_chance(of_each * count, expected[count - 1] / count, alpha, delta) for count in counts]
     begin = int(np.argmax(chances))
     return (*dict.fromkeys(float(known[count - 1]) for count in counts[begin:-1]), 0.0)

@@ -94,6 +94,23 @@ def test_the_sequence_begins_before_the_errors_of_the_cases_it_is_read_off() -> 
     assert 0.95 <= tested[0] <= 0.98
 
 
+def test_where_nearly_all_is_certain_the_errors_of_the_rest_are_not_taken_in_at_once() -> None:
+    """A score: one case in a hundred is not certain, and all errors are among these."""
+    rng = np.random.default_rng(7)
+
+    def scored(cases: int) -> tuple[np.ndarray, np.ndarray]:
+        errors = np.where(rng.random(cases) < 0.01, rng.uniform(0.0, 0.8, cases), 0.0)
+        return 1 - errors, rng.random(cases) < errors
+
+    tested = sequence(*scored(20_000), 0.25, alpha=0.002, delta=0.05)
+    assert sum(0.2 < each < 1 for each in tested) > 10
+    confidences, wrong = scored(5_000)
+    least = choose(confidences, wrong, tested, alpha=0.002, delta=0.05).least
+    assert least is not None
+    assert 0.3 < least < 1  # decides part of what is not certain
+    assert 0.992 < (confidences >= least).mean() < 1
+
+
 @pytest.mark.parametrize(("tuning", "of_each"), [([], 4.0), ([0.5], 0.0), ([0.9, 0.8], 1.0)])
 def test_with_too_little_to_read_a_sequence_off_everything_is_tested_at_once(
     tuning: list[float], of_each: float
