@@ -139,6 +139,7 @@ def test_while_the_gateway_is_down_events_wait_and_then_are_paid_once(tmp_path: 
         never_seen = decide(gate, 0)
         assert ("EXECUTOR_DOWN", True) == (never_seen.tag, never_seen.retryable)  # what it has paid is not known
         with in_thread(tmp_path, port=port):
+            time.sleep(1.1)  # for so long it is remembered that the statement could not be read
             assert "SUCCESS" == decide(gate, 0).execution
             gate.kernel.dispatcher.executor._executor.close()  # type: ignore[attr-defined]  # its kept connections
         waits = decide(gate, 1)
