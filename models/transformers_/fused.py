@@ -1,6 +1,6 @@
 """Fewer kernels a pass on a card, where starting them is what a small model's pass takes: fused attention and norms.
 
-Which layers have a fused equal is tried out on random numbers, not looked up in a list of names.
+Attention is torch's own (`sdpa`). Which norms have a fused equal is tried out on random numbers, not looked up in a list of names.
 """
 
 from __future__ import annotations

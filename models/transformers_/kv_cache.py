@@ -9,6 +9,7 @@ cache a prompt, one row a call. Which it is, is tried out when the model is load
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -168,7 +169,7 @@ class TensorKVCache:
             compute = partial(self._compute, extent=shape.extent, alone=None, forward=partial(forward, shape.outputs))
             self._seen[shape] += 1
             if self._device.type == "cuda" and self._seen[shape] >= CAPTURE_AT and len(self._graphs) < GRAPHS_MAX:
-                compute = self._graphs[shape] = _captured(compute, inputs, self._device, self._pool())
+                compute = self._graphs[shape] = captured(compute, inputs, self._device, self._pool())
         return compute(*inputs)[: len(rows)]
 
     def _pool(self) -> Any:
@@ -301,14 +302,15 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return -1
 
 
-def _captured(compute: Compute, inputs: Sequence[torch.Tensor], device: torch.device, pool: Any) -> Compute:
-    """Record the kernels of one pass on CUDA; a replay launches them all at once. What cannot be recorded runs as it is.
+def captured(compute: Compute, inputs: Sequence[torch.Tensor], device: torch.device, pool: Any) -> Compute:
+    """Record the kernels of one pass on CUDA; a replay launches them all at once. What cannot be recorded runs as it is, with a
+    warning: it is slower by far.
 
     Warming up writes the same keys and values to the same positions that the replay writes.
     """
     held = [tensor.clone() for tensor in inputs]
-    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     try:
+        graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side):
             for _ in range(WARM_UPS):
@@ -318,7 +320,11 @@ def _captured(compute: Compute, inputs: Sequence[torch.Tensor], device: torch.de
             output = compute(*held)
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError:
+    except RuntimeError as error:
+        why = (str(error).splitlines() or ["unknown cause"])[0]
+        warnings.warn(
+            f"passes of a shape are started kernel by kernel, for they cannot be captured: {why}", stacklevel=2
+        )
         return compute
 
     def replayed(*now: torch.Tensor) -> torch.Tensor:

@@ -25,7 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 STEPS = 24  # thresholds in a sequence, by cases and again by errors: every further one passes a smaller share on
-ERRORS_OF_STEP = 4  # at least, of a step by errors: finer ones tell chance from chance
+ERRORS_OF_STEP = (
+    4  # expected in a step by errors, at least: in finer ones chance decides which threshold is the last to pass
+)
 NEEDED_MAX = 20_000  # accepted cases: who would need more needs a better reader
 RATE_MIN = 1e-6
 Floats = NDArray[np.float64]
@@ -73,7 +75,7 @@ def sequence(confidences: Floats, wrong: Flags, of_each: float, *, alpha: float,
     """Return the thresholds to test, the most cautious first; the last accepts everything.
 
     `confidences`, `wrong`: of cases that will not be tested, decided in the same way. `of_each`: how many cases to be tested
-    there are for each of these. They lie at equal steps of cases, and at equal steps of errors: where most cases are nearly
+    there are for each of these. They lie at equal steps of cases and, where errors are many, of errors: where most cases are nearly
     certain, as with a score, nearly all errors are among the last few, and one step of cases would take all of these in at once.
     """
     order = np.argsort(-confidences, kind="stable")

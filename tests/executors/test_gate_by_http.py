@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from sds import Gate
+from sds.host.clock import now_ms
+from sds.kernel.executor.wholeness import PAUSE_MS_MIN
 from sds.kernel.flow.answer import Answer
 from tests.executors.gateways import asked, in_process, in_thread, written
 from tests.gates.own import written as write_gate
@@ -60,10 +62,10 @@ TRIES_MAX = 30
 
 
 @contextmanager
-def opened(folder: Path, url: str, *edits: tuple[str, str]) -> Iterator[Gate]:
+def opened(folder: Path, url: str, *edits: tuple[str, str], clock_ms: Callable[[], int] = now_ms) -> Iterator[Gate]:
     path = write_gate(folder / "toll", GATE)
     written(path.parent, url, *edits)
-    with Gate.load(path, folder=folder / "home", engine=Greedy("GIVE_BACK")) as gate:
+    with Gate.load(path, folder=folder / "home", engine=Greedy("GIVE_BACK"), now_ms=clock_ms) as gate:
         yield gate
 
 
@@ -135,11 +137,12 @@ def test_a_gateway_that_has_forgotten_pays_nothing_twice_where_it_says_that_it_f
 def test_while_the_gateway_is_down_events_wait_and_then_are_paid_once(tmp_path: Path) -> None:
     with in_thread(tmp_path) as first:
         url, port = first.url, first.server_port
-    with opened(tmp_path, url) as gate:
+    later_ms = 0
+    with opened(tmp_path, url, clock_ms=lambda: now_ms() + later_ms) as gate:
         never_seen = decide(gate, 0)
         assert ("EXECUTOR_DOWN", True) == (never_seen.tag, never_seen.retryable)  # what it has paid is not known
         with in_thread(tmp_path, port=port):
-            time.sleep(1.1)  # for so long it is remembered that the statement could not be read
+            later_ms = PAUSE_MS_MIN  # for so long it is remembered that the statement could not be read
             assert "SUCCESS" == decide(gate, 0).execution
             gate.kernel.dispatcher.executor._executor.close()  # type: ignore[attr-defined]  # its kept connections
         waits = decide(gate, 1)

@@ -15,7 +15,7 @@ from sds.models.llamacpp.backend import LlamaBackend
 from sds.models.protocol import CARD_SLOTS_MAX, SLOTS_MAX, BackendError, Row
 from sds.models.transformers_.backend import HfBackend
 from sds.models.transformers_.fused import fuse, fused_norm
-from sds.models.transformers_.kv_cache import DynamicKVCaches, TensorKVCache
+from sds.models.transformers_.kv_cache import DynamicKVCaches, TensorKVCache, captured
 from tests.model_fixtures import TINY_THREADS
 from tests.models.conftest import SLOTS, edit
 from tests.models.test_backends import sections_of
@@ -355,6 +355,13 @@ def test_captured_passes_on_cuda_give_what_uncaptured_ones_give(
     monkeypatch.setattr(backend._kv_cache, "static", False)
     assert all(close(one, two) for one, two in zip(stepped() * 3, captured, strict=True))
     backend.close()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a torch that cannot capture")
+def test_a_pass_that_cannot_be_captured_runs_as_it_is_and_that_is_said():
+    with pytest.warns(UserWarning, match="started kernel by kernel, for they cannot be captured: "):
+        compute = captured(lambda *inputs: inputs[0] + 1, [torch.zeros(1)] * 3, torch.device("cuda"), None)
+    assert [8.0] == compute(*[torch.tensor([7.0])] * 3).tolist()
 
 
 def test_as_many_rows_as_a_card_takes_give_what_each_gives_alone(tiny_folder: Callable[[int], Path]) -> None:
