@@ -221,8 +221,8 @@ class DrivenLlama:
         import llama_cpp as lib  # noqa: PLC0415  loaded when a model is
         import outlines  # noqa: PLC0415
 
-        from sds.models.llamacpp.tokenizer import LlamaTokenizer  # noqa: PLC0415
         from sds.models.llamacpp import weights  # noqa: PLC0415
+        from sds.models.llamacpp.tokenizer import LlamaTokenizer  # noqa: PLC0415
 
         if weights.multiplies_in_tiles():
             raise BackendError("this llama.cpp is compiled for AMX, which ends the process", hint=weights.NO_AMX_HINT)
