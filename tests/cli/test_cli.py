@@ -16,8 +16,6 @@ from sds.host.paths import decisions_path
 from tests.cli.conftest import Shell
 from tests.scale import scale
 
-pytestmark = pytest.mark.xdist_group("cli")
-
 
 def test_a_run_decides_reports_and_breaks_no_promise(report: Any) -> None:
     assert 8 == report["decisions"] == sum(report["outcomes"].values())

@@ -68,7 +68,11 @@ def llama_slots(tiny_path: Callable[[int], Path]) -> Iterator[LlamaBackend]:
     backend.close()
 
 
-@pytest.fixture(params=["tiny", "embedded", "tiny_hf", "own_hf", "tiny_vino", "own_vino", "own_caches", "llama_slots"])
+TINY = ("tiny", "tiny_hf", "tiny_vino", "own_caches", "llama_slots")
+LARGE = ("embedded", "own_hf", "own_vino")  # the embedded model's weights: in CI through llama.cpp alone
+
+
+@pytest.fixture(params=[*TINY, *LARGE[: scale(1, 3)]])
 def backend(request: pytest.FixtureRequest) -> Backend:
     found: Backend = request.getfixturevalue(request.param)
     return found
@@ -160,7 +164,7 @@ def test_a_section_that_every_prompt_begins_with_outlives_those_that_few_have(ba
     contract, other, *cases = sections_of(57, 40, 20, *[20] * 8)
     room = _bytes_of(backend, contract) + 4 * _bytes_of(backend, cases[0])
     backend._prefix_cache = PrefixCache(room)
-    for _ in range(3):
+    for _ in range(scale(1, 3)):
         for case in cases:
             backend.prefill([contract, case])
             assert backend.is_cached([contract, case])

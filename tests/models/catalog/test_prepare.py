@@ -108,9 +108,7 @@ def test_a_full_cache_still_renews_what_it_holds(
 def test_where_the_source_is_the_fastest_it_is_run_itself(small: Path, tmp_path: Path) -> None:
     found, _ = preparation(tmp_path, {**BF16_WINS, "own": 0.5}).run(small)
     assert (small, "small.gguf") == (found.path, found.name)
-    assert (
-        "own type as it is: 500.0 ms for a decision's passes; BF16 1000.0, F16 2000.0, Q8_0 2500.0" == found.record.why
-    )
+    assert "F32 as it is: 500.0 ms for a decision's passes; BF16 1000.0, F16 2000.0" == found.record.why
     assert found == prepared(small, tmp_path)
     assert [] == list(tmp_path.glob("*.gguf"))
 
@@ -150,7 +148,7 @@ def test_what_is_slow_while_the_machine_does_something_else_is_not_the_slower(tm
 @pytest.mark.usefixtures("brief")
 def test_a_type_too_far_from_the_exact_weights_is_never_kept(small: Path, tmp_path: Path) -> None:
     found, _ = preparation(tmp_path, kl_max=0.0).run(small)
-    assert ["own type"] == [each.type for each in found.record.measured]
+    assert ["F32"] == [each.type for each in found.record.measured]
     assert small == found.path
 
 
