@@ -59,7 +59,7 @@ os.environ["SDS_CACHE"] = tempfile.mkdtemp(prefix="sds-cache-")
 atexit.register(shutil.rmtree, os.environ["SDS_CACHE"], ignore_errors=True)
 
 
-LONG = ("tests/test_readme.py", "tests/test_storms.py", "tests/test_attack.py")
+LONG = ("tests/test_readme", "tests/test_storms", "tests/test_attack", "tests/test_wheel", "tests/benchmarks/test_card")
 
 
 @pytest.hookimpl(wrapper=True)
