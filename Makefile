@@ -66,7 +66,7 @@ demo: $(READY)
 
 test: $(TESTABLE)
 	$(MAKE) --no-print-directory --jobs=2 types style
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 types: $(TESTABLE)
 	$(BIN)/mypy

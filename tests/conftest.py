@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Generator, Iterator
+from functools import cache, lru_cache
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from sds.gates.refund import gate, labels
 from sds.gates.refund.world.flights import load_flights
+from sds.kernel.contract import schema
+from sds.kernel.contract.yaml_lines import load_with_lines
 from tests.model_fixtures import (
     embedded,
     opened,
@@ -31,6 +34,7 @@ from tests.model_fixtures import (
     tiny_vino,
     vocabulary,
 )
+from tests.scale import scale
 
 __all__ = [
     "embedded",
@@ -55,7 +59,18 @@ os.environ["SDS_CACHE"] = tempfile.mkdtemp(prefix="sds-cache-")
 atexit.register(shutil.rmtree, os.environ["SDS_CACHE"], ignore_errors=True)
 
 
-LONG = ("tests/test_readme.py", "tests/test_storms.py", "tests/test_attack.py")
+LONG = ("tests/test_readme", "tests/test_storms", "tests/test_attack", "tests/test_wheel", "tests/benchmarks/test_card")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Let the collector of garbage look neither for any while modules are imported nor at them later: all of them stay."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -73,7 +88,20 @@ def flights_read_once() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def contracts_read_once() -> Iterator[None]:
+    """Read the YAML of the same contract once a process: it is only looked at, and it takes longer than most tests."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(schema, "load_with_lines", lru_cache(512)(load_with_lines))
+        yield
+
+
 settings.register_profile(
-    "sds", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow], database=None
+    "sds",
+    max_examples=scale(40, 200),
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+    database=None,
 )
 settings.load_profile("sds")

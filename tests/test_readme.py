@@ -21,8 +21,6 @@ from tests.small_models import sentencepiece_gguf
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
-pytestmark = pytest.mark.xdist_group("cli")
-
 
 def _blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
@@ -78,6 +76,7 @@ def _cut(block: str, tmp_path: Path) -> str:
     if "sds models prepare" in block:
         sentencepiece_gguf(tmp_path / "small.gguf")
     block = re.sub(r"--limit (20|50)\b", "--limit 6", block)
+    block = re.sub(r"^(sds run refund --limit) [34]\b", r"\1 2", block, flags=re.MULTILINE)
     block = re.sub(r"^(sds eval refund)\b", r"\1 --labels few.jsonl", block, flags=re.MULTILINE)
     return re.sub(r"^(sds models prepare)\b", r"\1 small.gguf", block, flags=re.MULTILINE)
 

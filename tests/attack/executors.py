@@ -104,7 +104,7 @@ KINDS: Mapping[str, Kind] = {
 
 
 def attack(folder: Path, rng: Random) -> list[Figure]:
-    each = scale(3, 24)
+    each = scale(2, 24)
     total = dict.fromkeys(
         ("events", "differences", "paid twice", "untold", "no case", "not decided", "slow", "faults"), 0
     )

@@ -15,7 +15,6 @@ from sds.service.server.serving import bound
 from tests.questions import asked
 
 
-@pytest.mark.xdist_group("service")
 def test_the_same_decisions_are_compared_and_a_duplicate_is_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,8 +16,6 @@ from sds.host.paths import decisions_path
 from tests.cli.conftest import Shell
 from tests.scale import scale
 
-pytestmark = pytest.mark.xdist_group("cli")
-
 
 def test_a_run_decides_reports_and_breaks_no_promise(report: Any) -> None:
     assert 8 == report["decisions"] == sum(report["outcomes"].values())
@@ -261,7 +259,6 @@ MISTAKES = [
     ),
     (("bench", "hotpath", "--model", "nowhere.gguf"), 2, "error: argument --model: `nowhere.gguf` cannot be read"),
     (("bench", "peers", "--only", "nobody"), 2, "error: argument --only: there is no `nobody`"),
-    (("bench", "gpu", "--device", "cuda:63"), 2, "error: no CUDA device"),
     (("bench", "report", "--results", "nowhere"), 2, "error: `nowhere` is no folder"),
     (("bench", "everything"), 2, "error: there is no benchmark `everything`"),
     (("fly",), 2, "No such command 'fly'"),

@@ -121,7 +121,7 @@ def test_a_file_of_any_bytes_ends_well_or_in_one_typed_line(name: str, tmp_path:
     path.touch(mode=0o600)
     path.write_bytes(whole)
     read(path)
-    for _ in range(scale(150, 20_000)):
+    for _ in range(scale(60, 20_000)):
         data = spoiled(rng, whole)
         path.write_bytes(data)
         print(data[:2000])
@@ -195,7 +195,7 @@ def test_a_command_on_a_damaged_record_ends_in_one_line(record: Path, capsys: py
     with sqlite3.connect(whole) as db:
         dfids = [row[0] for row in db.execute("SELECT dfid FROM decision_flows")]
     db.close()
-    for _, cell in zip(range(scale(130, 5_000)), cells(whole, rng), strict=False):
+    for _, cell in zip(range(scale(50, 5_000)), cells(whole, rng), strict=False):
         for suffix in ("-wal", "-shm"):
             record.with_name(record.name + suffix).unlink(missing_ok=True)
         shutil.copy(whole, record)

@@ -12,11 +12,8 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-import pytest
-
 from tests.cli.conftest import ROOT, Shell
 
-pytestmark = pytest.mark.xdist_group("cli")
 WAIT_S = 120
 
 

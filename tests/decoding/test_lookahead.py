@@ -71,7 +71,7 @@ def without_passes(found: Decoded) -> Decoded:
 def test_reading_ahead_decides_the_same_with_the_same_probabilities(mode: Mode):
     rng = seeded(31)
     fewer = 0
-    for seed in range(scale(60, 2000)):
+    for seed in range(scale(30, 2000)):
         envelope = random_envelope(rng.randint)
         plain = decided(HashBackend(seed), envelope, mode)
         ahead = decided(HashBackend(seed, lookahead_tokens_max=rng.choice([3, 12, AHEAD])), envelope, mode)
@@ -91,7 +91,7 @@ def test_a_number_takes_half_the_passes():
 def test_numbers_that_the_prompt_shows_change_no_decision(mode: Mode):
     rng = seeded(36)
     fewer = more = 0
-    for seed in range(scale(80, 3000)):
+    for seed in range(scale(30, 3000)):
         envelope, forks_max = random_envelope(rng.randint), rng.randint(3, 20)
         plain = decided(HashBackend(seed), envelope, mode)
         written = NUMBERS.findall(plain.data.decode())
@@ -139,7 +139,7 @@ def test_of_two_numbers_that_are_copied_each_takes_a_pass_with_all_that_follows_
 def test_nothing_is_read_beyond_what_may_be_written(mode: Mode):
     """Or the pass would fail, and with it all who share it."""
     rng = seeded(37)
-    for seed in range(scale(10, 300)):
+    for seed in range(scale(3, 300)):
         envelope = random_envelope(rng.randint)
         shown = NUMBERS.findall(decided(HashBackend(seed), envelope).data.decode())
         for room in range(1, 120, rng.randint(3, 9)):
@@ -285,7 +285,7 @@ def test_many_that_read_ahead_together_each_decide_as_alone():
 def test_near_ties_escalate_also_where_they_were_read_ahead():
     rng = seeded(35)
     close = 0
-    for seed in range(scale(60, 2000)):
+    for seed in range(scale(30, 2000)):
         envelope = random_envelope(rng.randint)
         plain = decided(HashBackend(seed, spread=0.3), envelope).data
         backend = Disturbed(seed, noise_logp_max=0.05, spread=0.3, lookahead_tokens_max=AHEAD)

@@ -134,7 +134,7 @@ def test_a_number_is_the_same_whether_its_values_are_listed_or_searched(
         low, step = rng.randint(-1500, 9000), rng.choice([1, 2, 3, 7, 10, 100])
         return random_amount(low, low + step * rng.randint(5, 30), step, rng.choice([0, 1, 2]))
 
-    for seed in range(scale(30, 400)):
+    for seed in range(scale(12, 400)):
         kind = KindBound("PAY", ("YES", "NO"), (("amount", amount()), ("more", amount())))
         envelope = replace(envelope_of([], 5 * rng.randint(0, 1)), kinds=(kind,))
         listed = decided(sort(seed, spread=8.0), envelope).data
@@ -165,7 +165,7 @@ def test_it_is_the_likeliest_of_all_numbers_each_spelled_out(scaled: int, monkey
     monkeypatch.setattr(number_search, "PREFIXES_MAX", 10_000)  # of a hash, what is forced is as unlikely as all else
     rng = seeded(61)
     traps = 0
-    for seed in range(scale(25, 300)):
+    for seed in range(scale(10, 300)):
         low, step = rng.randint(-150, 900), rng.choice([1, 2, 3, 10, 50])
         amount = random_amount(low, low + step * rng.randint(200, 400), step, scaled)
         envelope = paying(amount)
@@ -217,7 +217,7 @@ def test_ended_or_failing_anywhere_in_the_search_it_gives_all_forks_back(forks_m
 def test_company_never_makes_it_another():
     rng = seeded(63)
     same = none = 0
-    for seed in range(scale(25, 400)):
+    for seed in range(scale(10, 400)):
         low = rng.randint(100, 9_000)
         envelope = paying(random_amount(low, low + rng.randint(100, 9_000), 1, 2))
         backend = Disturbed(seed, noise_logp_max=COMPANY_NOISE, spread=4.0)

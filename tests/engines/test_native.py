@@ -75,7 +75,7 @@ def said(engine: NativeEngine, packet: DecisionPacket) -> bytes | str:
 def test_sixteen_threads_decide_as_alone_or_not_at_all(
     world: World, opened: Callable[..., Backend], mode: Mode
 ) -> None:
-    asked = packets(world, scale(32, 320))
+    asked = packets(world, scale(16, 320))
     engine = NativeEngine(opened(slots=SLOTS, n_ctx=TOKENS), now_ms=running_ms, mode=mode)
     with closing(engine), ThreadPoolExecutor(THREADS) as pool:
         expected = [said(engine, packet) for packet in asked]
@@ -96,7 +96,7 @@ def test_with_llama_cpp_company_does_not_show_in_the_last_digit_of_a_score(
         data, decoding = engine.propose(packet, tokens_max=TOKENS)
         return data, decoding.confidence, decoding.alternatives
 
-    asked = packets(world, scale(32, 320))
+    asked = packets(world, scale(16, 320))
     with closing(engine), ThreadPoolExecutor(THREADS) as pool:
         expected = [scored(packet) for packet in asked]
         assert expected == list(pool.map(scored, asked))

@@ -43,7 +43,7 @@ def engine(tiny_path: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch) ->
 def test_many_threads_get_bit_for_bit_what_one_engine_decides_alone(
     world: World, engine: Replicas, tiny_path: Callable[[int], Path]
 ) -> None:
-    asked = packets(world, scale(30, 300))
+    asked = packets(world, scale(16, 300))
     with closing(open_engine(tiny_path(1), now_ms=running_ms, mode="exact", threads=1)) as one:
         expected = [one.propose(packet, tokens_max=TOKENS) for packet in asked]
     with ThreadPoolExecutor(8) as pool:
@@ -66,7 +66,7 @@ def test_replicas_of_some_slots_each_decide_as_one_does_alone(
             pytest.skip(str(error))
     monkeypatch.setenv("SDS_THREADS", "2")
     how: dict[str, Any] = {"now_ms": running_ms, "library": library, "as_is": True}
-    path, asked = tiny_path(1), packets(world, scale(24, 240))
+    path, asked = tiny_path(1), packets(world, scale(12, 240))
     with closing(open_engine(path, threads=1, slots=slots, **how)) as one:
         expected = [one.propose(packet, tokens_max=TOKENS) for packet in asked]
     with closing(open_replicas(path, replicas=2, slots=slots, **how)) as engine, ThreadPoolExecutor(9) as pool:
@@ -195,7 +195,7 @@ def test_company_in_openvino_leaves_no_trace_in_a_decision(
 
     if dtype == "bf16" and not dtypes.computes_in_bf16():
         pytest.skip("no BF16 in this processor")
-    asked = packets(world, scale(20, 300))
+    asked = packets(world, scale(12, 300))
     how: dict[str, Any] = {"now_ms": running_ms, "library": "openvino", "dtype": dtype, "mode": mode}
     with closing(open_engine(tiny_path(1), slots=slots, **how)) as engine:
         expected = [engine.propose(packet, tokens_max=TOKENS) for packet in asked]

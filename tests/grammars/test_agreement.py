@@ -48,7 +48,7 @@ def test_the_kernel_and_the_expression_agree_both_ways() -> None:
     assert asked // 2 <= accepted <= asked * 3 // 4
 
 
-@settings(max_examples=scale(60, 1000), deadline=None)
+@settings(max_examples=scale(30, 1000), deadline=None)
 @given(envelopes(), st.integers(0, 2**32))
 def test_the_expression_and_lark_accept_the_same_bytes(envelope: DecisionEnvelope, seed: int) -> None:
     said = language(envelope, CONTEXT_REF)
@@ -58,7 +58,7 @@ def test_the_expression_and_lark_accept_the_same_bytes(envelope: DecisionEnvelop
         assert bool(matches(data)) == matcher.accepts(data), data
 
 
-@settings(max_examples=scale(150, 2000), deadline=None)
+@settings(max_examples=scale(60, 2000), deadline=None)
 @given(envelopes(), st.integers(0, 2**32))
 def test_the_schema_accepts_the_same_values(envelope: DecisionEnvelope, seed: int) -> None:
     rng, said = Random(seed), language(writable(envelope), CONTEXT_REF)

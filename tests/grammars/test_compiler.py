@@ -54,7 +54,7 @@ def test_every_decision_is_reached_in_one_way_and_nothing_else(words: Tokens, en
 
 def test_no_matcher_leaves_the_mask_and_every_decision_ends_in_the_language(words: Tokens) -> None:
     compiler, tokenizer = GrammarCompiler(words), llguidance_tokenizer(words)
-    for rng, envelope in pool(20260811, scale(60, 3000)):
+    for rng, envelope in pool(20260811, scale(25, 3000)):
         mask, matcher = Mask(tokenizer, language(envelope, CONTEXT_REF)), compiler.matcher(envelope, CONTEXT_REF)
         fed = 0
         for _ in range(STEPS_MAX):
@@ -77,7 +77,7 @@ def test_what_the_mask_permits_besides_is_another_spelling_only(words: Tokens) -
     """Leave the matcher at a token that the mask alone permits, let the mask finish: a matcher writes these bytes, too."""
     compiler, tokenizer = GrammarCompiler(words), llguidance_tokenizer(words)
     left = 0
-    for rng, envelope in pool(20260812, scale(40, 1000)):
+    for rng, envelope in pool(20260812, scale(16, 1000)):
         mask, matcher = Mask(tokenizer, language(envelope, CONTEXT_REF)), compiler.matcher(envelope, CONTEXT_REF)
         written = b""
         for _ in range(STEPS_MAX):
@@ -107,7 +107,7 @@ def test_the_tokens_are_those_the_tokenizer_makes_of_the_finished_text(
 ) -> None:
     words: Tokens = request.getfixturevalue(name)
     compiler = GrammarCompiler(words)
-    for rng, envelope in pool(20260813, scale(200, 10_000), rationale=False):
+    for rng, envelope in pool(20260813, scale(80, 10_000), rationale=False):
         context_ref = f"{rng.getrandbits(256):064x}"
         matcher = finished_by(compiler.matcher(envelope, context_ref), at_random(rng))
         assert matcher.copy().canonical()
@@ -117,7 +117,7 @@ def test_the_tokens_are_those_the_tokenizer_makes_of_the_finished_text(
 def test_a_decision_that_the_tokenizer_would_spell_otherwise_is_not_canonical(words: Tokens) -> None:
     compiler = GrammarCompiler(words)
     found = Counter[bool]()
-    for rng, envelope in pool(20260815, scale(50, 1000)):
+    for rng, envelope in pool(20260815, scale(25, 1000)):
         matcher = finished_by(compiler.matcher(envelope, CONTEXT_REF), at_random(rng))
         spelled, again = matcher.copy().tokens, words.tokenize(matcher.data, special=False)
         assert (spelled == again) == matcher.canonical()
@@ -129,7 +129,7 @@ def test_a_decision_that_the_tokenizer_would_spell_otherwise_is_not_canonical(wo
 
 def test_a_token_outside_the_choice_point_is_refused_and_changes_nothing(words: Tokens) -> None:
     compiler = GrammarCompiler(words)
-    for rng, envelope in pool(20260814, scale(25, 500)):
+    for rng, envelope in pool(20260814, scale(12, 500)):
         matcher = compiler.matcher(envelope, CONTEXT_REF)
         for _ in range(STEPS_MAX):
             matcher.accept_forced()
@@ -161,7 +161,7 @@ def test_a_step_without_a_short_expression_is_written_all_the_same(embedded: Tok
         assert envelope.contains(matcher.data)
 
 
-@settings(max_examples=scale(100, 5000))
+@settings(max_examples=scale(50, 5000))
 @given(st.data())
 def test_a_wider_bound_removes_no_path(embedded: Tokens, data: st.DataObject) -> None:
     pick = lambda lo, hi: data.draw(st.integers(lo, hi))  # noqa: E731

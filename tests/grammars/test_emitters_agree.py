@@ -47,7 +47,7 @@ def words() -> Iterator[GbnfVocabulary]:
 def test_no_emitter_accepts_or_refuses_what_the_kernel_does_not(words: GbnfVocabulary) -> None:
     rng, asked, accepted, refused = seeded(20261122), 0, 0, 0
     found, examples = Counter[str](), dict[str, tuple[Language, bytes]]()
-    while asked < scale(8_000, 400_000):
+    while asked < scale(2_500, 400_000):
         said = language(random_envelope(rng.randint), CONTEXT_REF)
         gbnf = GbnfMatcher(words, to_gbnf(said))
         judges = {"regex": regex_judge(said), "lark": lark_judge(said), "gbnf": lambda data: gbnf.accepts(data, rng)}  # noqa: B023

@@ -49,7 +49,7 @@ def test_random_tokens_of_a_real_vocabulary_end_within_the_limit(tiny_path: Call
     rng = seeded(4)
     with of_gguf(tiny_path(1)) as words:
         text = TextTokens(TokenizerIndex(words))
-        for _ in range(scale(100, 5000)):
+        for _ in range(scale(40, 5000)):
             longest = rng.randrange(60)
             written, ended = "", False
             while not ended:

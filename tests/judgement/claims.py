@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from math import exp, log
 from pathlib import Path
 from random import Random
@@ -79,10 +80,12 @@ _OTHER = [
 ]
 
 
+@cache
 def contract(text: str = CLAIMS) -> Contract:
     return parse_contract(text)
 
 
+@cache
 def scored() -> Contract:
     """The same with a score besides that no line needs more than once."""
     text = CLAIMS.replace(

@@ -12,6 +12,7 @@ from sds.kernel.flow.kernel import Kernel
 from sds.kernel.storage.store import Store
 from tests.kernel.durable import World, counters, witness
 from tests.kernel.faults import Crash, Faults, failing
+from tests.scale import scale, seeded
 from tests.stores.opened import opened_store
 
 STEPS_MAX = 3_000
@@ -37,11 +38,14 @@ def crashing(world: World, work: Callable[[Kernel], object], faults: Faults) -> 
         world.tickets.live_through(Faults())
 
 
-def every_step(
-    world: Callable[[], World], work: Callable[[World, Faults], bool], *, first: int = 1, stride: int = 1
-) -> int:
-    """Stop at the first step and each `stride` later until a run is not stopped; return how many steps there were."""
-    for at in range(first, STEPS_MAX, stride):
+def every_step(world: Callable[[], World], work: Callable[[World, Faults], bool], *, stride: int = 1) -> int:
+    """Stop at each step until a run is not stopped; return how many steps there were.
+
+    In CI after each `stride`-th statement, read or order, from a seeded one on, and not once more before the next:
+    nothing is written between the two.
+    """
+    first = 1 + seeded(48).randrange(stride)
+    for at in range(scale(2 * first, 1), STEPS_MAX, scale(2 * stride, 1)):
         faults = Faults(at=at)
         made = world()
         try:

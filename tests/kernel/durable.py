@@ -130,10 +130,11 @@ class World:
         terms: Contract | None = None,
         idempotent: bool = True,
         random: Random = secrets.token_bytes,
+        now_ms: int = START_MS,
     ) -> None:
         self.folder, self.contract = folder, terms or usual_contract()
         self._random = random
-        self.clock = Clock()
+        self.clock = Clock(now_ms)
         self.tickets = Tickets()
         self.rail = Rail(folder / "rail.db", idempotent=idempotent)
         self.logged: list[tuple[str, object]] = []

@@ -5,12 +5,16 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from sds.kernel.audit import verify
 from sds.kernel.context import artifacts
+from sds.kernel.envelope.state import Value
 from sds.kernel.human.review import HumanReview, Resolution
 from sds.kernel.operations import erasure, recovery
 from sds.kernel.operations.labels import record_label
@@ -35,6 +39,7 @@ from tests.kernel.durable import (
     see_through,
 )
 from tests.kernel.sagas import REVERT, Script, run, terms
+from tests.stores.opened import SQLITE, Chosen
 
 MONITORED = (
     "escalation: {per_hour: 1000000}",
@@ -49,7 +54,30 @@ aggregate_thresholds:
 
 def full_record(folder: Path) -> World:
     """Return a record with one of everything: paid, refused, unknown, denied, escalated, aborted, restarted, open, a saga,
-    a clock set back."""
+    a clock set back. In SQLite it is made once a process and copied."""
+    if Chosen.kind != SQLITE:
+        return _made(folder)
+    files, now_ms, tickets = _once()
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    copied = World(folder, terms=terms(MONITORED), now_ms=now_ms)
+    copied.tickets.rows, copied.tickets.versions = deepcopy(tickets)
+    copied.rail.blind = True
+    return copied
+
+
+@cache
+def _once() -> tuple[dict[str, bytes], int, tuple[dict[str, dict[str, Value]], dict[str, int]]]:
+    """Return the record's files, the time on its clock, and its tickets with their versions."""
+    with TemporaryDirectory() as folder, closing(_made(Path(folder))) as made:
+        files = {}
+        for name in ("kernel.db", "rail.db"):
+            with closing(sqlite3.connect(made.folder / name)) as db:
+                files[name] = db.serialize()
+        return files, made.clock(), (made.tickets.rows, made.tickets.versions)
+
+
+def _made(folder: Path) -> World:
     made = World(folder, terms=terms(MONITORED))
     for number in range(2, 9):
         made.tickets.put(f"T{number}", mood="angry")

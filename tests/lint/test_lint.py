@@ -208,7 +208,7 @@ def test_equal_seeds_give_equal_reports():
 def test_what_is_proven_is_never_contradicted_and_what_is_shown_happens():
     rng = seeded(41)
     proven = shown = 0
-    for _ in range(scale(40, 600)):
+    for _ in range(scale(16, 600)):
         contract = random_contract(rng)
         report = lint(contract, rng, random_snapshots=RANDOM_SNAPSHOTS)
         space = space_of(contract)

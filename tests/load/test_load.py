@@ -21,7 +21,6 @@ from tests.scale import scale
 EVENTS = [{"n": n} for n in range(400)]
 
 
-@pytest.mark.xdist_group("service")
 @pytest.mark.timeout(scale(300, 3_600))
 @pytest.mark.parametrize(("rate", "seconds"), [("10x", 60), ("10x", 600)] if scale(0, 1) else [("3x", 2)])
 def test_under_many_times_its_capacity_a_service_stays_honest(rate: str, seconds: float) -> None:

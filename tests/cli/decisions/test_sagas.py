@@ -18,7 +18,6 @@ from tests.cli.conftest import Shell
 from tests.gates.refund.test_saga_gate import SAGA, STEPS
 from tests.proposers import Greedy
 
-pytestmark = pytest.mark.xdist_group("cli")
 AN_HOUR_MS = 3_600_000
 
 

@@ -14,8 +14,6 @@ from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.flow.intake import read_event
 from tests.cli.conftest import Shell
 
-pytestmark = pytest.mark.xdist_group("cli")
-
 
 @pytest.fixture
 def waiting(shell: Shell, report: Any) -> str:

@@ -14,8 +14,6 @@ from sds.kernel.context import artifacts
 from sds.kernel.context.artifacts import ARTIFACT_BYTES_MAX, DAY_MS
 from tests.cli.conftest import Shell
 
-pytestmark = pytest.mark.xdist_group("cli")
-
 
 @pytest.fixture
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:

@@ -27,6 +27,7 @@ from sds.policy.distribution import distribution
 from sds.policy.judgement import Judgement, open_judgement
 from tests.gates.fraud.test_fraud_gate import opened
 from tests.proposers import Greedy, Says
+from tests.scale import scale
 
 CONTRACT = load_fraud_contract()
 RULES = policy_rules(CONTRACT)
@@ -83,7 +84,7 @@ def judged(rows: Iterable[Row], fitted: Judgement) -> list[MonitoredDecision]:
 
 
 def test_payments_as_they_come_cross_nothing(fraud: Gate, fitted: Judgement, test_rows: list[Row]) -> None:
-    assert [] == crossed(fraud, judged(test_rows[:4_000], fitted))
+    assert [] == crossed(fraud, judged(test_rows[: scale(1_500, 4_000)], fitted))
 
 
 def test_the_queue_of_the_demo_stops_nothing(fraud: Gate, fitted: Judgement) -> None:

@@ -205,7 +205,8 @@ def test_an_entry_of_whatever_form_is_found_and_named(world: World, value: str):
     for kind in world.column("SELECT DISTINCT kind FROM ledger"):
         idx, text = rng.choice(world.store.rows("SELECT idx, body FROM ledger WHERE kind = ?", (kind,)))
         body = json.loads(text)
-        for altered in (value, *(json.dumps(body | {name: json.loads(value)}) for name in body)):
+        names = list(body) if scale(0, 1) else rng.sample(list(body), min(1, len(body)))
+        for altered in (value, *(json.dumps(body | {name: json.loads(value)}) for name in names)):
             with tampering(world) as db:
                 db.execute("UPDATE ledger SET body = ? WHERE idx = ?", (altered, idx))
                 chained(db)

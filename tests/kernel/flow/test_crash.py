@@ -60,6 +60,7 @@ class Case:
                 return answer
 
 
+WHOLE = ("paid", "drift")  # what they begin with, the other cases share
 CASES = {
     "paid": Case(refund()),
     "compensated": Case(compensate),
@@ -124,8 +125,7 @@ def test_stopped_at_any_step_an_event_is_paid_at_most_once_and_nothing_is_lost(f
         afterwards(world, case, acknowledged)
         return acknowledged is not None
 
-    steps = every_step(fresh, stop_once)
-    assert steps > 50
+    assert every_step(fresh, stop_once, stride=1 if name in WHOLE else 4) > 50
 
 
 @pytest.mark.parametrize("name", ["paid", "the reply was lost", "the order was lost", "a second attempt"])
@@ -150,7 +150,7 @@ def test_stopped_again_at_any_step_of_its_recovery_the_same_holds(fresh: Callabl
             afterwards(world, case, None)
             return recovered is not None
 
-        assert every_step(fresh, stop_twice) > 10
+        assert every_step(fresh, stop_twice, stride=4) > 10
 
 
 @pytest.mark.parametrize("name", ["paid", "the reply was lost", "the order was lost", "the wire broke", "declined"])
@@ -164,7 +164,7 @@ def test_an_executor_that_is_not_idempotent_is_called_at_most_once_for_a_key(fre
         assert len(world.rail.sent) == len(set(world.rail.sent)), "a key was sent twice"
         return acknowledged is not None
 
-    every_step(lambda: fresh(idempotent=False), stop_once)
+    every_step(lambda: fresh(idempotent=False), stop_once, stride=4)
 
 
 def test_a_claim_whose_order_is_voided_starts_afresh_wherever_its_recovery_stops(fresh: Callable[..., World]):

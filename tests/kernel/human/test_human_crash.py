@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -29,14 +29,6 @@ RESOLUTIONS = {
     "modify": Resolution("MODIFY", "ada", "why", SORRY),
     "abort": Resolution("ABORT", "ada", "why"),
 }
-
-
-@pytest.fixture
-def world(folder: Path) -> Iterator[World]:
-    """A gate whose agent decides nothing alone, seen hours after it has handed its cases over."""
-    made = World(folder, terms=TERMS)
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +103,7 @@ def test_stopped_at_any_step_a_decision_is_made_whole_or_not_at_all(
         afterwards(world, wanted, acknowledged)
         return acknowledged is not None
 
-    assert every_step(fresh, stop_once) > 30
+    assert every_step(fresh, stop_once, stride=3 if misfortune else 1) > 30
 
 
 def test_stopped_again_at_any_step_of_its_recovery_the_same_holds(fresh: Callable[..., World]):
@@ -130,7 +122,7 @@ def test_stopped_again_at_any_step_of_its_recovery_the_same_holds(fresh: Callabl
             afterwards(world, wanted, None)
             return recovered is not None
 
-        assert every_step(fresh, stop_twice) > 10
+        assert every_step(fresh, stop_twice, stride=4) > 10
 
 
 def test_an_executor_that_is_not_idempotent_is_called_at_most_once_for_a_humans_order(fresh: Callable[..., World]):
@@ -143,7 +135,7 @@ def test_an_executor_that_is_not_idempotent_is_called_at_most_once_for_a_humans_
         assert () == verify.verify(world.store).faults
         return acknowledged is not None
 
-    every_step(lambda: fresh(idempotent=False), stop_once)
+    every_step(lambda: fresh(idempotent=False), stop_once, stride=3)
 
 
 def test_stopped_at_any_step_a_humans_word_about_an_order_settles_it_whole_or_not_at_all(fresh: Callable[..., World]):

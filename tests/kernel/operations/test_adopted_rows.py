@@ -27,6 +27,7 @@ from tests.kernel.statements import (
     restore,
 )
 from tests.kernel.tampering import found_after
+from tests.scale import scale
 from tests.stores.opened import opened_store
 
 
@@ -90,7 +91,7 @@ def test_stopped_at_any_step_each_order_is_taken_over_whole_or_not_at_all(world:
     restore(world, None)
     fresh = backup(world)
     whole = False
-    for at in range(1, 2000):
+    for at in range(scale(2, 1), 2000, scale(2, 1)):
         faults = Faults()
         store = opened_store(world.path, connect=failing(faults))
         faults.at = len(faults.steps) + at

@@ -80,7 +80,6 @@ def test_measured_again_the_old_weights_go_and_files_of_ones_own_stay(copied: tu
 
 
 @pytest.mark.usefixtures("brief")
-@pytest.mark.usefixtures("brief")
 def test_weights_that_a_record_of_another_version_may_name_stay(copied: tuple[Path, Path]) -> None:
     source, cache = copied
     theirs = Path(shutil.copy(source, cache / "0123456789ab-Q8_0.gguf"))
@@ -105,13 +104,12 @@ def test_a_full_cache_still_renews_what_it_holds(
         preparation(cache).run(small)
 
 
-def test_where_the_source_is_the_fastest_it_is_run_itself(tiny_path: Callable[[int], Path], tmp_path: Path) -> None:
-    found, _ = preparation(tmp_path, {**BF16_WINS, "own": 0.5}).run(tiny_path(1))
-    assert (tiny_path(1), "tiny-1.gguf") == (found.path, found.name)
-    assert (
-        "own type as it is: 500.0 ms for a decision's passes; BF16 1000.0, F16 2000.0, Q8_0 2500.0" == found.record.why
-    )
-    assert found == prepared(tiny_path(1), tmp_path)
+@pytest.mark.usefixtures("brief")
+def test_where_the_source_is_the_fastest_it_is_run_itself(small: Path, tmp_path: Path) -> None:
+    found, _ = preparation(tmp_path, {**BF16_WINS, "own": 0.5}).run(small)
+    assert (small, "small.gguf") == (found.path, found.name)
+    assert "F32 as it is: 500.0 ms for a decision's passes; BF16 1000.0, F16 2000.0" == found.record.why
+    assert found == prepared(small, tmp_path)
     assert [] == list(tmp_path.glob("*.gguf"))
 
 
@@ -148,10 +146,10 @@ def test_what_is_slow_while_the_machine_does_something_else_is_not_the_slower(tm
 
 
 @pytest.mark.usefixtures("brief")
-def test_a_type_too_far_from_the_exact_weights_is_never_kept(tiny_path: Callable[[int], Path], tmp_path: Path) -> None:
-    found, _ = preparation(tmp_path, kl_max=0.0).run(tiny_path(1))
-    assert ["own type"] == [each.type for each in found.record.measured]
-    assert tiny_path(1) == found.path
+def test_a_type_too_far_from_the_exact_weights_is_never_kept(small: Path, tmp_path: Path) -> None:
+    found, _ = preparation(tmp_path, kl_max=0.0).run(small)
+    assert ["F32"] == [each.type for each in found.record.measured]
+    assert small == found.path
 
 
 _CHILD = """
