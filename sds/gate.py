@@ -293,7 +293,8 @@ class Gate:
         """
         from sds.reconciliation import reconcile  # noqa: PLC0415
 
-        return reconcile(self.kernel, since_ms=since_ms, until_ms=until_ms, now_ms=self._now_ms, log=self._log.write)
+        with self.acting() as kernel:
+            return reconcile(kernel, since_ms=since_ms, until_ms=until_ms, now_ms=self._now_ms, log=self._log.write)
 
     def reconcile_every(self, every_s: float) -> None:
         """Compare now and again, in a thread that ends with the gate; each difference is logged, and is a case."""
@@ -351,8 +352,9 @@ class Gate:
         from sds.kernel.operations import erasure  # noqa: PLC0415
 
         with self.acting() as kernel:
-            gate = self.contract.gate
-            return erasure.erase(kernel.store, gate, event_id, who=who, reason=reason, now_ms=self._now_ms())
+            return erasure.erase(
+                kernel.store, self.contract.gate, event_id, who=who, reason=reason, now_ms=self._now_ms()
+            )
 
     def request_retire(self, *, reason: str) -> None:
         """Retire the gate's agent because its work is done: the one move it may ask for itself, and a final one.

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sds.gate import Gate
-from sds.kernel.errors import UsageError
+from sds.kernel.errors import UsageError, WorldError
 from tests.gates.refund.rail.orders import key_of
 from tests.kernel.durable import Clock, Tickets, refund, usual_contract
 from tests.kernel.outside import PaysOnly
@@ -98,3 +98,30 @@ def test_what_the_record_does_not_know_is_taken_over_by_name_and_reason(tmp_path
         assert "RECORD_BEHIND" == gate.decide(event).tag
         assert ("somebody-else",) == gate.adopt(who="ada", reason="it is ours")
         assert "SUCCESS" == gate.decide(event).execution
+
+
+def test_a_gate_that_closes_waits_for_a_comparison_under_way(tmp_path: Path) -> None:
+    rail = ListingRail(tmp_path / "rail.db")
+    gate = gate_of(tmp_path / "gate", rail)
+    paid_elsewhere(tmp_path, key_of("x"), 500)
+    closer = threading.Thread(target=gate.close)
+
+    def is_closing() -> bool:
+        try:
+            gate.recover()
+        except WorldError:
+            return True
+        return False
+
+    def close_meanwhile() -> None:
+        rail.while_listing = lambda: None
+        closer.start()
+        assert soon(is_closing)
+        closer.join(0.1)
+        assert closer.is_alive()
+
+    rail.while_listing = close_meanwhile
+    assert ["ORDER_UNKNOWN"] == [each.code for each in gate.reconcile().differences]
+    closer.join()
+    with pytest.raises(UsageError, match="the gate is closed"):
+        gate.reconcile()

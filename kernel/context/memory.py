@@ -29,23 +29,25 @@ CountTokens = Callable[[str], int]
 
 _IN_FORCE = "SELECT 1 FROM artifacts WHERE name = ? AND version = ? AND sha256 = ? AND ended_at_ms IS NULL"
 
-SCAN_MAX = 64  # of one key's newest decisions, how many are looked at: gates that share a record may share keys
+SCAN_MAX = 64  # of one key's newest snapshots, how many are looked at: gates that share a record may share keys
 ENTRIES_SCANNED_MAX = 50_000  # of the ledger's newest, for an agent's decisions: others may share the record
 _HEADS = {"key": "Decided before, newest first:", "agent": "Decided before, any case, newest first:"}
 _NEWEST = {
-    "key": "SELECT c.dfid, l.idx AS n FROM context_snapshots c CROSS JOIN ledger l ON l.dfid = c.dfid AND l.kind = 'DECIDED'"
-    " WHERE CASE WHEN json_valid(c.body) THEN c.body ->> '$.key' END = ? ORDER BY l.idx DESC LIMIT ?",
+    "key": "SELECT c.dfid, l.idx AS n FROM (SELECT dfid FROM context_snapshots"
+    " WHERE CASE WHEN json_valid(body) THEN body ->> '$.key' END = ? ORDER BY taken_at_ms DESC LIMIT ?) c"
+    " CROSS JOIN ledger l ON l.dfid = c.dfid AND l.kind = 'DECIDED'",
     "agent": "SELECT l.dfid, l.idx AS n FROM ledger l CROSS JOIN policy_proposals p ON p.dfid = l.dfid"
     f" WHERE l.idx > (SELECT MAX(idx) FROM ledger) - {ENTRIES_SCANNED_MAX} AND l.kind = 'DECIDED' AND p.agent_id = ?"
     " ORDER BY l.idx DESC LIMIT ?",
 }
+# CROSS: from the few newest to their rows, whatever a planner without statistics takes an agent's proposals for.
 _MEMORY = """
 SELECT f.dfid, f.contract_hash, f.state, v.outcome, v.reason_code, p.proposal, p.policy_kind, p.params,
        e.kind, e.params, e.status
 FROM ({newest}) s
-JOIN policy_proposals p ON p.dfid = s.dfid
-JOIN decision_flows f ON f.dfid = s.dfid
-JOIN dim_validations v ON v.dfid = s.dfid
+CROSS JOIN policy_proposals p ON p.dfid = s.dfid
+CROSS JOIN decision_flows f ON f.dfid = s.dfid
+CROSS JOIN dim_validations v ON v.dfid = s.dfid
 LEFT JOIN execution_log e ON e.dfid = s.dfid
 WHERE p.agent_id = ? AND f.gate = ? AND v.evaluated_at_ms >= ?
 ORDER BY s.n DESC LIMIT ?

@@ -107,7 +107,6 @@ CREATE TABLE human_decisions (
 CREATE INDEX flows_escalated ON decision_flows (state) WHERE state = 'ESCALATED';
 
 -- context store: session, memory, artifacts
-CREATE INDEX snapshots_by_key ON context_snapshots (CASE WHEN json_valid(body) THEN body ->> '$.key' END);
 CREATE INDEX proposals_by_agent ON policy_proposals (agent_id);
 CREATE TABLE artifacts (
     name TEXT NOT NULL, version INTEGER NOT NULL, sha256 TEXT NOT NULL, text TEXT, ended_at_ms INTEGER,
@@ -221,6 +220,9 @@ CREATE TABLE flow_deadlines (dfid TEXT PRIMARY KEY, deadline_ms INTEGER NOT NULL
 
 -- Since version 6: pages of flows, the newest first
 CREATE INDEX flows_by_opening ON decision_flows (created_at_ms, dfid);
+
+-- Since version 7: the newest decisions of one key, however many it has; in the place of `snapshots_by_key`
+CREATE INDEX snapshots_by_key_and_time ON context_snapshots (CASE WHEN json_valid(body) THEN body ->> '$.key' END, taken_at_ms);
 
 CREATE TABLE ledger (
     idx INTEGER PRIMARY KEY, at_ms INTEGER NOT NULL, kind TEXT NOT NULL, dfid TEXT NOT NULL, body TEXT NOT NULL,

@@ -37,6 +37,7 @@ _OLDER_CLOCK_STEPS = (
     " WHERE b.at_ms < a.at_ms - 60000 AND b.idx NOT IN (SELECT idx FROM clock_steps)"
 )
 
+SUPERSEDED = "DROP INDEX IF EXISTS snapshots_by_key"  # what an older record has and a fresh one has not
 _UNSTORABLE = (OverflowError, UnicodeEncodeError)  # a number beyond 64 bits, text that has no UTF-8
 _NAME = re.compile("[a-z][a-z_]{0,31}")
 
@@ -262,6 +263,7 @@ class SqliteStore(SqliteReader, Store):
         for name, statement in expected_schema().items():
             if name not in found:
                 self._db.execute(statement)
+        self._db.execute(SUPERSEDED)
         self._db.execute(_OLDER_CLOCK_STEPS)
         self._db.execute("UPDATE meta SET value = ? WHERE key = 'schema_version'", (SCHEMA_VERSION,))
 

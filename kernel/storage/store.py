@@ -15,8 +15,8 @@ from typing import Any, Protocol, TypeVar
 from sds.kernel.errors import StoreError
 from sds.kernel.storage.keyring import Keyring
 
-SCHEMA_VERSION = "6"
-UPGRADABLE = ("1", "2", "3", "4", "5")  # versions that lack nothing but tables and indexes
+SCHEMA_VERSION = "7"
+UPGRADABLE = ("1", "2", "3", "4", "5", "6")  # versions that lack nothing but tables and indexes
 MESSAGE_CHARS_MAX = 300
 
 _KEY = "put `kernel.key` back beside the record: from a backup, readable by you alone"

@@ -21,6 +21,7 @@ from sds.kernel.storage.postgres.connections import BEGIN, Connection, Pool, Url
 from sds.kernel.storage.postgres.dialect import translated
 from sds.kernel.storage.postgres.errors import NO_READ, NO_WRITE, REFUSED, is_worth_again, mend, refused, said
 from sds.kernel.storage.postgres.transaction import Transaction
+from sds.kernel.storage.sqlite import SUPERSEDED
 from sds.kernel.storage.store import SCHEMA_VERSION, UPGRADABLE, Reader, Result, Row, Store, Witness
 
 WRITERS_MAX = 8  # that wait for the record's lock at once, in one process: the other connections are for reading
@@ -175,6 +176,7 @@ class PostgresStore(_CatalogueReader, Store):
         version = db.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
         if version is not None and version[0] in UPGRADABLE:
             schemas.complete(db, self._schema_name, found)
+            db.execute(SUPERSEDED)
             db.execute("UPDATE meta SET value = %s WHERE key = 'schema_version'", (SCHEMA_VERSION,))
         elif version is None or version[0] != SCHEMA_VERSION:
             had = version[0] if version else None

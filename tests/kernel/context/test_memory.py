@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -323,17 +322,6 @@ def _rejected_text(kernel: Kernel, world: World) -> str:
     text = kernel.with_feedback(packet).feedback
     assert "Rejected before: another kind (RBAC_DENIED); REFUND_TICKET (SCHEMA_INVALID)" == text
     return text
-
-
-@pytest.mark.parametrize("scope", ["key", "agent"])
-def test_a_look_back_reads_by_index_however_long_the_record_is(folder: Path, scope: str):
-    world = World(folder, terms=contract(more=f"memory: {{scope: {scope}}}\n"))
-    world.decide(deny, "one")
-    newest = memory._NEWEST[scope]
-    plan = world.store.rows(f"EXPLAIN QUERY PLAN {memory._MEMORY.format(newest=newest)}", ("T1", 64, "", "", 0, 4))
-    steps = [row[3] for row in plan]
-    assert [] == [step for step in steps if step.startswith("SCAN") and step != "SCAN s"]
-    world.close()
 
 
 def test_what_is_remembered_is_in_the_record_and_the_audit_finds_nothing(world: World):

@@ -118,7 +118,7 @@ def test_a_record_made_before_there_was_memory_remembers_once_it_is_opened(folde
     world = World(folder)
     world.decide(compensate, "one")
     with world.store.transaction():
-        for statement in ("INDEX snapshots_by_key", "INDEX proposals_by_agent", "TABLE artifacts"):
+        for statement in ("INDEX snapshots_by_key_and_time", "INDEX proposals_by_agent", "TABLE artifacts"):
             world.store.run(f"DROP {statement}")
         world.store.run("UPDATE meta SET value = '1' WHERE key = 'schema_version'")
     world.store.close()

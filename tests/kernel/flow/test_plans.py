@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
+from sds.kernel.context import memory
 from sds.kernel.errors import ContractError
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.human.review import HumanReview
 from sds.kernel.registry import registry
 from sds.kernel.saga import driver
 from sds.kernel.saga import state as saga
-from tests.kernel.durable import World, deny, escalate, refund
+from tests.kernel.durable import World, contract, deny, escalate, refund
 from tests.kernel.sagas import REVERT, Script, run, terms
 
 LAST = "SELECT idx, entry_hash FROM ledger ORDER BY idx DESC LIMIT 1"  # one row, from the end
@@ -73,3 +74,41 @@ def test_no_table_that_grows_with_the_record_is_read_whole(folder: Path, ask: Ca
     assert set() == {step for step in made[0].plans if step.startswith("SCAN")} - FEW
     assert not [step for step in made[0].plans if "AUTOMATIC" in step]
     world.close()
+
+
+class Stepping(sqlite3.Connection):
+    """A connection that counts the steps of SQLite's virtual machine: what it reads, whatever the clock says."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.steps = 0
+        self.set_progress_handler(self._step, 1)
+
+    def _step(self) -> int:
+        self.steps += 1
+        return 0
+
+
+@pytest.mark.parametrize("scope", ["key", "agent"])
+def test_what_is_remembered_is_read_in_as_many_steps_however_many_decisions_a_case_or_an_agent_has_had(
+    folder: Path, scope: str
+):
+    made = list[Stepping]()
+
+    def stepping(path: Path) -> sqlite3.Connection:
+        made.append(sqlite3.connect(path, isolation_level=None, check_same_thread=False, factory=Stepping))
+        return made[-1]
+
+    def steps_after(decisions: range) -> int:
+        for number in decisions:
+            world.decide(deny, f"C{number}")
+        before = made[0].steps
+        assert memory.memory(store, world.contract, "T1", now_ms=world.clock())
+        return made[0].steps - before
+
+    world = World(folder, terms=contract(more=f"memory: {{scope: {scope}, entries_max: 3}}"))
+    store = world.open_store(stepping)
+    few = steps_after(range(memory.SCAN_MAX + 6))
+    assert abs(steps_after(range(memory.SCAN_MAX + 6, 3 * memory.SCAN_MAX)) - few) <= few // 20
+    world.close()
+    store.close()

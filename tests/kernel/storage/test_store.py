@@ -328,11 +328,15 @@ IN_VERSION_1 = frozenset(
 )
 
 
-def test_a_record_of_version_5_gets_the_index_that_it_lacks(folder: Path):
+OLD_INDEX = "CREATE INDEX snapshots_by_key ON context_snapshots (CASE WHEN json_valid(body) THEN body ->> '$.key' END)"
+
+
+def test_a_record_of_version_5_gets_the_indexes_that_it_lacks_for_the_one_it_has(folder: Path):
     path = folder / "k.db"
     SqliteStore(path).close()
     with closing(sqlite3.connect(path)) as db:
-        db.execute("DROP INDEX flows_by_opening")
+        for change in ("DROP INDEX flows_by_opening", "DROP INDEX snapshots_by_key_and_time", OLD_INDEX):
+            db.execute(change)
         db.execute("UPDATE meta SET value = '5' WHERE key = 'schema_version'")
         db.commit()
     with closing(SqliteStore(path)) as store:
