@@ -21,12 +21,13 @@ from sds.kernel.canonical import digest, one_line
 from sds.kernel.contract.compiler import Rules
 from sds.kernel.contract.schema import Contract
 from sds.kernel.envelope.envelope import ESCALATE
+from sds.kernel.envelope.state import Fields
 from sds.kernel.errors import SdsError, UsageError
-from sds.kernel.flow.intake import once
+from sds.kernel.flow.intake import EVENT_BYTES_MAX, once
 from sds.policy.readers import as_read
 
 FILE_BYTES_MAX = 256 << 20
-TEXT_CHARS_MAX = 20_000
+TEXT_CHARS_MAX = EVENT_BYTES_MAX  # no event's text is longer
 PARTS = ("train", "calibrate", "test")
 SHARES = (0.5, 0.75)  # of the texts of a value: where the first part ends, and the second
 YES, NO = "1", "0"  # of a score
@@ -68,6 +69,11 @@ def label_line(case: LabelledCase, gate: str) -> str:
     }
     said |= {"decision": case.decision, "style": case.style, "amount_minor": case.amount_minor, "part": case.part}
     return json.dumps({name: value for name, value in said.items() if value or name in ("gate", "text")}) + "\n"
+
+
+def whole_fields(rules: Rules, fields: Fields) -> Fields:
+    """Return the fields that the contract declares; none where one is missing or of another type: a label has all or none."""
+    return {} if rules.faults(fields) else {path: fields[path] for path in rules.contract.snapshot}
 
 
 def parted(contract: Contract, cases: Iterable[LabelledCase]) -> list[LabelledCase]:
