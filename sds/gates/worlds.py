@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from sds.host import paths
-from sds.kernel.errors import StateError
+from sds.kernel.errors import StateError, cause_of
 from sds.kernel.storage.private_files import make_private_file, tighten
 
 
@@ -32,7 +32,7 @@ def make_once(
             with suppress(FileExistsError):  # another process was first, and may be using its file already
                 database.hardlink_to(fresh_database)
     except OSError as error:
-        raise StateError(f"`{folder}` cannot be filled: {(error.strerror or 'unknown cause').lower()}") from error
+        raise StateError(f"`{folder}` cannot be filled: {cause_of(error)}") from error
 
 
 def tighten_files(queue: Path, *databases: Path) -> None:
@@ -42,5 +42,4 @@ def tighten_files(queue: Path, *databases: Path) -> None:
         for path in (queue, *files):
             tighten(path)
     except OSError as error:
-        why = (error.strerror or "unknown cause").lower()
-        raise StateError(f"`{queue.parent}` cannot be made private: {why}") from error
+        raise StateError(f"`{queue.parent}` cannot be made private: {cause_of(error)}") from error

@@ -29,7 +29,7 @@ from sds.kernel.canonical import digest
 from sds.kernel.contract.readings import ROOT
 from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.snapshot import parse_type
-from sds.kernel.errors import UsageError
+from sds.kernel.errors import UsageError, cause_of
 from sds.models.protocol import BackendError
 from sds.models.readers.protocol import Reader
 from sds.policy.judgement import FILE, Manifest, Threshold, readings_hash, rules_hash
@@ -371,5 +371,5 @@ def _put(folder: Path, out: Path) -> None:
     except OSError as error:
         if before.exists() and not out.exists():
             before.rename(out)
-        raise UsageError(f"`{out}` cannot be written: {(error.strerror or 'unknown cause').lower()}") from error
+        raise UsageError(f"`{out}` cannot be written: {cause_of(error)}") from error
     shutil.rmtree(before, ignore_errors=True)

@@ -22,7 +22,7 @@ from sds.kernel.contract.compiler import Rules
 from sds.kernel.contract.schema import Contract
 from sds.kernel.envelope.envelope import ESCALATE
 from sds.kernel.envelope.state import Fields
-from sds.kernel.errors import SdsError, UsageError
+from sds.kernel.errors import SdsError, UsageError, cause_of
 from sds.kernel.flow.intake import EVENT_BYTES_MAX, once
 from sds.policy.readers import as_read
 
@@ -121,9 +121,8 @@ def _read(path: Path) -> bytes:
             raise UsageError(f"`{path}` is larger than {FILE_BYTES_MAX} bytes", hint="divide it")
         return path.read_bytes()
     except OSError as error:
-        why = (error.strerror or "unknown cause").lower()
         raise UsageError(
-            f"`{path}` cannot be read: {why}", hint="--labels names a file of labels, one JSON a line"
+            f"`{path}` cannot be read: {cause_of(error)}", hint="--labels names a file of labels, one JSON a line"
         ) from error
 
 

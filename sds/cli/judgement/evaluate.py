@@ -17,7 +17,7 @@ from sds.definitions.definition import GateDefinition
 from sds.host.clock import now_ms
 from sds.host.paths import fitted_readers
 from sds.kernel.contract.schema import Contract
-from sds.kernel.errors import SdsError, UsageError
+from sds.kernel.errors import SdsError, UsageError, cause_of
 
 if TYPE_CHECKING:
     from sds.judgement.evaluation.evaluate import Beside
@@ -115,7 +115,7 @@ def _write_page(document: Mapping[str, Any], path: Path) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"`{path}` cannot be written: {(error.strerror or 'unknown cause').lower()}") from error
+        raise UsageError(f"`{path}` cannot be written: {cause_of(error)}") from error
 
 
 _READ = (

@@ -15,7 +15,7 @@ from sds.host.clock import now_ms
 from sds.kernel.context import artifacts as library
 from sds.kernel.context import memory
 from sds.kernel.context.artifacts import ARTIFACT_BYTES_MAX
-from sds.kernel.errors import UsageError
+from sds.kernel.errors import UsageError, cause_of
 
 ArtifactName = Annotated[str, typer.Argument(help="The artifact, as contracts name it.", metavar="NAME")]
 
@@ -79,7 +79,7 @@ def _read_text(file: Path) -> str:
             raw = opened.read(ARTIFACT_BYTES_MAX + 1)
         return raw.decode("utf-8")
     except OSError as error:
-        raise UsageError(f"`{file}` cannot be read: {(error.strerror or 'unknown cause').lower()}") from error
+        raise UsageError(f"`{file}` cannot be read: {cause_of(error)}") from error
     except UnicodeDecodeError as error:
         if len(raw) > ARTIFACT_BYTES_MAX:  # cut off inside a character
             raise UsageError(f"the artifact is not 1 to {ARTIFACT_BYTES_MAX} bytes of text") from error

@@ -29,7 +29,7 @@ from sds.host.paths import gate_home, make_private, open_record
 from sds.kernel.contract.schema import Contract, load_contract
 from sds.kernel.contract.yaml_lines import Lines, load_with_lines
 from sds.kernel.envelope.state import Fields
-from sds.kernel.errors import ContractError, UsageError
+from sds.kernel.errors import ContractError, UsageError, cause_of
 from sds.kernel.registry import registry
 from sds.kernel.registry.contract_versions import registered_contract, versions
 from sds.kernel.storage.store import Store
@@ -158,7 +158,7 @@ def _load(file: Path) -> tuple[Contract, Lines]:
     try:
         return contract, load_with_lines(file.read_text(encoding="utf-8"), str(file))[1]
     except OSError as error:
-        raise ContractError(f"{file}: cannot be read: {error.strerror}") from error
+        raise ContractError(f"{file}: cannot be read: {cause_of(error)}") from error
 
 
 def _checked(contract: Contract) -> Report:

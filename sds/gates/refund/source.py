@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sds.gates.databases import DatabaseReaders
 from sds.kernel.envelope.state import StateRead, Value
-from sds.kernel.errors import StateError
+from sds.kernel.errors import StateError, cause_of
 
 _TICKET_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
 _READ = """
@@ -37,7 +37,7 @@ class TicketSource:
             with self._readers.connection() as db:
                 row = db.execute(_READ, (key,)).fetchone()
         except OSError as error:
-            raise StateError(f"the tickets in `{self._path}` cannot be read: {error.strerror}") from error
+            raise StateError(f"the tickets in `{self._path}` cannot be read: {cause_of(error)}") from error
         except sqlite3.Error as error:
             raise StateError(f"the tickets in `{self._path}` cannot be read: {error}") from error
         return None if row is None else StateRead(_fields(row), str(row[0]))
