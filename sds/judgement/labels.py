@@ -12,7 +12,6 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from sds.kernel.contract.schema import Contract
 from sds.kernel.envelope.envelope import ESCALATE
 from sds.kernel.envelope.state import Fields
 from sds.kernel.errors import SdsError, UsageError, cause_of
-from sds.kernel.flow.intake import EVENT_BYTES_MAX, once
+from sds.kernel.flow.intake import EVENT_BYTES_MAX, strict_json
 from sds.policy.readers import as_read
 
 FILE_BYTES_MAX = 256 << 20
@@ -243,7 +242,7 @@ class _Lines:
 
 def _object(line: bytes) -> dict[str, Any]:
     try:
-        data = json.loads(line.decode("utf-8"), object_pairs_hook=once, parse_constant=partial(_no_number))
+        data = strict_json(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise UsageError(f"not UTF-8 at byte {error.start} of the line", hint="save it as UTF-8") from error
     except (ValueError, RecursionError) as error:
@@ -251,10 +250,6 @@ def _object(line: bytes) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise UsageError("no JSON object")
     return data
-
-
-def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no number")
 
 
 def _mapping(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
