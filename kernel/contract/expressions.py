@@ -30,20 +30,20 @@ DEPTH_MAX = 32
 INT_MAX = 2**63 - 1
 
 
-def _compiled_module(package: str, name: str) -> Any:
-    """Import a compiled module out of a package without the package's own start. Raises ImportError."""
-    found = find_spec(package)  # imports nothing
-    spec = PathFinder.find_spec(name, found.submodule_search_locations) if found else None
+def _compiled_module() -> Any:
+    """Import CEL alone: its package imports a command line of its own, too, a fifth of the start of `sds`."""
+    package = find_spec("cel")  # imports nothing
+    spec = PathFinder.find_spec("cel.cel", package.submodule_search_locations) if package else None
     if spec is None or spec.loader is None:
-        raise ImportError(f"`{package}` is not installed")
-    if name not in sys.modules:
+        raise ImportError("`common-expression-language` is not installed")
+    if spec.name not in sys.modules:
         module = module_from_spec(spec)
         spec.loader.exec_module(module)
-        sys.modules[name] = module
-    return sys.modules[name]
+        sys.modules[spec.name] = module
+    return sys.modules[spec.name]
 
 
-cel = _compiled_module("cel", "cel.cel")  # the package imports a command line of its own: a fifth of `sds`'s start
+cel = _compiled_module()
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,13 +83,9 @@ def _build(node: yaml.Node, path: Path, lines: Lines, name: str) -> Any:
         return Decimal(text)
     value = _scalar(str(node.tag), text, where)
     if not isinstance(value, str):
-        lines.misread[path] = reading(text, "a truth value" if isinstance(value, bool) else "a number")
+        kind = "a truth value" if isinstance(value, bool) else "a number"
+        lines.misread[path] = f'YAML reads `{text[:40]}` as {kind}: write "{text[:40]}"'
     return value
-
-
-def reading(text: str, kind: str) -> str:
-    """Say what YAML made of an unquoted text, and how to write the text."""
-    return f'YAML reads `{text[:40]}` as {kind}: write "{text[:40]}"'
 
 
 def _mapping(node: yaml.MappingNode, path: Path, lines: Lines, name: str) -> dict[str, Any]:
