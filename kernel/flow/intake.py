@@ -131,7 +131,7 @@ def parse_event(contract: Contract, text: str | bytes) -> Event:
     if text[:1] == "\ufeff":
         raise EventError("the event begins with a byte order mark", hint=SAVE_AS)
     try:
-        data = strict_json(text)
+        data = json.loads(text, object_pairs_hook=once)
     except (ValueError, RecursionError) as error:
         raise EventError(f"the event is not JSON: {error}") from error
     return read_event(contract, data)
@@ -145,18 +145,6 @@ def in_utf8(raw: bytes) -> str:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise EventError(f"the event is not UTF-8 at byte {error.start}", hint=SAVE_AS) from error
-
-
-def strict_json(text: str) -> Any:
-    """Return the value of a JSON text in which every name is given once and every number is one.
-
-    Raises ValueError, RecursionError.
-    """
-    return json.loads(text, object_pairs_hook=once, parse_constant=_no_number)
-
-
-def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no number")
 
 
 def once(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from sds.definitions.definition import LabelledCase
+from sds.executors.http.answers import no_number
 from sds.kernel.canonical import digest, one_line
 from sds.kernel.contract.compiler import Rules
 from sds.kernel.contract.schema import Contract
 from sds.kernel.envelope.envelope import ESCALATE
 from sds.kernel.envelope.state import Fields
 from sds.kernel.errors import SdsError, UsageError, cause_of
-from sds.kernel.flow.intake import EVENT_BYTES_MAX, strict_json
+from sds.kernel.flow.intake import EVENT_BYTES_MAX, once
 from sds.policy.readers import as_read
 
 FILE_BYTES_MAX = 256 << 20
@@ -242,7 +243,7 @@ class _Lines:
 
 def _object(line: bytes) -> dict[str, Any]:
     try:
-        data = strict_json(line.decode("utf-8"))
+        data = json.loads(line.decode("utf-8"), object_pairs_hook=once, parse_constant=no_number)
     except UnicodeDecodeError as error:
         raise UsageError(f"not UTF-8 at byte {error.start} of the line", hint="save it as UTF-8") from error
     except (ValueError, RecursionError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from sds.executors.http.exchange import Reply
 from sds.executors.http.form import ReplyForm, Rule
 from sds.kernel.canonical import one_line
 from sds.kernel.executor.protocol import Receipt, Settlement
-from sds.kernel.flow.intake import strict_json
+from sds.kernel.flow.intake import once
 
 REFERENCE_CHARS_MAX = 200
 MISSING = object()
@@ -40,7 +41,7 @@ def parsed(reply: Reply) -> Any:
     if reply.headers.get("content-encoding", "identity").lower() != "identity":
         raise ValueError("it is encoded, which nobody asked for")
     try:
-        return strict_json(reply.body.decode("utf-8"))
+        return json.loads(reply.body.decode("utf-8"), object_pairs_hook=once, parse_constant=no_number)
     except (ValueError, RecursionError) as error:
         raise ValueError("it is no JSON that can be read") from error
 
@@ -63,3 +64,8 @@ def _fits(rule: Rule, status: int, data: Any) -> bool:
 
 def _same(found: Any, wanted: str | int | bool) -> bool:
     return type(found) is type(wanted) and bool(found == wanted)
+
+
+def no_number(text: str) -> float:
+    """Refuse NaN and Infinity, which JSON has not: `json.loads(..., parse_constant=no_number)`."""
+    raise ValueError(f"{text} is no number")
