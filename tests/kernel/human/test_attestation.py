@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -17,15 +15,7 @@ from sds.kernel.human.review import attest
 from tests.kernel.durable import (
     World,
 )
-from tests.kernel.humans import TERMS, Silent, unknown
-
-
-@pytest.fixture
-def world(folder: Path) -> Iterator[World]:
-    """A gate whose agent decides nothing alone, seen hours after it has handed its cases over."""
-    made = World(folder, terms=TERMS)
-    yield made
-    made.close()
+from tests.kernel.humans import Silent, unknown
 
 
 def say(world: World, silent: Silent, dfid: str, receipt: Receipt, *, acknowledged: bool = True) -> Answer:

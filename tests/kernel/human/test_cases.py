@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from sds.kernel.audit import verify
@@ -18,21 +15,13 @@ from tests.kernel.durable import (
     escalate,
     refund,
 )
-from tests.kernel.humans import SORRY, TERMS, Silent, desk, escalated, resolve, unknown
+from tests.kernel.humans import SORRY, Silent, desk, escalated, resolve, unknown
 
 COLUMNS = (
     "decision, who, reason, impact, acknowledged, policy_kind, params, justification, proposal, seen, snapshot_id,"
     " snapshot, envelope_hash, envelope, contract_hash, lease_until_ms, decided_at_ms"
 )
 MADE_UP = f"INSERT INTO human_decisions SELECT 'x', {COLUMNS} FROM human_decisions"
-
-
-@pytest.fixture
-def world(folder: Path) -> Iterator[World]:
-    """A gate whose agent decides nothing alone, seen hours after it has handed its cases over."""
-    made = World(folder, terms=TERMS)
-    yield made
-    made.close()
 
 
 def test_what_waits_is_listed_oldest_first_with_what_is_proposed_and_its_impact(world: World):

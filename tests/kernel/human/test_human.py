@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,16 +15,7 @@ from sds.kernel.human.review import HumanReview, Resolution
 from sds.kernel.registry import registry
 from tests.kernel.authority import halt, status, suspend
 from tests.kernel.durable import World, compensate, contract, deny, proposal, refund
-from tests.kernel.humans import ALWAYS, HUMAN, PAY, SORRY, TERMS, change, desk, escalated, refused, resolve
-
-
-@pytest.fixture
-def world(folder: Path) -> Iterator[World]:
-    """A gate whose agent decides nothing alone, seen hours after it has handed its cases over."""
-    made = World(folder, terms=TERMS)
-    yield made
-    made.close()
-
+from tests.kernel.humans import ALWAYS, HUMAN, PAY, SORRY, change, desk, escalated, refused, resolve
 
 # --- carrying out -----------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -29,14 +29,6 @@ RESOLUTIONS = {
     "modify": Resolution("MODIFY", "ada", "why", SORRY),
     "abort": Resolution("ABORT", "ada", "why"),
 }
-
-
-@pytest.fixture
-def world(folder: Path) -> Iterator[World]:
-    """A gate whose agent decides nothing alone, seen hours after it has handed its cases over."""
-    made = World(folder, terms=TERMS)
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")

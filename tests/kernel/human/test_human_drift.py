@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from sds.kernel.storage import ledger
 from tests.kernel.durable import World, contract, refund
-from tests.kernel.humans import ALWAYS, HOUR_MS, PAY, TERMS, desk, escalated, refused, resolve
+from tests.kernel.humans import ALWAYS, HOUR_MS, PAY, desk, escalated, refused, resolve
 from tests.kernel.outside import FARE_MINOR
-
-
-@pytest.fixture
-def world(folder: Path) -> Iterator[World]:
-    """A gate whose agent decides nothing alone, seen hours after it has handed its cases over."""
-    made = World(folder, terms=TERMS)
-    yield made
-    made.close()
 
 
 def test_a_world_that_moved_since_the_agent_looked_is_refused_until_the_human_has_seen_it(world: World):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,16 +13,8 @@ from sds.kernel.human.cases import Decision
 from sds.kernel.registry import registry
 from tests.kernel.authority import halt, status
 from tests.kernel.durable import World, contract, escalate, refund
-from tests.kernel.humans import TERMS, escalated, resolve
+from tests.kernel.humans import escalated, resolve
 from tests.kernel.sagas import Script, most, run, terms
-
-
-@pytest.fixture
-def world(folder: Path) -> Iterator[World]:
-    """A gate whose agent decides nothing alone, seen hours after it has handed its cases over."""
-    made = World(folder, terms=TERMS)
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize("decision", ["OVERRIDE", "ABORT"])
