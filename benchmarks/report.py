@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from sds.benchmarks.lib.measuring import Parser, Report, Say, main, write_whole
 from sds.benchmarks.page import targets
-from sds.kernel.errors import UsageError
+from sds.kernel.errors import UsageError, cause_of
 
 # In the order of the page.
 QUESTIONS = ("hotpath", "readings", "peers", "throughput", "grammar", "kernel", "scaling", "service", "store", "gpu")
@@ -45,7 +45,7 @@ def _read(path: Path, name: str) -> Report:
             raw = file.read(RESULT_BYTES_MAX + 1)
         found = json.loads(raw) if len(raw) <= RESULT_BYTES_MAX else None
     except OSError as error:
-        raise UsageError(f"`{path}` cannot be read: {(error.strerror or 'unknown cause').lower()}") from error
+        raise UsageError(f"`{path}` cannot be read: {cause_of(error)}") from error
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or found.get("benchmark") != name:

@@ -83,6 +83,11 @@ class ExecutorError(WorldError):
     reason_code = "EXECUTOR_REFUSED"
 
 
+def cause_of(error: OSError) -> str:
+    """Return what the machine says of a failure, for the end of a message: `no such file or directory`."""
+    return (error.strerror or "unknown cause").lower()
+
+
 # What reading data raises that is not of the form in which it was written: whoever reads says so in one line.
 NOT_AS_WRITTEN = (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError)
 

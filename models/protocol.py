@@ -39,6 +39,11 @@ class BackendError(Exception):
         self.hint = hint
 
 
+def cause_of(error: OSError) -> str:
+    """Return what the machine says of a failure, for the end of a message: `no such file or directory`."""
+    return (error.strerror or "unknown cause").lower()
+
+
 def extra_hint(extra: str, *, target: str = "install") -> str:
     """Say how to get an extra of this package, which no index has yet. `target`: the Makefile's that brings it."""
     return f"`make {target}` in the source folder; elsewhere pip install 'PATH_TO_THAT_FOLDER[{extra}]'"

@@ -46,7 +46,7 @@ def test_a_file_in_place_of_the_folder_is_told_with_the_argument_to_mend(
     parts: tuple[Tickets, Rail], tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StoreError, match="file` cannot be made: File exists") as refused:
+    with pytest.raises(StoreError, match="file` cannot be made: file exists") as refused:
         Gate(contract(), *parts, folder=tmp_path / "file")
     assert "`folder` names one that is there, or one that can be made" == refused.value.hint
 

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from sds.host.machine import machine_name, usable_cores
-from sds.kernel.errors import SdsError, UsageError
+from sds.kernel.errors import SdsError, UsageError, cause_of
 from sds.models.catalog.catalog import this_machine
 from sds.models.protocol import BackendError
 
@@ -69,7 +69,7 @@ def main(
         parser.exit(0)
     except OSError as error:
         _say_no_more()
-        parser.exit(1, f"error: the machine refused: {(error.strerror or 'unknown cause').lower()}\n")
+        parser.exit(1, f"error: the machine refused: {cause_of(error)}\n")
 
 
 def _measure(
@@ -139,7 +139,7 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
-        raise UsageError(f"`{folder}` cannot be written: {(error.strerror or 'unknown cause').lower()}") from error
+        raise UsageError(f"`{folder}` cannot be written: {cause_of(error)}") from error
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -154,7 +154,7 @@ def write_whole(path: Path, text: str) -> None:
     except OSError as error:
         if partial:
             partial.unlink(missing_ok=True)
-        raise UsageError(f"`{path}` cannot be written: {(error.strerror or 'unknown cause').lower()}") from error
+        raise UsageError(f"`{path}` cannot be written: {cause_of(error)}") from error
 
 
 def _how(arguments: Sequence[str]) -> list[str]:

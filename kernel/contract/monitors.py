@@ -151,13 +151,10 @@ class AggregateThresholds(Section):
         return tuple(MonitorSpec(name=name, of=of, window=window, stop=str(stop)) for name, of, stop in made)
 
 
-def _form(value: object) -> str:
-    return LISTED if isinstance(value, (list, tuple)) else MAPPING
-
-
 Listed = Annotated[tuple[MonitorSpec, ...], Field(max_length=MONITORS_MAX)]
 Monitored = Annotated[
-    Annotated[AggregateThresholds, Tag(MAPPING)] | Annotated[Listed, Tag(LISTED)], Discriminator(_form)
+    Annotated[AggregateThresholds, Tag(MAPPING)] | Annotated[Listed, Tag(LISTED)],
+    Discriminator(lambda given: LISTED if isinstance(given, (list, tuple)) else MAPPING),
 ]
 
 

@@ -23,7 +23,7 @@ from sds.kernel.contract.snapshot import parse_type
 from sds.kernel.contract.types import ContradictionError, say_first
 from sds.kernel.contract.yaml_lines import FILE_BYTES_MAX, load_with_lines
 from sds.kernel.envelope.envelope import DENY, ESCALATE
-from sds.kernel.errors import ContractError
+from sds.kernel.errors import ContractError, cause_of
 
 PROPOSAL_FIELDS = frozenset({"action", "params", "reason", "reason_code", "rationale", "context_ref"})
 
@@ -163,7 +163,7 @@ def load_contract(path: Path, *, checksum: str | None = None) -> Contract:
     try:
         raw = _read_trusted(path)
     except OSError as error:
-        raise ContractError(f"{path}: cannot be read: {error.strerror}") from error
+        raise ContractError(f"{path}: cannot be read: {cause_of(error)}") from error
     if len(raw) > FILE_BYTES_MAX:
         raise ContractError(f"{path}: larger than {FILE_BYTES_MAX} bytes")
     if checksum is not None and sha256_hex(raw) != checksum:

@@ -38,8 +38,7 @@ def load_with_lines(text: str, name: str) -> tuple[Any, Lines]:
     if len(text) > FILE_BYTES_MAX:
         raise ContractError(f"{name}:1: larger than {FILE_BYTES_MAX} characters")
     try:
-        _survey(text, name)
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        root = _Composer(text, name).get_single_node()
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ContractError(f"{name}:{line}: not YAML: {error.problem}") from error
@@ -52,16 +51,24 @@ def load_with_lines(text: str, name: str) -> tuple[Any, Lines]:
     return _build(root, (), lines, name), lines
 
 
-def _survey(text: str, name: str) -> None:
-    """Refuse what would make building expensive, event by event, before anything is built."""
-    depth = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        line = event.start_mark.line + 1 if event.start_mark else 1
+class _Composer(yaml.SafeLoader):
+    """Reads one document, and refuses what would make building it expensive before it is built."""
+
+    def __init__(self, text: str, name: str) -> None:
+        super().__init__(text)
+        self._name, self._depth = name, 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        where, nested = f"{self._name}:{event.start_mark.line + 1}", isinstance(event, yaml.CollectionStartEvent)
+        self._depth += nested
         if isinstance(event, yaml.AliasEvent):
-            raise ContractError(f"{name}:{line}: aliases are not allowed")
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > DEPTH_MAX:
-            raise ContractError(f"{name}:{line}: nested deeper than {DEPTH_MAX}")
+            raise ContractError(f"{where}: aliases are not allowed")
+        if self._depth > DEPTH_MAX:
+            raise ContractError(f"{where}: nested deeper than {DEPTH_MAX}")
+        node = super().compose_node(parent, index)
+        self._depth -= nested
+        return node
 
 
 def _build(node: yaml.Node, path: Path, lines: Lines, name: str) -> Any:
@@ -76,13 +83,9 @@ def _build(node: yaml.Node, path: Path, lines: Lines, name: str) -> Any:
         return Decimal(text)
     value = _scalar(str(node.tag), text, where)
     if not isinstance(value, str):
-        lines.misread[path] = reading(text, "a truth value" if isinstance(value, bool) else "a number")
+        kind = "a truth value" if isinstance(value, bool) else "a number"
+        lines.misread[path] = f'YAML reads `{text[:40]}` as {kind}: write "{text[:40]}"'
     return value
-
-
-def reading(text: str, kind: str) -> str:
-    """Say what YAML made of an unquoted text, and how to write the text."""
-    return f'YAML reads `{text[:40]}` as {kind}: write "{text[:40]}"'
 
 
 def _mapping(node: yaml.MappingNode, path: Path, lines: Lines, name: str) -> dict[str, Any]:

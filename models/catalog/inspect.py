@@ -16,7 +16,7 @@ import llama_cpp as lib
 from sds.models.files.fingerprint import gguf_fingerprint
 from sds.models.files.safetensors import read_safetensors
 from sds.models.llamacpp.weights import chat_template, load_gguf, metadata, unfit
-from sds.models.protocol import BackendError, ChatFrame, extra_hint
+from sds.models.protocol import BackendError, ChatFrame, cause_of, extra_hint
 from sds.models.tokenizer.tokenizer import Tokenizer, model_frame, tokens_of
 
 GGUF, FOLDER = "GGUF", "checkpoint folder"
@@ -171,7 +171,7 @@ def _config(path: Path, *, bytes_max: int = CONFIG_BYTES_MAX) -> dict[str, Any]:
         with path.open("rb") as file:
             found = json.loads(file.read(bytes_max).decode())
     except OSError as error:
-        raise BackendError(f"`{path}` cannot be read: {(error.strerror or 'unknown cause').lower()}") from error
+        raise BackendError(f"`{path}` cannot be read: {cause_of(error)}") from error
     except (ValueError, RecursionError) as error:
         raise BackendError(f"`{path}` is no JSON") from error
     if not isinstance(found, dict):

@@ -50,7 +50,7 @@ from sds.models.catalog.timing import (
 )
 from sds.models.files.fingerprint import gguf_fingerprint
 from sds.models.llamacpp.weights import load_gguf
-from sds.models.protocol import BackendError, Dtype, Library
+from sds.models.protocol import BackendError, Dtype, Library, cause_of
 
 TYPES = {"BF16": lib.LLAMA_FTYPE_MOSTLY_BF16, "F16": lib.LLAMA_FTYPE_MOSTLY_F16, "Q8_0": lib.LLAMA_FTYPE_MOSTLY_Q8_0}
 BITS = {"F32": 32.0, "BF16": 16.0, "F16": 16.0, "Q8_0": 8.5}
@@ -126,9 +126,7 @@ class Preparation:
                 with tempfile.TemporaryDirectory(dir=self.cache, prefix=_UNFINISHED) as folder:
                     return self._prepare(source, card, layers, Path(folder)), True
         except OSError as error:
-            raise BackendError(
-                f"`{self.cache}` cannot be used: {(error.strerror or 'unknown cause').lower()}"
-            ) from error
+            raise BackendError(f"`{self.cache}` cannot be used: {cause_of(error)}") from error
 
     def _found(self, source: Path, layers: int | None) -> Prepared | None:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from sds.models.protocol import FOLDER_HINT, BackendError
+from sds.models.protocol import FOLDER_HINT, BackendError, cause_of
 
 _GGUF_MAGIC = b"GGUF"
 
@@ -28,6 +28,5 @@ def gguf_fingerprint(path: Path) -> str:
             file.seek(0)
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        why = (error.strerror or "unknown cause").lower()
         hint = FOLDER_HINT if isinstance(error, IsADirectoryError) else ""
-        raise BackendError(f"`{path}` cannot be read: {why}", hint=hint) from error
+        raise BackendError(f"`{path}` cannot be read: {cause_of(error)}", hint=hint) from error

@@ -17,7 +17,7 @@ from gguf import GGML_QUANT_SIZES, GGUF_DEFAULT_ALIGNMENT, GGMLQuantizationType,
 from gguf.quants import dequantize, quant_shape_to_byte_shape
 from numpy.typing import NDArray
 
-from sds.models.protocol import BackendError
+from sds.models.protocol import BackendError, cause_of
 
 VERSIONS = {2, 3}
 DIMENSIONS_MAX = 4
@@ -51,7 +51,7 @@ class GgufFile:
                 self._data = mmap(file.fileno(), 0, access=ACCESS_READ)
             self._read()
         except OSError as error:
-            raise BackendError(f"`{path}` cannot be read: {(error.strerror or 'unknown cause').lower()}") from error
+            raise BackendError(f"`{path}` cannot be read: {cause_of(error)}") from error
         except (ValueError, TypeError, LookupError, ArithmeticError, struct.error) as error:
             raise BackendError(f"`{path}` is damaged or of a kind that is not known here") from error
 

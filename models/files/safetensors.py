@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from sds.models.protocol import BackendError
+from sds.models.protocol import BackendError, cause_of
 
 HEADER_BYTES_MAX = 100_000_000
 FILES_MAX = 1000
@@ -44,7 +44,7 @@ def read_safetensors(folder: Path) -> SafetensorsInfo:
                 while chunk := stream.read(1 << 20):
                     digest.update(chunk)
         except OSError as error:
-            raise BackendError(f"`{file}` cannot be read: {(error.strerror or 'unknown cause').lower()}") from error
+            raise BackendError(f"`{file}` cannot be read: {cause_of(error)}") from error
     return SafetensorsInfo(types.total(), tuple(types.most_common()), size, digest.hexdigest())
 
 

@@ -34,7 +34,7 @@ from sds.models.files.rotation import block_rotation, rotated_matrix, rotation
 from sds.models.int8.library import Pass, Sizes, Tree, in_one_piece, kind_here, library, pointer
 from sds.models.int8.sources import DTYPES
 from sds.models.llamacpp.weights import opening
-from sds.models.protocol import CONTEXT_TOKENS, BackendError, Dtype, check_slots
+from sds.models.protocol import CONTEXT_TOKENS, BackendError, Dtype, cause_of, check_slots
 
 BATCH_TOKENS_MAX = 512  # of several trees in a call
 PASS_TOKENS_MAX = 2048  # in several calls: the more cases are read in turn, the more share the small calls after them
@@ -241,4 +241,4 @@ def _failing(what: str) -> Iterator[None]:
     except MemoryError as error:
         raise BackendError(f"{what}: no memory", hint="use a smaller model or prompt") from error
     except OSError as error:
-        raise BackendError(f"{what}: {(error.strerror or 'no memory').lower()}") from error
+        raise BackendError(f"{what}: {cause_of(error)}") from error

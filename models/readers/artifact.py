@@ -16,6 +16,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from sds.models.protocol import cause_of
 from sds.models.readers.onnx_form import check_onnx
 from sds.models.readers.protocol import SCORE, VALUES_MAX, ReaderError
 
@@ -183,7 +184,7 @@ def write_artifact(artifact: Artifact, folder: Path) -> str:
             (folder / name).write_bytes(data)
         (folder / MANIFEST).write_bytes(_written(artifact.manifest))
     except OSError as error:
-        raise ReaderError(f"`{folder}` cannot be written: {(error.strerror or 'unknown cause').lower()}") from error
+        raise ReaderError(f"`{folder}` cannot be written: {cause_of(error)}") from error
     return artifact.sha256
 
 
@@ -220,5 +221,5 @@ def _read(file: Path, bytes_max: int) -> bytes:
             return stream.read(bytes_max)
     except OSError as error:
         link = file.is_symlink()
-        cause = "it is a link" if link else (error.strerror or "unknown cause").lower()
+        cause = "it is a link" if link else cause_of(error)
         raise ReaderError(f"`{file}` cannot be read: {cause}", hint=_HINT) from error

@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from sds.models.protocol import BackendError
+from sds.models.protocol import BackendError, cause_of
 
 FILE_BYTES_MAX = 1 << 28
 SIZE_MAX = 1 << 24  # of any vocabulary: sixty times the greatest that is known
@@ -117,7 +117,7 @@ def _read(path: Path, *, missing: dict[str, Any] | None = None) -> dict[str, Any
             raise BackendError(f"`{path}` is larger than {FILE_BYTES_MAX} bytes")
         found = json.loads(path.read_bytes().decode())
     except OSError as error:
-        raise BackendError(f"`{path}` cannot be read: {(error.strerror or 'unknown cause').lower()}") from error
+        raise BackendError(f"`{path}` cannot be read: {cause_of(error)}") from error
     except (ValueError, RecursionError) as error:
         raise BackendError(f"`{path}` is no JSON") from error
     if not isinstance(found, dict):

@@ -18,7 +18,7 @@ from sds.definitions.definition import NAME, GateDefinition
 from sds.definitions.registry import find, installed, is_path
 from sds.host import paths
 from sds.host.paths import gate_home, has_record, home, key_path, open_record, record_name
-from sds.kernel.errors import EventError, ModelError, UsageError
+from sds.kernel.errors import EventError, ModelError, UsageError, cause_of
 from sds.kernel.flow.intake import EVENT_BYTES_MAX, in_utf8
 from sds.kernel.storage.store import Store
 from sds.models.protocol import BackendError
@@ -149,7 +149,7 @@ def read_event_text(source: str) -> str:
     try:
         raw = _read_input() if source == "-" else _read_file(Path(source))
     except OSError as error:
-        raise EventError(f"`{source}` cannot be read: {(error.strerror or 'unknown cause').lower()}") from error
+        raise EventError(f"`{source}` cannot be read: {cause_of(error)}") from error
     if len(raw) > EVENT_BYTES_MAX:
         raise EventError(f"the event is larger than {EVENT_BYTES_MAX} bytes")
     text = in_utf8(raw)

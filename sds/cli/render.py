@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import typer
@@ -27,6 +27,19 @@ def number_range(name: str, allowed: Any) -> str:
     low, high = format_literal(allowed.lo, allowed.scale), format_literal(allowed.hi, allowed.scale)
     step = f" in steps of {format_literal(allowed.step, allowed.scale)}" if allowed.step > 1 else ""
     return f"{name} {low} to {high}{step}" if allowed.lo < allowed.hi else f"{name} {low}"
+
+
+def print_either(as_json: bool, data: Mapping[str, Any] | list[Any], lines: Iterable[str], *, none: str = "") -> None:
+    """Print JSON for programs, or lines for people; `none` is said beside where there is no line."""
+    if as_json:
+        print_json(data)
+        return
+    shown = False
+    for line in lines:
+        shown = True
+        typer.echo(line)
+    if none and not shown:
+        typer.echo(none, err=True)
 
 
 def print_json(data: Mapping[str, Any] | list[Any]) -> None:

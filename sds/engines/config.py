@@ -24,7 +24,7 @@ from sds.engines.replicas import REPLICAS_MAX
 from sds.engines.text import TextEngine
 from sds.kernel.contract.types import ContradictionError, say_first, text_of
 from sds.kernel.contract.yaml_lines import FILE_BYTES_MAX, Lines, load_with_lines
-from sds.kernel.errors import LanguageError, ModelError, UsageError
+from sds.kernel.errors import LanguageError, ModelError, UsageError, cause_of
 from sds.models.catalog.backends import BACKENDS, LibraryChoice, library_for
 from sds.models.facts import BackendFacts
 from sds.models.protocol import SLOTS_MAX, BackendError, Dtype
@@ -167,7 +167,7 @@ def load_engines(path: Path) -> tuple[EngineSpec, ...]:
             raw = file.read(FILE_BYTES_MAX + 1)
         text = raw.decode("utf-8")
     except OSError as error:
-        raise UsageError(f"`{path}` cannot be read: {(error.strerror or 'unknown cause').lower()}") from error
+        raise UsageError(f"`{path}` cannot be read: {cause_of(error)}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"`{path}` is not UTF-8 at byte {error.start}") from error
     specs, lines = parse_engines(text, name=str(path))

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from sds.kernel.errors import StateError, cause_of
+
 IDLE_CONNECTIONS_MAX = 64
 BUSY_S = 2.0
 
@@ -20,13 +22,26 @@ class DatabaseReaders:
     What is idle is used again, but never after a file was replaced by another: what it would show is past.
     """
 
-    def __init__(self, path: Path, **beside: Path) -> None:
-        self._path, self._beside = path, beside
+    def __init__(self, path: Path, what: str, gate: str, /, **beside: Path) -> None:
+        """`what` the file holds, and whose it is: for what is said where it cannot be read."""
+        self._path, self._what, self._gate, self._beside = path, what, gate, beside
         self._idle: deque[tuple[Identity, sqlite3.Connection]] = deque()
 
     @contextmanager
     def connection(self) -> Iterator[sqlite3.Connection]:
-        """Yield a connection for one read, in which each file is as of one moment. Raises OSError, sqlite3.Error."""
+        """Yield a connection for one read, in which each file is as of one moment. Raises StateError."""
+        try:
+            yield from self._connections()
+        except OSError as error:  # of any of the files
+            raise self._unreadable(error.filename, cause_of(error)) from error
+        except sqlite3.Error as error:
+            raise self._unreadable(self._path, str(error)) from error
+
+    def _unreadable(self, path: object, why: str) -> StateError:
+        hint = f"sds run {self._gate} --reset"
+        return StateError(f"the {self._what} in `{path}` cannot be read: {why}", hint=hint)
+
+    def _connections(self) -> Iterator[sqlite3.Connection]:
         identity = tuple(_identity(path) for path in (self._path, *self._beside.values()))
         db = self._take(identity)
         try:

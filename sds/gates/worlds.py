@@ -8,8 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from sds.definitions.definition import QueuedCase
 from sds.host import paths
-from sds.kernel.errors import StateError
+from sds.kernel.contract.schema import Contract, load_contract
+from sds.kernel.errors import NOT_AS_WRITTEN, StateError, cause_of
 from sds.kernel.storage.private_files import make_private_file, tighten
 
 
@@ -32,7 +34,21 @@ def make_once(
             with suppress(FileExistsError):  # another process was first, and may be using its file already
                 database.hardlink_to(fresh_database)
     except OSError as error:
-        raise StateError(f"`{folder}` cannot be filled: {(error.strerror or 'unknown cause').lower()}") from error
+        raise StateError(f"`{folder}` cannot be filled: {cause_of(error)}") from error
+
+
+def read_lines(queue: Path, case: Callable[[dict[str, str]], QueuedCase], *, gate: str) -> list[QueuedCase]:
+    """Return what `case` makes of each line of a queue, in order. Raises StateError where one is not as it was written."""
+    try:
+        return [case(json.loads(line)) for line in queue.read_text(encoding="utf-8").splitlines()]
+    except (OSError, *NOT_AS_WRITTEN) as error:
+        raise StateError(f"`{queue}` cannot be read", hint=f"sds run {gate} --reset") from error
+
+
+def released_contract(path: Path) -> Contract:
+    """Load a contract that a package was released with, checked against the checksum beside it."""
+    checksum = path.with_name(f"{path.name}.sha256").read_text(encoding="ascii")
+    return load_contract(path, checksum=checksum.split()[0])
 
 
 def tighten_files(queue: Path, *databases: Path) -> None:
@@ -42,5 +58,4 @@ def tighten_files(queue: Path, *databases: Path) -> None:
         for path in (queue, *files):
             tighten(path)
     except OSError as error:
-        why = (error.strerror or "unknown cause").lower()
-        raise StateError(f"`{queue.parent}` cannot be made private: {why}") from error
+        raise StateError(f"`{queue.parent}` cannot be made private: {cause_of(error)}") from error

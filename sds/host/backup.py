@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sds.host import keys, paths
 from sds.kernel.audit import verify
 from sds.kernel.canonical import one_line, sha256_hex
-from sds.kernel.errors import StoreError, UsageError
+from sds.kernel.errors import StoreError, UsageError, cause_of
 from sds.kernel.storage import checkpoints, copying, ledger
 from sds.kernel.storage.checkpoints import Checkpoint, PublicKeys
 from sds.kernel.storage.ledger import Head
@@ -117,7 +117,7 @@ def _made_beside(to: Path) -> Iterator[Path]:
 
 
 def _unwritable(path: Path, error: OSError) -> StoreError:
-    return StoreError(f"`{path}` cannot be written: {(error.strerror or 'unknown cause').lower()}")
+    return StoreError(f"`{path}` cannot be written: {cause_of(error)}")
 
 
 def copy_record(store: Store, into: Path) -> None:
@@ -267,7 +267,7 @@ def _opened(source: Path) -> Iterator[Take]:
     except (FileNotFoundError, KeyError) as error:
         raise UsageError(f"`{source}` is no whole backup", hint="sds backup makes a folder or a .tar file") from error
     except OSError as error:
-        raise StoreError(f"`{source}` cannot be read: {(error.strerror or 'unknown cause').lower()}") from error
+        raise StoreError(f"`{source}` cannot be read: {cause_of(error)}") from error
 
 
 def _copied(file: IO[bytes], to: Path, size: int) -> bool:

@@ -20,7 +20,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from sds.kernel.errors import SdsError, StoreError, UsageError
+from sds.kernel.errors import SdsError, StoreError, UsageError, cause_of
 from sds.kernel.executor.protocol import Signer, key_name, name_in
 from sds.kernel.storage.checkpoints import LedgerKey, PublicKeys, newest
 from sds.kernel.storage.ledger import Head
@@ -183,7 +183,7 @@ def read_ring(path: Path) -> Ring:
             raise UsageError(f"`{path}` can be read by others", hint=f"chmod 600 {path}")
         raw = _bytes(path)
     except OSError as error:
-        raise StoreError(f"`{path}` cannot be used: {error.strerror}") from error
+        raise StoreError(f"`{path}` cannot be used: {cause_of(error)}") from error
     if raw.startswith(_MAGIC):
         try:
             ring = Ring.model_validate_json(raw.removeprefix(_MAGIC))
@@ -208,7 +208,7 @@ def read_public(path: Path) -> PublicKeys:
     try:
         return PublicFile.model_validate_json(_bytes(path)).public
     except OSError as error:
-        raise UsageError(f"`{path}` cannot be read: {(error.strerror or 'unknown cause').lower()}") from error
+        raise UsageError(f"`{path}` cannot be read: {cause_of(error)}") from error
     except ValidationError as error:
         hint = f"give a copy of a gate's `{PUBLIC_FILE}`"
         raise UsageError(f"`{path}` is no file of public keys", hint=hint) from error
@@ -230,7 +230,7 @@ def _save(folder: Path, ring: Ring) -> None:
     try:
         replace_private_file(path, _MAGIC + ring.model_dump_json().encode() + b"\n")
     except OSError as error:
-        raise StoreError(f"`{path}` cannot be written: {error.strerror}") from error
+        raise StoreError(f"`{path}` cannot be written: {cause_of(error)}") from error
     _save_public(folder, ring)
 
 
@@ -243,7 +243,7 @@ def _save_public(folder: Path, ring: Ring) -> None:
         if not path.exists() or _bytes(path) != data:
             replace_private_file(path, data)
     except OSError as error:
-        raise StoreError(f"`{path}` cannot be written: {error.strerror}") from error
+        raise StoreError(f"`{path}` cannot be written: {cause_of(error)}") from error
 
 
 @contextmanager
@@ -255,5 +255,5 @@ def _locked(folder: Path) -> Iterator[None]:
             opened.callback(os.close, descriptor)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         except OSError as error:
-            raise StoreError(f"`{folder}` cannot be used: {error.strerror}") from error
+            raise StoreError(f"`{folder}` cannot be used: {cause_of(error)}") from error
         yield

@@ -13,7 +13,7 @@ from typing import TextIO
 
 import structlog
 
-from sds.kernel.errors import StoreError
+from sds.kernel.errors import StoreError, cause_of
 from sds.kernel.flow.dispatch import Log
 from sds.kernel.storage.private_files import make_private_file
 
@@ -40,7 +40,7 @@ class JsonLog:
             make_private_file(path)
             self._file: TextIO = path.open("a", encoding="utf-8", buffering=1)
         except OSError as error:
-            raise StoreError(f"`{path}` cannot be written: {(error.strerror or 'unknown cause').lower()}") from error
+            raise StoreError(f"`{path}` cannot be written: {cause_of(error)}") from error
         self._logger = structlog.wrap_logger(
             structlog.WriteLogger(self._file),
             processors=[

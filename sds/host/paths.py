@@ -16,7 +16,7 @@ from types import ModuleType
 
 from sds.host import keys
 from sds.host.clock import now_ms
-from sds.kernel.errors import SdsError, StoreError, UsageError
+from sds.kernel.errors import SdsError, StoreError, UsageError, cause_of
 from sds.kernel.executor.protocol import Signer
 from sds.kernel.storage.checkpoints import CheckpointWitness, LedgerKey, PublicKeys, newest, refuse_altered_ledger
 from sds.kernel.storage.keyring import Keyring
@@ -214,7 +214,7 @@ def make_private(folder: Path, *, hint: str = "set SDS_HOME to a folder that can
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise StoreError(f"`{folder}` cannot be made: {error.strerror}", hint=hint) from error
+        raise StoreError(f"`{folder}` cannot be made: {cause_of(error)}", hint=hint) from error
 
 
 def refuse_lost_key(folder: Path) -> None:

@@ -18,7 +18,7 @@ from sds.host import keys, paths
 from sds.host.backup import MESSAGE_CHARS_MAX, BackupManifest, Unpacked, keys_in, refuse_damaged, unpacked, verified
 from sds.kernel.audit import verify
 from sds.kernel.canonical import one_line
-from sds.kernel.errors import SdsError, StoreError, UsageError
+from sds.kernel.errors import SdsError, StoreError, UsageError, cause_of
 from sds.kernel.storage import copying
 from sds.kernel.storage.checkpoints import PublicKeys
 from sds.kernel.storage.ledger import Head, head
@@ -172,4 +172,4 @@ def _renamed(record: Path, there: Path) -> None:
     try:
         record.replace(there)
     except OSError as error:
-        raise StoreError(f"`{there}` cannot be written: {(error.strerror or 'unknown cause').lower()}") from error
+        raise StoreError(f"`{there}` cannot be written: {cause_of(error)}") from error

@@ -29,7 +29,7 @@ from sds.kernel.canonical import digest
 from sds.kernel.contract.readings import ROOT
 from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.snapshot import parse_type
-from sds.kernel.errors import UsageError
+from sds.kernel.errors import UsageError, cause_of
 from sds.models.protocol import BackendError
 from sds.models.readers.protocol import Reader
 from sds.policy.judgement import FILE, Manifest, Threshold, readings_hash, rules_hash
@@ -81,6 +81,15 @@ def learned(contract: Contract, parts: Parts, name: str) -> list[LabelledCase]:
     """Return one case for each text that an enumeration's reader learns: those of the train part that are in no other."""
     later = {_text(contract, case) for case in (*parts.tuning, *parts.held_out, *parts.test)}
     return [case for case in texts_of(contract, parts.train, name) if _text(contract, case) not in later]
+
+
+def input_of(contract: Contract, path: str) -> Input:
+    """Return an input of a score as the fit takes it."""
+    if path.startswith(f"{ROOT}."):
+        name = path.removeprefix(f"{ROOT}.")
+        return Input(name, "reading", tuple(contract.readings[name].values))
+    kind = parse_type(path, contract.snapshot[path]).kind
+    return Input(path, {"string": "category"}.get(kind.name, kind.name), tuple(sorted(kind.values)))
 
 
 def _text(contract: Contract, case: LabelledCase) -> str:
@@ -192,26 +201,17 @@ class _Fitting:
 
     def _fit_table(self, name: str) -> None:
         spec = self._contract.readings[name]
-        inputs = [self._input(path) for path in spec.score]
-        train, tuning = ([case for case in each if name in case.readings and case.fields] for each in self._fit_parts)
+        inputs = [input_of(self._contract, path) for path in spec.score]
+        train, tuning = (
+            [case for case in each if name in case.readings and case.fields]
+            for each in (self._parts.train, self._parts.tuning)
+        )
         self._counts[name] = {"train": len(train), "tuning": len(tuning)}
         rows = self._rows(train, inputs, learned=True)
         fitted = self._fitters.table(
             rows, _truth(train, name), inputs=inputs, seed=self._seed, on_progress=_about(self._progress, name)
         )
         self._export(name, fitted.calibrated(self._rows(tuning, inputs, learned=False), _truth(tuning, name)))
-
-    @property
-    def _fit_parts(self) -> tuple[list[LabelledCase], list[LabelledCase]]:
-        return self._parts.train, self._parts.tuning
-
-    def _input(self, path: str) -> Input:
-        """Return an input of a score as the fit takes it."""
-        if path.startswith(f"{ROOT}."):
-            name = path.removeprefix(f"{ROOT}.")
-            return Input(name, "reading", tuple(self._contract.readings[name].values))
-        kind = parse_type(path, self._contract.snapshot[path]).kind
-        return Input(path, {"string": "category"}.get(kind.name, kind.name), tuple(sorted(kind.values)))
 
     def _rows(self, cases: Sequence[LabelledCase], inputs: Sequence[Input], *, learned: bool) -> list[Row]:
         """Return rows of fields and what was read beside them; of texts that a reader has learned, by readers that have not."""
@@ -371,5 +371,5 @@ def _put(folder: Path, out: Path) -> None:
     except OSError as error:
         if before.exists() and not out.exists():
             before.rename(out)
-        raise UsageError(f"`{out}` cannot be written: {(error.strerror or 'unknown cause').lower()}") from error
+        raise UsageError(f"`{out}` cannot be written: {cause_of(error)}") from error
     shutil.rmtree(before, ignore_errors=True)

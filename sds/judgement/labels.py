@@ -12,21 +12,22 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sds.definitions.definition import LabelledCase
+from sds.executors.http.answers import no_number
 from sds.kernel.canonical import digest, one_line
 from sds.kernel.contract.compiler import Rules
 from sds.kernel.contract.schema import Contract
 from sds.kernel.envelope.envelope import ESCALATE
-from sds.kernel.errors import SdsError, UsageError
-from sds.kernel.flow.intake import once
+from sds.kernel.envelope.state import Fields
+from sds.kernel.errors import SdsError, UsageError, cause_of
+from sds.kernel.flow.intake import EVENT_BYTES_MAX, once
 from sds.policy.readers import as_read
 
 FILE_BYTES_MAX = 256 << 20
-TEXT_CHARS_MAX = 20_000
+TEXT_CHARS_MAX = EVENT_BYTES_MAX  # no event's text is longer
 PARTS = ("train", "calibrate", "test")
 SHARES = (0.5, 0.75)  # of the texts of a value: where the first part ends, and the second
 YES, NO = "1", "0"  # of a score
@@ -68,6 +69,11 @@ def label_line(case: LabelledCase, gate: str) -> str:
     }
     said |= {"decision": case.decision, "style": case.style, "amount_minor": case.amount_minor, "part": case.part}
     return json.dumps({name: value for name, value in said.items() if value or name in ("gate", "text")}) + "\n"
+
+
+def whole_fields(rules: Rules, fields: Fields) -> Fields:
+    """Return the fields that the contract declares; none where one is missing or of another type: a label has all or none."""
+    return {} if rules.faults(fields) else {path: fields[path] for path in rules.contract.snapshot}
 
 
 def parted(contract: Contract, cases: Iterable[LabelledCase]) -> list[LabelledCase]:
@@ -115,9 +121,8 @@ def _read(path: Path) -> bytes:
             raise UsageError(f"`{path}` is larger than {FILE_BYTES_MAX} bytes", hint="divide it")
         return path.read_bytes()
     except OSError as error:
-        why = (error.strerror or "unknown cause").lower()
         raise UsageError(
-            f"`{path}` cannot be read: {why}", hint="--labels names a file of labels, one JSON a line"
+            f"`{path}` cannot be read: {cause_of(error)}", hint="--labels names a file of labels, one JSON a line"
         ) from error
 
 
@@ -238,7 +243,7 @@ class _Lines:
 
 def _object(line: bytes) -> dict[str, Any]:
     try:
-        data = json.loads(line.decode("utf-8"), object_pairs_hook=once, parse_constant=partial(_no_number))
+        data = json.loads(line.decode("utf-8"), object_pairs_hook=once, parse_constant=no_number)
     except UnicodeDecodeError as error:
         raise UsageError(f"not UTF-8 at byte {error.start} of the line", hint="save it as UTF-8") from error
     except (ValueError, RecursionError) as error:
@@ -246,10 +251,6 @@ def _object(line: bytes) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise UsageError("no JSON object")
     return data
-
-
-def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no number")
 
 
 def _mapping(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sds.kernel.canonical import digest, sha256_hex
 from sds.kernel.contract.schema import Contract
-from sds.kernel.errors import UsageError
+from sds.kernel.errors import UsageError, cause_of
 from sds.models.protocol import BackendError
 from sds.models.readers.protocol import Reader
 
@@ -107,7 +107,7 @@ def read_manifest(folder: Path) -> tuple[Manifest, str]:
         raw = path.read_bytes()
         return Manifest.model_validate(json.loads(raw)), sha256_hex(raw)
     except OSError as error:
-        raise _refused(folder, f"{FILE} cannot be read: {(error.strerror or 'unknown cause').lower()}") from error
+        raise _refused(folder, f"{FILE} cannot be read: {cause_of(error)}") from error
     except ValidationError as error:
         place = ".".join(map(str, error.errors()[0]["loc"]))
         raise _refused(folder, f"{FILE} is not of this form: `{place}`") from error

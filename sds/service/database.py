@@ -20,7 +20,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from sds.host.paths import make_private, service_path
-from sds.kernel.errors import StoreError, UsageError
+from sds.kernel.errors import StoreError, UsageError, cause_of
 from sds.kernel.storage.private_files import make_private_file
 
 SCHEMA = "sds_service"
@@ -224,7 +224,7 @@ def _sqlite(path: Path, *, durable: bool) -> sa.Engine:
     try:
         make_private_file(path)
     except OSError as error:
-        raise StoreError(f"`{path}` cannot be used: {(error.strerror or 'unknown cause').lower()}") from error
+        raise StoreError(f"`{path}` cannot be used: {cause_of(error)}") from error
     engine = sa.create_engine(
         f"sqlite:///{path}",
         connect_args={"timeout": BUSY_MS / 1000},

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 
 import httpx2
 import pytest
 
-from sds.executors.sandbox.faults import GatewayFaults, fate, parse_faults
+from sds.executors.sandbox.faults import GatewayFaults, fate, parse_faults, read_faults
 from sds.kernel.errors import UsageError
 from tests.executors.gateways import asked, in_process, in_thread
 
@@ -100,6 +101,7 @@ def test_without_its_token_it_answers_nothing(tmp_path: Path) -> None:
 def test_the_same_seed_gives_each_key_the_same_fate() -> None:
     faults = parse_faults("lose-replies=0.5,delay-ms=7,seed=3")
     assert GatewayFaults(lose_replies=0.5, delay_ms=7, seed=3) == faults
+    assert faults == read_faults(asdict(faults))  # as the gateway shows them
     drawn = [fate(faults, f"k-{number}", 1).lose for number in range(200)]
     assert drawn == [fate(faults, f"k-{number}", 1).lose for number in range(200)]
     assert 60 < sum(drawn) < 140

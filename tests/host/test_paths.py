@@ -71,5 +71,5 @@ def test_a_folder_that_is_there_keeps_its_mode_and_a_file_in_its_place_is_told(t
     (tmp_path / "file").touch()
 
     assert 0o755 == mode(tmp_path / "shared")
-    with pytest.raises(StoreError, match="file` cannot be made: File exists"):
+    with pytest.raises(StoreError, match="file` cannot be made: file exists"):
         make_private(tmp_path / "file")

@@ -7,14 +7,19 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from sds.definitions.definition import LabelledCase
-from sds.judgement.labels import label_line, labels_hash, parse_labels, parted, read_labels, split_hash
+from sds.judgement.labels import PARTS, label_line, labels_hash, parse_labels, parted, read_labels, split_hash
 from sds.kernel.contract.schema import Contract
+from sds.kernel.envelope.bounds import MAGNITUDE_MAX
 from sds.kernel.errors import UsageError
+from sds.kernel.flow.intake import EVENT_BYTES_MAX
 from tests.judgement.claims import cases, contract, scored
 
 FIELDS = {"trip.delay_min": 90, "trip.open_minor": 5000, "trip.known": True}
+MINUTES = st.integers(-MAGNITUDE_MAX, MAGNITUDE_MAX)
 
 
 def parsed(raw: bytes, terms: Contract | None = None) -> list[LabelledCase]:
@@ -85,9 +90,25 @@ def test_a_text_that_becomes_the_same_once_it_is_read_is_the_same_text() -> None
         parsed(raw.replace(b"brake  b", b"brake \\u0007b"))
 
 
-def test_what_is_written_is_read_back() -> None:
-    case = LabelledCase("a brake", FIELDS, {"cause": "fault"}, "PAY", "plain", 1000, "test")
-    assert [case] == parsed(label_line(case, "claims").encode())
+@given(
+    st.builds(
+        LabelledCase,
+        text=st.text().map(lambda text: f"a{text}"),
+        fields=st.just({})
+        | st.fixed_dictionaries({"trip.delay_min": MINUTES, "trip.open_minor": MINUTES, "trip.known": st.booleans()}),
+        readings=st.fixed_dictionaries(
+            {"cause": st.sampled_from(["fault", "storm"])}, optional={"risk": st.sampled_from("01")}
+        ),
+        decision=st.sampled_from([None, "PAY", "DENY", "ESCALATE"]),
+        style=st.text(),
+        amount_minor=st.integers(0, 2**53 - 1),
+        part=st.sampled_from(["", *PARTS]),
+    )
+)
+@example(LabelledCase("a" * EVENT_BYTES_MAX, {}, {"cause": "fault"}))
+def test_what_is_written_is_read_back(case: LabelledCase) -> None:
+    """Of any text that an event may have, too."""
+    assert [case] == parsed(label_line(case, "claims").encode(), scored())
 
 
 def test_a_folder_gives_each_file_its_part(tmp_path: Path) -> None:

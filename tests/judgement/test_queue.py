@@ -78,6 +78,21 @@ def test_what_is_labelled_is_not_asked_for_again_and_a_text_is_asked_for_once(tm
     assert ["b", "c"] == [case.text for case in left]
 
 
+@pytest.mark.parametrize(
+    "fields", [{"trip.delay_min": 90}, {**FIELDS, "trip.known": "yes"}, {**FIELDS, "trip.clerk": "anna"}]
+)
+def test_a_state_that_is_not_what_the_contract_declares_leaves_a_file_that_is_read_again(
+    tmp_path: Path, fields: Fields
+) -> None:
+    session(tmp_path / "l.jsonl", "1").walk(asked("a", fields=fields))
+    (known,) = LabelFile(contract(), tmp_path / "l.jsonl").known()
+    assert ("a", FIELDS if "trip.clerk" in fields else {}) == (known.text, known.fields)
+
+
+def test_a_score_is_not_asked_about_a_case_without_the_fields_it_is_of() -> None:
+    assert [] == unlabelled(scored(), "risk", asked("a", fields={"trip.known": True}), [])
+
+
 def test_of_a_score_the_same_text_is_another_case_with_other_fields() -> None:
     other = asked("a", fields={**FIELDS, "trip.delay_min": 10})
     assert 2 == len(unlabelled(scored(), "risk", [*asked("a", "a"), *other], []))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from sds.cli.common import GateOption, JsonFlag, OpenedGate, Reason, defined, open_store, operator, whole_dfid
-from sds.cli.render import number_range, plain, print_json
+from sds.cli.render import number_range, plain, print_either, print_json
 from sds.escalations import HumanDecision, Resolve, choices, decision_text, described, impacts, summary
 from sds.escalations import resolve as resolve_case
 from sds.gates.opening import preview_kernel, recovery_kernel
@@ -44,18 +44,13 @@ def list_cases(
     with closing(open_store(gate)) as store:
         terms = cases.registered_terms(store, gate)
         found = cases.waiting(store, terms, limit=limit)
-    if as_json:
-        print_json([summary(terms, case) for case in found])
-        return
-    for case in found:
-        facts = summary(terms, case)
-        typer.echo(
-            f"{facts['since']}  {case.dfid}  {plain(case.event_id)}  {facts['reason']}"
-            f"  {facts['proposed'] or '-'}  {case.impact(terms) or '-'}"
-        )
-    if not found:
-        typer.echo("nothing waits for a human")
-    if any(case.damaged for case in found):
+    facts = [summary(terms, case) for case in found]
+    lines = [
+        f"{of['since']}  {case.dfid}  {plain(case.event_id)}  {of['reason']}  {of['proposed'] or '-'}  {case.impact(terms) or '-'}"
+        for case, of in zip(found, facts, strict=True)
+    ]
+    print_either(as_json, facts, lines or ["nothing waits for a human"])
+    if any(case.damaged for case in found) and not as_json:
         typer.echo("what is damaged cannot be read: sds ledger verify", err=True)
 
 
@@ -176,10 +171,7 @@ def resolve(
         decided = HumanDecision(wanted, operator(), reason, modify or "", seen, settled or "", acknowledge)
         answer = resolve_case(kernel, whole_dfid(kernel.store, dfid), decided, now_ms=now_ms)
         terms = human_contract(kernel.contract)
-    if as_json:
-        print_json(asdict(answer))
-    else:
-        _tell(terms, answer, wanted, found.option)
+    print_either(as_json, asdict(answer), _lines(terms, answer, wanted, found.option))
 
 
 def _wanted(*, override: bool, modify: str | None, abort: bool, settled: str | None, rejected: bool) -> Resolve:
@@ -197,12 +189,12 @@ def _wanted(*, override: bool, modify: str | None, abort: bool, settled: str | N
     return wanted[0]
 
 
-def _tell(terms: Contract, answer: Answer, wanted: Resolve, gate: str) -> None:
+def _lines(terms: Contract, answer: Answer, wanted: Resolve, gate: str) -> Iterator[str]:
     done = decision_text(terms, answer.action, answer.params) if answer.action else "-"
     done = "nothing is carried out" if wanted == "ABORT" else done
     became = " ".join(part for part in (answer.execution, answer.reference) if part)
-    typer.echo("  ".join(part for part in (answer.dfid, answer.state, wanted, done, became) if part))
+    yield "  ".join(part for part in (answer.dfid, answer.state, wanted, done, became) if part)
     if answer.execution == "UNKNOWN":
-        typer.echo(f"nobody knows yet what became of the order: sds recover{gate}")
+        yield f"nobody knows yet what became of the order: sds recover{gate}"
     elif wanted in ("SETTLED", "REJECTED") and (answer.execution == "SUCCESS") != (wanted == "SETTLED"):
-        typer.echo("the executor had an answer of its own, and that is what is recorded")
+        yield "the executor had an answer of its own, and that is what is recorded"

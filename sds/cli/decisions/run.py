@@ -23,7 +23,7 @@ from sds.engines.protocol import Engine
 from sds.host.clock import now_ms
 from sds.host.paths import gate_home, has_record, open_record, store_url
 from sds.kernel.envelope.bounds import format_literal
-from sds.kernel.errors import ModelError, SdsError, StoreError, UsageError, WorldError
+from sds.kernel.errors import ModelError, SdsError, StoreError, UsageError, WorldError, cause_of
 from sds.kernel.flow.answer import Answer
 from sds.kernel.registry import registry
 from sds.kernel.saga.state import spec_of
@@ -181,7 +181,7 @@ def _set_aside(folder: Path) -> None:
     try:
         folder.rename(kept)
     except OSError as error:
-        raise StoreError(f"`{folder}` cannot be renamed: {(error.strerror or 'unknown cause').lower()}") from error
+        raise StoreError(f"`{folder}` cannot be renamed: {cause_of(error)}") from error
     typer.echo(f"what was there is kept in `{kept}`", err=True)
 
 

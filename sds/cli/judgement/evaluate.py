@@ -12,12 +12,12 @@ import typer
 from sds.cli.common import ChosenGate, JsonFlag
 from sds.cli.engines import NO_OPTIONS, opened_engine
 from sds.cli.judgement.common import LabelsPath, labels_of, progress_bar, table_lines
-from sds.cli.render import print_json
+from sds.cli.render import print_either
 from sds.definitions.definition import GateDefinition
 from sds.host.clock import now_ms
 from sds.host.paths import fitted_readers
 from sds.kernel.contract.schema import Contract
-from sds.kernel.errors import SdsError, UsageError
+from sds.kernel.errors import SdsError, UsageError, cause_of
 
 if TYPE_CHECKING:
     from sds.judgement.evaluation.evaluate import Beside
@@ -63,11 +63,7 @@ def evaluate(
         _write_page(document, html)
     for notice in document["notices"]:
         typer.echo(notice, err=True)
-    if as_json:
-        print_json(document)
-    else:
-        for line in _lines(document):
-            typer.echo(line)
+    print_either(as_json, document, _lines(document))
 
 
 @contextmanager
@@ -115,7 +111,7 @@ def _write_page(document: Mapping[str, Any], path: Path) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"`{path}` cannot be written: {(error.strerror or 'unknown cause').lower()}") from error
+        raise UsageError(f"`{path}` cannot be written: {cause_of(error)}") from error
 
 
 _READ = (

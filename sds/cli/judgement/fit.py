@@ -9,7 +9,7 @@ import typer
 
 from sds.cli.common import ChosenGate, JsonFlag
 from sds.cli.judgement.common import LabelsPath, labels_of, progress_bar, table_lines
-from sds.cli.render import print_json
+from sds.cli.render import print_either
 from sds.host.paths import fitted_home
 from sds.policy.judgement import Manifest
 
@@ -39,12 +39,8 @@ def fit(
         typer.echo(notice, err=True)
     with progress_bar() as report:
         fitted = fit_gate(contract, cases, fitters, out=out or fitted_home(found.name), on_progress=report)
-    if as_json:
-        print_json({"folder": str(fitted.folder), **fitted.manifest.model_dump(mode="json", by_alias=True)})
-    else:
-        for line in _lines(fitted.manifest):
-            typer.echo(line)
-        typer.echo(f"written to {fitted.folder}")
+    data = {"folder": str(fitted.folder), **fitted.manifest.model_dump(mode="json", by_alias=True)}
+    print_either(as_json, data, [*_lines(fitted.manifest), f"written to {fitted.folder}"])
 
 
 def _lines(made: Manifest) -> list[str]:

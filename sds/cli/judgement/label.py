@@ -18,7 +18,7 @@ from sds.host.paths import fitted_readers, gate_home, labels_path
 from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.snapshot import parse_type, show
 from sds.kernel.envelope.state import Fields, StateSource
-from sds.kernel.errors import UsageError
+from sds.kernel.errors import UsageError, cause_of
 from sds.kernel.flow.intake import parse_event
 from sds.policy.distribution import SCORE
 from sds.policy.judgement import open_judgement
@@ -87,7 +87,7 @@ def _events(contract: Contract, path: Path) -> list[tuple[str, str]]:
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
-        raise UsageError(f"`{path}` cannot be read: {(error.strerror or 'unknown cause').lower()}") from error
+        raise UsageError(f"`{path}` cannot be read: {cause_of(error)}") from error
     events = [parse_event(contract, line) for line in lines if line.strip()]
     return [(event.key, event.evidence) for event in events]
 

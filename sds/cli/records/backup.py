@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated
@@ -9,12 +10,13 @@ from typing import Annotated
 import typer
 
 from sds.cli.common import GateOption, JsonFlag, open_store
-from sds.cli.render import print_json
+from sds.cli.render import print_either
 from sds.definitions.definition import NAME
 from sds.host.backup import BackupManifest, back_up
 from sds.host.clock import now_ms, when
 from sds.host.keys import KEY_FILE, read_public
 from sds.host.paths import gate_home, service_path, store_url
+from sds.host.restoring import Restored
 from sds.host.restoring import restore as put_back
 from sds.kernel.errors import UsageError
 
@@ -35,16 +37,12 @@ def backup(
     """
     with closing(open_store(gate)) as store:
         made = back_up(store, gate_home(gate), to, gate=gate, with_key=with_key, now_ms=now_ms())
-    if as_json:
-        print_json(made.model_dump(mode="json"))
-        return
-    typer.echo(f"{gate}: {_what(made)}, in `{to}`")
-    if with_key:
-        typer.echo(f"`{KEY_FILE}` is in it: whoever has it reads the text of every case")
-    else:
-        typer.echo(f"`{KEY_FILE}` is not in it, and without it no text can be read and nothing decided: keep it apart")
+    key = "not in it, and without it no text can be read and nothing decided: keep it apart"
+    key = "in it: whoever has it reads the text of every case" if with_key else key
+    lines = [f"{gate}: {_what(made)}, in `{to}`", f"`{KEY_FILE}` is {key}"]
     if _has_service():
-        typer.echo("keys of callers and webhooks are not in it: they are the service's own, of all gates")
+        lines.append("keys of callers and webhooks are not in it: they are the service's own, of all gates")
+    print_either(as_json, made.model_dump(mode="json"), lines)
 
 
 def restore(
@@ -69,21 +67,20 @@ def restore(
         raise UsageError(f"`{gate}` is not the name of a gate", hint="a gate has a name_in_lower_case")
     public = read_public(public_key) if public_key is not None else None
     done = put_back(source, gate_home(gate), gate=gate, public=public)
-    if as_json:
-        print_json({**done.manifest.model_dump(mode="json"), "has_key": done.has_key})
-        return
-    typer.echo(f"{gate}: {_what(done.manifest)}, is in `{gate_home(gate)}`")
+    print_either(as_json, {**done.manifest.model_dump(mode="json"), "has_key": done.has_key}, _restored(gate, done))
+
+
+def _restored(gate: str, done: Restored) -> Iterator[str]:
+    yield f"{gate}: {_what(done.manifest)}, is in `{gate_home(gate)}`"
     if not done.has_key:
-        typer.echo(f"put `{gate_home(gate) / KEY_FILE}` back, too: until then no text can be read and nothing decided")
-    typer.echo("what was halted, suspended, revoked or erased since then no longer is: do that again first")
-    typer.echo("it does not know what was decided since; nothing is paid twice if you now, in this order:")
-    typer.echo(f"  sds recover --gate {gate}")
-    typer.echo(f'  sds reconcile {gate} --adopt --reason "restored"     # where the executor lists its orders')
-    typer.echo("  send the events since then again")
+        yield f"put `{gate_home(gate) / KEY_FILE}` back, too: until then no text can be read and nothing decided"
+    yield "what was halted, suspended, revoked or erased since then no longer is: do that again first"
+    yield "it does not know what was decided since; nothing is paid twice if you now, in this order:"
+    yield f"  sds recover --gate {gate}"
+    yield f'  sds reconcile {gate} --adopt --reason "restored"     # where the executor lists its orders'
+    yield "  send the events since then again"
     if _has_service():
-        typer.echo(
-            "keys of callers and webhooks are as they were; answers that this record did not give are given no more"
-        )
+        yield "keys of callers and webhooks are as they were; answers that this record did not give are given no more"
 
 
 def _has_service() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict
 from typing import Annotated
@@ -9,7 +10,7 @@ from typing import Annotated
 import typer
 
 from sds.cli.common import GateOption, JsonFlag, Reason, open_store, operator
-from sds.cli.render import counted, print_json
+from sds.cli.render import counted, print_either
 from sds.host.clock import now_ms
 from sds.kernel.operations import erasure
 from sds.kernel.operations.erasure import Erased
@@ -29,18 +30,13 @@ def erase(
     """
     with closing(open_store(gate)) as store:
         done = erasure.erase(store, gate, event, who=operator(), reason=reason, now_ms=now_ms())
-    if as_json:
-        print_json(asdict(done))
-    else:
-        _tell(event, done, store.remains)
+    print_either(as_json, asdict(done), _lines(event, done, store.remains))
 
 
-def _tell(event: str, done: Erased, remains: str) -> None:
+def _lines(event: str, done: Erased, remains: str) -> Iterator[str]:
     steps = f", and of {counted(len(done.events) - 1, 'step')} of its saga" if len(done.events) > 1 else ""
-    typer.echo(f"{event}: the texts are erased{steps}")
+    yield f"{event}: the texts are erased{steps}"
     if done.in_clear:
-        typer.echo(
-            f"an older version wrote the texts of these flows in clear, and they stay: {', '.join(done.in_clear)}"
-        )
+        yield f"an older version wrote the texts of these flows in clear, and they stay: {', '.join(done.in_clear)}"
     if not done.overwritten:
-        typer.echo(remains)
+        yield remains

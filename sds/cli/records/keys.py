@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from sds.cli.common import GateOption, JsonFlag, Reason, open_store, operator
-from sds.cli.render import counted, print_json
+from sds.cli.render import counted, print_either
 from sds.host import keys as rings
 from sds.host.clock import now_ms, when
 from sds.host.paths import gate_home, key_path, refuse_lost_key
@@ -30,17 +30,12 @@ def show(gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
     ring = rings.read_ring(path) if path.exists() else rings.Ring()
     rows = [("orders", sha256_hex(bytes.fromhex(each.key)), each.made_ms) for each in ring.orders]
     rows += [("ledger", each.key, each.made_ms) for each in (ring.ledger.keys if ring.ledger else ())]
-    if as_json:
-        print_json([{"signs": kind, "key": key, "made": _when(made_ms)} for kind, key, made_ms in rows])
-        return
-    if not rows:
-        typer.echo("no keys", err=True)
-    for kind, key, made_ms in rows:
-        typer.echo(f"{kind}  {key}  made {_when(made_ms) or 'before that was written down'}")
+    lines = [f"{kind}  {key}  made {_when(made_ms) or 'before that was written down'}" for kind, key, made_ms in rows]
     if ring.ledger is not None:
-        typer.echo(
-            f"the ledger is signed since entry {ring.ledger.since_entry + 1}; hand out `{folder / rings.PUBLIC_FILE}`"
-        )
+        since = ring.ledger.since_entry + 1
+        lines.append(f"the ledger is signed since entry {since}; hand out `{folder / rings.PUBLIC_FILE}`")
+    data = [{"signs": kind, "key": key, "made": _when(made_ms)} for kind, key, made_ms in rows]
+    print_either(as_json, data, lines, none="no keys")
 
 
 def rotate(

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from sds.cli.common import GateOption, JsonFlag, Reason, open_store, operator
-from sds.cli.render import counted, print_json
+from sds.cli.render import counted, print_either
 from sds.host.clock import now_ms
 from sds.host.moving import move as move_record
 from sds.host.paths import gate_home, service_path
@@ -36,11 +36,13 @@ def move(
     url = None if to == SQLITE else to
     with closing(open_store(gate)) as store:
         moved = move_record(gate_home(gate), store, url, who=operator(), reason=reason, now_ms=now_ms())
-    if as_json:
-        print_json({"rows": moved.rows, "to": moved.to, "head": str(moved.head)})
-        return
-    typer.echo(f"{counted(moved.rows, 'row')} copied to `{moved.to}`, compared and verified: head {moved.head}")
     where = "without SDS_STORE" if url is None else f"with SDS_STORE={moved.to.partition(',')[0]}"
-    typer.echo(f"go on {where}: sds resume --gate {gate}; nobody must resume the record it was copied from")
+    lines = [
+        f"{counted(moved.rows, 'row')} copied to `{moved.to}`, compared and verified: head {moved.head}",
+        f"go on {where}: sds resume --gate {gate}; nobody must resume the record it was copied from",
+    ]
     if service_path().exists():
-        typer.echo("keys of callers and webhooks did not move: sds keys add, sds webhooks add, where the record is now")
+        lines.append(
+            "keys of callers and webhooks did not move: sds keys add, sds webhooks add, where the record is now"
+        )
+    print_either(as_json, {"rows": moved.rows, "to": moved.to, "head": str(moved.head)}, lines)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
 
 from sds.cli.common import ChosenGate, JsonFlag, open_store, operator
-from sds.cli.render import counted, print_json
+from sds.cli.render import counted, print_either
 from sds.gates.opening import recovery_kernel
 from sds.host.clock import now_ms
 from sds.host.paths import gate_home
@@ -46,7 +47,9 @@ def reconcile(
         if reason is not None:
             adopted = reconciliation.adopt(kernel, **period, who=operator(), reason=reason, now_ms=now_ms)
         found = reconciliation.reconcile(kernel, **period, now_ms=now_ms)
-    _tell(found, adopted, as_json=as_json)
+    counts = {"orders": found.orders, "lines": found.lines, "in_the_air": found.in_flight, "adopted": adopted}
+    data = {**counts, "differences": [difference.as_data() for difference in found.differences]}
+    print_either(as_json, data, _lines(found, adopted))
     if found.differences:
         differences = counted(len(found.differences), "difference")
         raise WorldError(f"{differences} between record and outside", hint=f"sds escalations list{definition.option}")
@@ -63,17 +66,11 @@ def _moment(given: str | None, otherwise: Any) -> Any:
     return max(0, int(moment.replace(tzinfo=moment.tzinfo or UTC).timestamp() * 1000))
 
 
-def _tell(found: Comparison, adopted: tuple[str, ...], *, as_json: bool) -> None:
-    counts = {"orders": found.orders, "lines": found.lines, "in_the_air": found.in_flight}
-    if as_json:
-        differences = [difference.as_data() for difference in found.differences]
-        print_json({**counts, "adopted": adopted, "differences": differences})
-        return
+def _lines(found: Comparison, adopted: tuple[str, ...]) -> Iterator[str]:
     if adopted:
-        typer.echo(f"taken over: {counted(len(adopted), 'order')}")
-    for difference in found.differences:
-        typer.echo(difference.words)
-    typer.echo(
+        yield f"taken over: {counted(len(adopted), 'order')}"
+    yield from (difference.words for difference in found.differences)
+    yield (
         f"{counted(found.orders, 'order')} in the record, {found.lines} outside, {found.in_flight} in the air:"
         f" {counted(len(found.differences), 'difference')}"
     )

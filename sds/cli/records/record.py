@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import typer
 from rich.console import Console
 
 from sds.cli.common import GateOption, JsonFlag, OpenedGate, Reason, defined, open_store, operator, whole_dfid
-from sds.cli.render import counted, plain, print_json
+from sds.cli.render import counted, plain, print_either, print_json
 from sds.definitions.definition import GateDefinition
 from sds.gates.opening import recovery_kernel
 from sds.host.clock import now_ms, when
@@ -87,16 +88,13 @@ def flows(
         )
         found = [(at_ms, saga, answers.answer(store, dfid)) for at_ms, dfid, saga in rows]
     known = [(at_ms, saga, answer) for at_ms, saga, answer in found if answer]
-    if as_json:
-        print_json([{"opened": when(at_ms), **answer.as_data(), "saga": saga} for at_ms, saga, answer in known])
-    else:
-        for at_ms, saga, answer in known:
-            became = answer.execution or answer.tag or answer.reason_code or ""
-            waits = "  retryable" if answer.retryable else ""
-            typer.echo(
-                f"{when(at_ms)}  {answer.dfid}  {answer.event_id}  {answer.state}"
-                f"  {answer.action or saga or '-'}  {became}{waits}"
-            )
+    data = [{"opened": when(at_ms), **answer.as_data(), "saga": saga} for at_ms, saga, answer in known]
+    print_either(as_json, data, (_flow_line(*each) for each in known))
+
+
+def _flow_line(at_ms: int, saga: str | None, of: answers.Answer) -> str:
+    became = (of.execution or of.tag or of.reason_code or "") + ("  retryable" if of.retryable else "")
+    return f"{when(at_ms)}  {of.dfid}  {of.event_id}  {of.state}  {of.action or saga or '-'}  {became}"
 
 
 def verify(
@@ -122,24 +120,20 @@ def verify(
     known = (read_public(public_key), public_key) if public_key is not None else known_public_keys(gate_home(gate))
     with closing(open_store(gate)) as store:
         report = auditing.verify(store, expected, known[0] if known else None)
-    if as_json:
-        facts = {"entries": report.entries, "head": str(report.head), "faults": report.faults, "blind": report.blind}
-        facts |= {"signed": report.signed, "public_key": str(known[1]) if known else None, "notes": report.notes}
-        print_json(facts)
-    else:
-        _show_report(report, known[1] if known else None)
+    facts = {"entries": report.entries, "head": str(report.head), "faults": report.faults, "blind": report.blind}
+    facts |= {"signed": report.signed, "public_key": str(known[1]) if known else None, "notes": report.notes}
+    print_either(as_json, facts, _report_lines(report, known[1] if known else None))
     if report.faults:
         raise SdsError("the record is not what was written", reason_code="RECORD_DAMAGED")
 
 
-def _show_report(report: auditing.Report, public_key: Path | None) -> None:
-    for fault in (*report.faults, *report.notes):
-        typer.echo(fault)
-    typer.echo(f"{report.entries} entries, {counted(len(report.faults), 'fault')}, head {report.head}")
+def _report_lines(report: auditing.Report, public_key: Path | None) -> Iterator[str]:
+    yield from (*report.faults, *report.notes)
+    yield f"{report.entries} entries, {counted(len(report.faults), 'fault')}, head {report.head}"
     signed = "no entry is signed" if report.signed is None else f"signed up to entry {report.signed}"
-    typer.echo(f"{signed}; verified with {f'the keys in `{public_key}`' if public_key else 'no key'}")
+    yield f"{signed}; verified with {f'the keys in `{public_key}`' if public_key else 'no key'}"
     if report.blind:
-        typer.echo(f"cannot be seen {report.blind}")
+        yield f"cannot be seen {report.blind}"
 
 
 def head(
@@ -179,22 +173,12 @@ def recover(
         found = recovery.recover(kernel, now_ms=now_ms())
     if found.sagas_dirty:
         found = _compensated(definition, found)
-    facts = {
-        "interrupted": found.interrupted,
-        "success": found.success,
-        "failed": found.failed,
-        "unknown": found.unknown,
-        "leased": found.leased,
-        "sagas_ended": found.sagas_ended,
-        "sagas_dirty": found.sagas_dirty,
-        "errors": len(found.errors),
-    }
-    if as_json:
-        print_json(facts)
-    else:
-        typer.echo(", ".join(f"{name}: {count}" for name, count in facts.items()))
-        if found.leased:
-            typer.echo("leased flows may still be in other hands: run `sds recover` again when their lease is over")
+    counts = ("interrupted", "success", "failed", "unknown", "leased", "sagas_ended", "sagas_dirty")
+    facts = {name: getattr(found, name) for name in counts} | {"errors": len(found.errors)}
+    lines = [", ".join(f"{name}: {count}" for name, count in facts.items())]
+    if found.leased:
+        lines.append("leased flows may still be in other hands: run `sds recover` again when their lease is over")
+    print_either(as_json, facts, lines)
     if found.errors:
         raise SdsError(f"{counted(len(found.errors), 'flow')} could not be recovered: {'; '.join(found.errors)}")
 

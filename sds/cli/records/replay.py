@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sds.cli.common import GateOption, JsonFlag, ModelPath, existing, open_store, whole_dfid
-from sds.cli.render import print_json
+from sds.cli.render import print_either
 from sds.definitions.registry import find, installed
 from sds.host.clock import now_ms
 from sds.host.paths import fitted_readers
@@ -49,10 +49,7 @@ def replay(
         raise
     except SdsError as error:  # 1 is a replay that differs; what cannot be replayed has another number
         raise UsageError(str(error), hint=error.hint, reason_code=error.reason_code, dfid=error.dfid) from error
-    if as_json:
-        print_json(_data(found))
-    else:
-        typer.echo("\n".join(_lines(found)))
+    print_either(as_json, _data(found), _lines(found))
     if not found.identical:
         raise typer.Exit(EXIT_DIFFERS)
 

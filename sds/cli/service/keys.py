@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sds.cli.common import JsonFlag
-from sds.cli.render import print_json
+from sds.cli.render import print_either
 from sds.cli.service import needs_service
 from sds.cli.service.serve import StoreUrl
 from sds.definitions.definition import NAME
@@ -62,26 +62,22 @@ def list_keys(store: StoreUrl = "", as_json: JsonFlag = False) -> None:
         from sds.service import callers  # noqa: PLC0415
 
         found = callers.stored_keys(database)
-    if as_json:
-        print_json(
-            [
-                {
-                    "name": key.name,
-                    "roles": list(key.roles),
-                    "gates": [EVERY_GATE if gate == callers.ALL else gate for gate in key.gates],
-                    "made": when(key.made_at_ms),
-                    "revoked": None if key.revoked_at_ms is None else when(key.revoked_at_ms),
-                }
-                for key in found
-            ]
-        )
-        return
-    if not found:
-        typer.echo("no keys", err=True)
-    for key in found:
-        gates = ",".join(EVERY_GATE if gate == callers.ALL else gate for gate in key.gates)
-        ended = "" if key.revoked_at_ms is None else f"  revoked {when(key.revoked_at_ms)}"
-        typer.echo(f"{key.name}  {','.join(key.roles)}  {gates}  made {when(key.made_at_ms)}{ended}")
+    data: list[dict[str, Any]] = [
+        {
+            "name": key.name,
+            "roles": list(key.roles),
+            "gates": [EVERY_GATE if gate == callers.ALL else gate for gate in key.gates],
+            "made": when(key.made_at_ms),
+            "revoked": None if key.revoked_at_ms is None else when(key.revoked_at_ms),
+        }
+        for key in found
+    ]
+    print_either(as_json, data, map(_line, data), none="no keys")
+
+
+def _line(key: Mapping[str, Any]) -> str:
+    ended = f"  revoked {key['revoked']}" if key["revoked"] else ""
+    return f"{key['name']}  {','.join(key['roles'])}  {','.join(key['gates'])}  made {key['made']}{ended}"
 
 
 def revoke(name: Named, store: StoreUrl = "") -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +13,7 @@ from urllib.parse import urlsplit
 import typer
 
 from sds.cli.common import JsonFlag, open_store
-from sds.cli.render import counted, print_json
+from sds.cli.render import counted, print_either
 from sds.cli.service import needs_service
 from sds.cli.service.serve import StoreUrl
 from sds.host.clock import now_ms, when
@@ -64,16 +65,14 @@ def list_webhooks(store: StoreUrl = "", as_json: JsonFlag = False) -> None:
 
         where, found = {each.name: each.url for each in endpoints(database)}, positions(database)
     rows = [_facts(at, where.get(at.webhook, "")) for at in found]
-    if as_json:
-        print_json(rows)
-        return
-    for row in rows:
-        undelivered = row["undelivered"]
-        line = "is not known" if undelivered is None else counted(int(str(undelivered)), "final state")
-        failing = f"  failing since {row['failing_since']}: {row['failure']}" if row["failing_since"] else ""
-        typer.echo(f"{row['name']}  {row['gate']}  {row['host']}  undelivered {line}{failing}")
-    if not rows:
-        typer.echo("no webhooks", err=True)
+    print_either(as_json, rows, map(_line, rows), none="no webhooks")
+
+
+def _line(row: Mapping[str, object]) -> str:
+    undelivered = row["undelivered"]
+    left = "is not known" if undelivered is None else counted(int(str(undelivered)), "final state")
+    failing = f"  failing since {row['failing_since']}: {row['failure']}" if row["failing_since"] else ""
+    return f"{row['name']}  {row['gate']}  {row['host']}  undelivered {left}{failing}"
 
 
 def remove(

@@ -10,13 +10,15 @@ from typing import Annotated
 import typer
 
 from sds.cli.common import GateOption, JsonFlag, Reason, named, open_store, operator
-from sds.cli.render import plain, print_json
+from sds.cli.render import plain, print_either
 from sds.host.clock import now_ms, when
 from sds.kernel.audit.agent_history import AgentRecord, Held, Move, agent_record
 from sds.kernel.errors import UsageError
 from sds.kernel.registry import registry
 from sds.kernel.registry.monitors import Standing
 from sds.kernel.registry.registry import Status
+
+_HALTED = "  (halted by an operator)"
 
 AgentId = Annotated[str, typer.Argument(help="The agent, as its contract names it.", metavar="AGENT")]
 
@@ -28,12 +30,8 @@ def list_agents(gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
     """
     with closing(open_store(gate)) as store:
         found = registry.agents(store)
-    if as_json:
-        print_json([asdict(agent) for agent in found])
-        return
-    for agent in found:
-        halted = "  (halted by an operator)" if agent.halted else ""
-        typer.echo(f"{agent.agent_id}  {agent.status}  contract {agent.contract_hash[:12]}{halted}")
+    lines = (f"{a.agent_id}  {a.status}  contract {a.contract_hash[:12]}{_HALTED if a.halted else ''}" for a in found)
+    print_either(as_json, [asdict(agent) for agent in found], lines)
 
 
 def show(agent_id: AgentId, gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
@@ -42,13 +40,14 @@ def show(agent_id: AgentId, gate: GateOption = "refund", as_json: JsonFlag = Fal
     Example: sds agents show refund-agent
     """
     found = _record(gate, agent_id)
-    if as_json:
-        print_json(asdict(found))
-        return
+    print_either(as_json, asdict(found), _shown(found))
+
+
+def _shown(found: AgentRecord) -> Iterator[str]:
     agent, halt, now = found.agent, found.halt, found.moves[-1] if found.moves else None
     facts = {
         "agent": agent.agent_id,
-        "gate": found.gate + ("  (halted by an operator)" if agent.halted else ""),
+        "gate": found.gate + (_HALTED if agent.halted else ""),
         **({"halted": f"since {when(halt.at_ms, 'seconds')}, by {halt.who}: {halt.reason}"} if halt else {}),
         "owner": found.owner,
         "contract": f"{found.version}  {agent.contract_hash}",
@@ -58,16 +57,12 @@ def show(agent_id: AgentId, gate: GateOption = "refund", as_json: JsonFlag = Fal
         "rejections in a row": agent.rejections,
         "escalations left": f"{found.escalations_left} of {found.escalations_per_hour} an hour",
     }
-    for name, value in facts.items():
-        typer.echo(f"{name}: {plain(value)}")
-    for line in _monitor_lines(found.monitors):
-        typer.echo(line)
-    typer.echo("contracts")
-    for held in found.contracts:
-        typer.echo(f"  {plain(_contract_line(held))}")
-    typer.echo("history")
-    for move in found.moves:
-        typer.echo(f"  {plain(_move_line(move))}")
+    yield from (f"{name}: {plain(value)}" for name, value in facts.items())
+    yield from _monitor_lines(found.monitors)
+    yield "contracts"
+    yield from (f"  {plain(_contract_line(held))}" for held in found.contracts)
+    yield "history"
+    yield from (f"  {plain(_move_line(move))}" for move in found.moves)
 
 
 def suspend(agent_id: AgentId, reason: Reason, gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
@@ -113,10 +108,7 @@ def revoke(
     with closing(open_store(gate)) as store:
         changed = registry.revoke(store, found.contract_hash, who=operator(), reason=reason, now_ms=now_ms())
     facts = {"agent_id": agent_id, "version": version, "contract_hash": found.contract_hash, "changed": changed}
-    if as_json:
-        print_json(facts)
-    else:
-        typer.echo(f"{agent_id} {version}: {'revoked' if changed else 'was revoked already'}")
+    print_either(as_json, facts, [f"{agent_id} {version}: {'revoked' if changed else 'was revoked already'}"])
 
 
 def _record(gate: str, agent_id: str) -> AgentRecord:
@@ -133,10 +125,7 @@ def _move(gate: str, agent_id: str, status: Status, reason: str, as_json: bool) 
         raise UsageError(f"agent `{agent_id}` is {status} already", hint=f"sds agents show {agent_id}")
     with closing(open_store(gate)) as store:
         registry.transition(store, agent_id, status, by="operator", who=operator(), reason=reason, now_ms=now_ms())
-    if as_json:
-        print_json({"agent_id": agent_id, "status": status})
-    else:
-        typer.echo(f"{agent_id}: {status}")
+    print_either(as_json, {"agent_id": agent_id, "status": status}, [f"{agent_id}: {status}"])
 
 
 def _monitor_lines(monitors: Sequence[Standing]) -> Iterator[str]:

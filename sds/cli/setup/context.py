@@ -10,12 +10,12 @@ from typing import Annotated
 import typer
 
 from sds.cli.common import GateOption, JsonFlag, Reason, open_store, operator
-from sds.cli.render import print_json
+from sds.cli.render import print_either
 from sds.host.clock import now_ms
 from sds.kernel.context import artifacts as library
 from sds.kernel.context import memory
-from sds.kernel.context.artifacts import ARTIFACT_BYTES_MAX
-from sds.kernel.errors import UsageError
+from sds.kernel.context.artifacts import ARTIFACT_BYTES_MAX, Listed
+from sds.kernel.errors import UsageError, cause_of
 
 ArtifactName = Annotated[str, typer.Argument(help="The artifact, as contracts name it.", metavar="NAME")]
 
@@ -43,14 +43,12 @@ def list_artifacts(gate: GateOption = "refund", as_json: JsonFlag = False) -> No
     """
     with closing(open_store(gate)) as store:
         found = library.listed(store)
-    if as_json:
-        print_json([asdict(one) for one in found])
-        return
-    if not found:
-        typer.echo("no artifacts", err=True)
-    for one in found:
-        state = "in force" if one.ended_at_ms is None else "swept" if one.swept else "no longer in force"
-        typer.echo(f"{one.name}  version {one.version}  sha256 {one.sha256[:12]}  {state}")
+    print_either(as_json, [asdict(one) for one in found], map(_line, found), none="no artifacts")
+
+
+def _line(one: Listed) -> str:
+    state = "in force" if one.ended_at_ms is None else "swept" if one.swept else "no longer in force"
+    return f"{one.name}  version {one.version}  sha256 {one.sha256[:12]}  {state}"
 
 
 def retire(name: ArtifactName, reason: Reason, gate: GateOption = "refund") -> None:
@@ -79,7 +77,7 @@ def _read_text(file: Path) -> str:
             raw = opened.read(ARTIFACT_BYTES_MAX + 1)
         return raw.decode("utf-8")
     except OSError as error:
-        raise UsageError(f"`{file}` cannot be read: {(error.strerror or 'unknown cause').lower()}") from error
+        raise UsageError(f"`{file}` cannot be read: {cause_of(error)}") from error
     except UnicodeDecodeError as error:
         if len(raw) > ARTIFACT_BYTES_MAX:  # cut off inside a character
             raise UsageError(f"the artifact is not 1 to {ARTIFACT_BYTES_MAX} bytes of text") from error

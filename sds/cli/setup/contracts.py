@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -22,16 +22,16 @@ from sds.cli.common import (
     open_store,
     operator,
 )
-from sds.cli.render import print_json
+from sds.cli.render import print_either
 from sds.gates.opening import sample_reads
 from sds.host.clock import now_ms, when
 from sds.host.paths import gate_home, make_private, open_record
 from sds.kernel.contract.schema import Contract, load_contract
 from sds.kernel.contract.yaml_lines import Lines, load_with_lines
 from sds.kernel.envelope.state import Fields
-from sds.kernel.errors import ContractError, UsageError
+from sds.kernel.errors import ContractError, UsageError, cause_of
 from sds.kernel.registry import registry
-from sds.kernel.registry.contract_versions import registered_contract, versions
+from sds.kernel.registry.contract_versions import Version, registered_contract, versions
 from sds.kernel.storage.store import Store
 from sds.lint.declared import source_findings
 from sds.lint.diff import ContractDiff, diff
@@ -64,13 +64,13 @@ def check(
     found = [*report.findings, *(source_findings(contract, reads) if reads is not None else ())]
     found = sorted_findings([*found, *_said_by(contract, report, model)], lines)
     counts = {severity: sum(finding.severity == severity for finding in found) for severity in SEVERITIES}
-    if as_json:
-        data = [finding.as_data(lines) for finding in found]
-        print_json({"file": str(file), "findings": data, "counts": counts, "snapshots": report.snapshots})
-    else:
-        _print_findings(file, found, lines)
-        summary = ", ".join(counted(count, severity) for severity, count in counts.items() if count) or "no findings"
-        typer.echo(f"{summary} ({report.snapshots} snapshots tried)")
+    data = [finding.as_data(lines) for finding in found]
+    summary = ", ".join(counted(count, severity) for severity, count in counts.items() if count) or "no findings"
+    print_either(
+        as_json,
+        {"file": str(file), "findings": data, "counts": counts, "snapshots": report.snapshots},
+        [*(_finding_line(file, each, lines) for each in found), f"{summary} ({report.snapshots} snapshots tried)"],
+    )
     if counts["error"] or (strict and counts["warning"]):
         raise typer.Exit(1)
 
@@ -87,10 +87,7 @@ def compare(
     """
     before, after = load_contract(a), load_contract(b)
     found = diff(before, after, _rng(), real=_real_reads(gate) if gate else ())
-    if as_json:
-        print_json(_diff_data(found))
-    else:
-        _print_diff(found)
+    print_either(as_json, _diff_data(found), _diff_lines(found))
 
 
 def register(
@@ -117,16 +114,14 @@ def register(
         known = registered_contract(store, contract.gate)
         found = diff(known, contract, _rng()) if known else None
         if found is not None and not as_json:
-            _print_diff(found)
+            typer.echo("\n".join(_diff_lines(found)))
         if found is not None and found.more and not acknowledge:
             message = f"it permits more than the registered version `{known.version if known else ''}`"
             raise UsageError(f"{message}: {', '.join(found.more)}", hint="read the difference, then add --acknowledge")
         _put_in_force(store, contract, reason)
     facts = {"gate": contract.gate, "version": contract.version, "contract_hash": contract.hash}
-    if as_json:
-        print_json({**facts, "diff": _diff_data(found) if found else None})
-    else:
-        typer.echo(f"{contract.gate}: version {contract.version} is in force ({contract.hash[:12]})")
+    line = f"{contract.gate}: version {contract.version} is in force ({contract.hash[:12]})"
+    print_either(as_json, {**facts, "diff": _diff_data(found) if found else None}, [line])
 
 
 def list_contracts(gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
@@ -136,13 +131,12 @@ def list_contracts(gate: GateOption = "refund", as_json: JsonFlag = False) -> No
     """
     with closing(open_store(gate)) as store:
         found = versions(store)
-    if as_json:
-        print_json([asdict(version) for version in found])
-        return
-    for each in found:
-        at = when(each.registered_at_ms, "seconds")
-        why = ": ".join(word for word in (each.who, each.reason) if word)
-        typer.echo(f"{each.version}  {each.standing}  {each.contract_hash[:12]}  {each.agent_id}  {at}  {why}")
+    print_either(as_json, [asdict(version) for version in found], map(_version_line, found))
+
+
+def _version_line(of: Version) -> str:
+    at, why = when(of.registered_at_ms, "seconds"), ": ".join(word for word in (of.who, of.reason) if word)
+    return f"{of.version}  {of.standing}  {of.contract_hash[:12]}  {of.agent_id}  {at}  {why}"
 
 
 def _put_in_force(store: Store, contract: Contract, reason: str) -> None:
@@ -158,7 +152,7 @@ def _load(file: Path) -> tuple[Contract, Lines]:
     try:
         return contract, load_with_lines(file.read_text(encoding="utf-8"), str(file))[1]
     except OSError as error:
-        raise ContractError(f"{file}: cannot be read: {error.strerror}") from error
+        raise ContractError(f"{file}: cannot be read: {cause_of(error)}") from error
 
 
 def _checked(contract: Contract) -> Report:
@@ -200,21 +194,20 @@ def _real_reads(gate: str) -> list[Fields]:
     return sample_reads(found, gate_home(found.name), READS_MAX)
 
 
-def _print_findings(file: Path, found: Sequence[Finding], lines: Lines) -> None:
-    for finding in found:
-        mend = f"; {finding.hint}" if finding.hint else ""
-        typer.echo(f"{file}:{finding.line(lines)}: {finding.severity}: {finding.message}{mend}")
+def _finding_line(file: Path, finding: Finding, lines: Lines) -> str:
+    mend = f"; {finding.hint}" if finding.hint else ""
+    return f"{file}:{finding.line(lines)}: {finding.severity}: {finding.message}{mend}"
 
 
-def _print_diff(found: ContractDiff) -> None:
+def _diff_lines(found: ContractDiff) -> Iterator[str]:
     for change in found.decisions:
         who = "" if change.who == "agent" else f"{change.who}: "
-        typer.echo(f"{_SIGNS[change.direction]} {who}{change.kind} {change.aspect}: {change.before} -> {change.after}")
-        typer.echo(f"    when {in_words(change.example)} ({change.snapshots} snapshots)")
+        yield f"{_SIGNS[change.direction]} {who}{change.kind} {change.aspect}: {change.before} -> {change.after}"
+        yield f"    when {in_words(change.example)} ({change.snapshots} snapshots)"
     for setting in found.settings:
         before, after = setting.before or "nothing", setting.after or "nothing"
-        typer.echo(f"{_SIGNS[setting.direction]} {setting.path}: {before} -> {after}")
-    typer.echo(found.verdict)
+        yield f"{_SIGNS[setting.direction]} {setting.path}: {before} -> {after}"
+    yield found.verdict
 
 
 def _diff_data(found: ContractDiff) -> dict[str, Any]:

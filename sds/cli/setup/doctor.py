@@ -35,7 +35,7 @@ from sds.host.paths import (
     refuse_lost_key,
 )
 from sds.kernel.canonical import one_line
-from sds.kernel.errors import ContractError, SdsError, StoreError, UsageError, WorldError
+from sds.kernel.errors import ContractError, SdsError, StoreError, UsageError, WorldError, cause_of
 from sds.kernel.executor import breaker
 from sds.kernel.executor.protocol import Lists
 from sds.kernel.executor.statement import read_statement
@@ -122,7 +122,7 @@ def _store() -> str:
         with tempfile.TemporaryDirectory(dir=home()) as folder:
             SqliteStore(Path(folder) / "probe.db").close()
     except OSError as error:
-        raise StoreError(f"`{home()}` cannot be written: {(error.strerror or 'unknown cause').lower()}") from error
+        raise StoreError(f"`{home()}` cannot be written: {cause_of(error)}") from error
     gates = recorded()
     for gate in dict.fromkeys([*installed(), *gates]):
         _private(gate_home(gate))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sds.cli.common import JsonFlag, existing, named_model
-from sds.cli.render import counted, print_json
+from sds.cli.render import counted, print_either
 from sds.definitions.definition import DEFAULT
 from sds.definitions.registry import find
 from sds.host.paths import home, model_cache
@@ -53,12 +53,11 @@ def list_models(as_json: JsonFlag = False) -> None:
         for whence, path in found
     ]
     listed += [_listed(record) for record in catalog.records(model_cache()) if record.file]
-    if as_json:
-        print_json(listed)
-        return
-    for line in listed:
-        made = f"  ({line['made_from']})" if "made_from" in line else ""
-        typer.echo(f"{line['from']:8}  {line['form']:17}  {line['path']}{made}")
+    made = [f"  ({each['made_from']})" if "made_from" in each else "" for each in listed]
+    lines = (
+        f"{each['from']:8}  {each['form']:17}  {each['path']}{how}" for each, how in zip(listed, made, strict=True)
+    )
+    print_either(as_json, listed, lines)
 
 
 def show(path: PathArgument, as_json: JsonFlag = False) -> None:
@@ -75,11 +74,8 @@ def show(path: PathArgument, as_json: JsonFlag = False) -> None:
     card["prepared"] = [
         _prepared_line(record, sha256) for record in records(model_cache()) if sha256 in _hashes(record)
     ]
-    if as_json:
-        print_json(card)
-        return
-    for name, value in _shown(card).items():
-        typer.echo(f"{name:20}  {one_line(str(value), LINE_CHARS_MAX)}")
+    lines = (f"{name:20}  {one_line(str(value), LINE_CHARS_MAX)}" for name, value in _shown(card).items())
+    print_either(as_json, card, lines)
 
 
 def check(path: PathArgument, contract: ContractFile = None, as_json: JsonFlag = False) -> None:
@@ -95,16 +91,9 @@ def check(path: PathArgument, contract: ContractFile = None, as_json: JsonFlag =
     with named_model(path), inspect_model(existing(path)) as model:
         checks = check_model(question_of(asked, model, CONTEXT_TOKENS))
     failed = sum(not check.ok for check in checks)
-    if as_json:
-        print_json({
-            "model": str(path),
-            "contract": f"{asked.gate} {asked.version}",
-            "fits": not failed,
-            "checks": [asdict(each) for each in checks],
-        })  # fmt: skip
-    else:
-        for each in checks:
-            typer.echo(f"{'ok' if each.ok else 'no':4}{each.name}: {each.reason}")
+    said = {"model": str(path), "contract": f"{asked.gate} {asked.version}", "fits": not failed}
+    lines = (f"{'ok' if each.ok else 'no':4}{each.name}: {each.reason}" for each in checks)
+    print_either(as_json, {**said, "checks": [asdict(each) for each in checks]}, lines)
     if failed:
         raise ModelError(
             f"`{path}` cannot decide under `{asked.gate}` {asked.version}: {failed} of {len(checks)} checks say no",
@@ -160,10 +149,8 @@ def prepare(
         source = existing(path) if path else catalog.embedded_model()
     with named_model(source if path or layers else None):
         found, now = preparation.run(source, layers=layers, again=again)
-    if as_json:
-        print_json({"path": str(found.path), "measured_now": now, **found.record.model_dump()})
-    else:
-        typer.echo("\n".join(_prepared_lines(found, now=now)))
+    data = {"path": str(found.path), "measured_now": now, **found.record.model_dump()}
+    print_either(as_json, data, _prepared_lines(found, now=now))
 
 
 def _prepared_lines(found: Prepared, *, now: bool) -> Iterator[str]:

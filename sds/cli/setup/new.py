@@ -10,7 +10,7 @@ import typer
 
 from sds.definitions.definition import NAME
 from sds.definitions.registry import installed
-from sds.kernel.errors import UsageError
+from sds.kernel.errors import UsageError, cause_of
 
 TEMPLATE = Path(__file__).parents[2] / "gates" / "template"
 FILES = {"contract.yaml": "contract.yaml", "gate.py": "gate.py", "test_gate.txt": "test_gate.py"}  # of the template: as
@@ -35,7 +35,7 @@ def new(
     try:
         _write(name, into)
     except OSError as error:
-        raise UsageError(f"`{into}` cannot be written: {(error.strerror or 'unknown cause').lower()}") from error
+        raise UsageError(f"`{into}` cannot be written: {cause_of(error)}") from error
     typer.echo(f"`{into}` holds {', '.join(FILES.values())}")
     where = into if into.is_absolute() else f"./{into}"
     typer.echo(f"try it:   sds run {where} --limit 3")

@@ -10,6 +10,7 @@ from sds.executors.http.exchange import Reply
 from sds.executors.http.form import ReplyForm, Rule
 from sds.kernel.canonical import one_line
 from sds.kernel.executor.protocol import Receipt, Settlement
+from sds.kernel.flow.intake import once
 
 REFERENCE_CHARS_MAX = 200
 MISSING = object()
@@ -40,7 +41,7 @@ def parsed(reply: Reply) -> Any:
     if reply.headers.get("content-encoding", "identity").lower() != "identity":
         raise ValueError("it is encoded, which nobody asked for")
     try:
-        return json.loads(reply.body.decode("utf-8"), object_pairs_hook=_once, parse_constant=_no_number)
+        return json.loads(reply.body.decode("utf-8"), object_pairs_hook=once, parse_constant=no_number)
     except (ValueError, RecursionError) as error:
         raise ValueError("it is no JSON that can be read") from error
 
@@ -65,12 +66,6 @@ def _same(found: Any, wanted: str | int | bool) -> bool:
     return type(found) is type(wanted) and bool(found == wanted)
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a name is given twice")
-    return found
-
-
-def _no_number(text: str) -> Any:
+def no_number(text: str) -> float:
+    """Refuse NaN and Infinity, which JSON has not: `json.loads(..., parse_constant=no_number)`."""
     raise ValueError(f"{text} is no number")

@@ -22,7 +22,7 @@ from sds.executors.http.form import GatewayForm, GatewayQuestion, Rule, SecretPl
 from sds.executors.http.templates import Fact, UnwritableError
 from sds.kernel.contract.types import say_first
 from sds.kernel.contract.yaml_lines import FILE_BYTES_MAX, load_with_lines
-from sds.kernel.errors import ContractError, ExecutorError, UsageError
+from sds.kernel.errors import ContractError, ExecutorError, UsageError, cause_of
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt, Settlement
 from sds.kernel.executor.statement import StatementLine
 
@@ -182,7 +182,7 @@ def load_executor(path: str | Path) -> HttpExecutor:
     try:
         return HttpExecutor(form, path.parent)
     except (OSError, ssl.SSLError) as error:
-        message = f"{path}: its certificates cannot be read: {error.strerror or type(error).__name__}".lower()
+        message = f"{path}: its certificates cannot be read: {cause_of(error)}"
         raise UsageError(message, reason_code=GATEWAY_INVALID) from None
     except UsageError as error:
         raise UsageError(f"{path}: {error}", reason_code=GATEWAY_INVALID, hint=error.hint) from None
@@ -205,8 +205,7 @@ def _text(path: Path) -> str:
         with path.open("rb") as file:
             return file.read(FILE_BYTES_MAX + 1).decode("utf-8")
     except OSError as error:
-        why = (error.strerror or "unknown cause").lower()
-        raise UsageError(f"{path}: cannot be read: {why}", reason_code=GATEWAY_INVALID) from None
+        raise UsageError(f"{path}: cannot be read: {cause_of(error)}", reason_code=GATEWAY_INVALID) from None
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: not UTF-8 at byte {error.start}", reason_code=GATEWAY_INVALID) from None
 

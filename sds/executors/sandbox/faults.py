@@ -86,12 +86,17 @@ def parse_faults(text: str) -> GatewayFaults:
 
 
 def read_faults(data: Mapping[str, object]) -> GatewayFaults:
-    """Read faults by name, as text or numbers; what is not named is off. Raises UsageError."""
+    """Read faults by name, as text or numbers, or as the gateway shows them; what is not named, or None, is off.
+
+    Raises UsageError.
+    """
     faults = GatewayFaults()
     for name, value in data.items():
-        if name not in NAMES:
+        known = name.replace("_", "-")
+        if known not in NAMES:
             raise UsageError(f"there is no fault `{name[:40]}`", hint=", ".join(NAMES))
-        faults = replace(faults, **{NAMES[name]: _number(name, value)})  # type: ignore[arg-type]  # as _number says
+        if value is not None:
+            faults = replace(faults, **{NAMES[known]: _number(known, value)})  # type: ignore[arg-type]  # as _number says
     return faults
 
 

@@ -7,15 +7,13 @@ eight is fraud; as they come, it is about one in sixty-five.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from random import Random
 
 from sds.definitions.definition import Demo, GateDefinition, QueuedCase
-from sds.gates.worlds import make_once, tighten_files
+from sds.gates.worlds import make_once, read_lines, released_contract, tighten_files
 from sds.host.clock import now_ms
-from sds.kernel.contract.schema import Contract, load_contract
-from sds.kernel.errors import NOT_AS_WRITTEN, StateError
+from sds.kernel.contract.schema import Contract
 
 from .adjudication import Truth, expected_kind
 from .chaos import CompromisedAccount, passed_twice
@@ -28,7 +26,6 @@ from .totals import in_money
 from .world.bank import bank_path, write_bank
 
 CONTRACT = Path(__file__).with_name("contract.yaml")
-CHECKSUM = Path(__file__).with_name("contract.yaml.sha256")
 GOOD_PER_FRAUD = 7
 QUEUE = "payments.jsonl"
 
@@ -64,11 +61,7 @@ def event_of(row: Row, seed: int) -> dict[str, str]:
 
 def read_queue(folder: Path) -> list[QueuedCase]:
     """Return every payment of the queue in order; its label is the generator's truth."""
-    try:
-        lines = (folder / QUEUE).read_text(encoding="utf-8").splitlines()
-        return [_queued(json.loads(line)) for line in lines]
-    except (OSError, *NOT_AS_WRITTEN) as error:
-        raise StateError(f"`{folder / QUEUE}` cannot be read", hint="sds run fraud --reset") from error
+    return read_lines(folder / QUEUE, _queued, gate="fraud")
 
 
 def _queued(line: dict[str, str]) -> QueuedCase:
@@ -78,7 +71,7 @@ def _queued(line: dict[str, str]) -> QueuedCase:
 
 def load_fraud_contract() -> Contract:
     """Load the contract this package was released with, checked against its checksum."""
-    return load_contract(CONTRACT, checksum=CHECKSUM.read_text(encoding="ascii").split()[0])
+    return released_contract(CONTRACT)
 
 
 def _source(folder: Path) -> PaymentSource:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
 from sds.gates.databases import DatabaseReaders
 from sds.kernel.envelope.state import StateRead, Value
-from sds.kernel.errors import StateError
 
 from .holds import STATE
 from .world.bank import ACCOUNT, FEATURES, column
@@ -27,21 +25,16 @@ class PaymentSource:
     """
 
     def __init__(self, bank: Path, holds: Path, now_ms: Callable[[], int]) -> None:
-        self._bank, self._now_ms = bank, now_ms
-        self._readers = DatabaseReaders(bank, holds=holds)
+        self._now_ms, self._readers = now_ms, DatabaseReaders(bank, "payments", "fraud", holds=holds)
         self.close = self._readers.close
 
     def read(self, key: str) -> StateRead | None:
         """Return the payment's fields and version as they are now, None for an unknown payment. Raises StateError."""
         if not _PAYMENT_ID.fullmatch(key):
             return None
-        try:
-            with self._readers.connection() as db:
-                row = db.execute(_READ, (key,)).fetchone()
-                state = db.execute(_HOLDS, {"payment_id": key, "now_ms": self._now_ms()}).fetchone()
-        except (OSError, sqlite3.Error) as error:
-            why = f"the payments in `{self._bank}` cannot be read: {error}"
-            raise StateError(why, hint="sds run fraud --reset") from error
+        with self._readers.connection() as db:
+            row = db.execute(_READ, (key,)).fetchone()
+            state = db.execute(_HOLDS, {"payment_id": key, "now_ms": self._now_ms()}).fetchone()
         return None if row is None else _state(row, *state)
 
     def version(self, key: str) -> str | None:

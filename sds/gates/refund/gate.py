@@ -6,7 +6,6 @@ last one stopped.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -21,12 +20,10 @@ from sds.gates.refund.world.airline import airline_path, write_airline
 from sds.gates.refund.world.claims import Cause
 from sds.gates.refund.world.flights import data_folder, load_flights
 from sds.gates.refund.world.tickets import make_world
-from sds.gates.worlds import make_once, tighten_files
-from sds.kernel.contract.schema import Contract, load_contract
-from sds.kernel.errors import NOT_AS_WRITTEN, StateError
+from sds.gates.worlds import make_once, read_lines, released_contract, tighten_files
+from sds.kernel.contract.schema import Contract
 
 CONTRACT = Path(__file__).with_name("contract.yaml")
-CHECKSUM = Path(__file__).with_name("contract.yaml.sha256")
 QUEUE, RAIL = "claims.jsonl", "rail.db"
 SEED = 261
 CLAIMS = 10_000
@@ -45,11 +42,7 @@ def ensure_world(folder: Path, *, claims: int = CLAIMS, seed: int = SEED) -> Non
 
 def read_queue(folder: Path) -> list[QueuedCase]:
     """Return every generated claim in order; its label is the latent cause."""
-    try:
-        lines = (folder / QUEUE).read_text(encoding="utf-8").splitlines()
-        return [_queued(json.loads(line)) for line in lines]
-    except (OSError, *NOT_AS_WRITTEN) as error:
-        raise StateError(f"`{folder / QUEUE}` cannot be read", hint="sds run refund --reset") from error
+    return read_lines(folder / QUEUE, _queued, gate="refund")
 
 
 def _queued(line: dict[str, str]) -> QueuedCase:
@@ -59,7 +52,7 @@ def _queued(line: dict[str, str]) -> QueuedCase:
 
 def load_refund_contract() -> Contract:
     """Load the contract this package was released with, checked against its checksum."""
-    return load_contract(CONTRACT, checksum=CHECKSUM.read_text(encoding="ascii").split()[0])
+    return released_contract(CONTRACT)
 
 
 class Rail(RailExecutor):

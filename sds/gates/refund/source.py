@@ -7,12 +7,10 @@ departed without an arrival delay on record has no field `flight.arr_delay_min`,
 from __future__ import annotations
 
 import re
-import sqlite3
 from pathlib import Path
 
 from sds.gates.databases import DatabaseReaders
 from sds.kernel.envelope.state import StateRead, Value
-from sds.kernel.errors import StateError
 
 _TICKET_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
 _READ = """
@@ -26,20 +24,15 @@ class TicketSource:
     """Reads tickets from `path`, read-only. Safe in several threads: each read has a connection to itself."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._readers = path, DatabaseReaders(path)
+        self._readers = DatabaseReaders(path, "tickets", "refund")
         self.close = self._readers.close
 
     def read(self, key: str) -> StateRead | None:
         """Return the ticket's fields and version as they are now, None for an unknown ticket. Raises StateError."""
         if not _TICKET_ID.fullmatch(key):
             return None
-        try:
-            with self._readers.connection() as db:
-                row = db.execute(_READ, (key,)).fetchone()
-        except OSError as error:
-            raise StateError(f"the tickets in `{self._path}` cannot be read: {error.strerror}") from error
-        except sqlite3.Error as error:
-            raise StateError(f"the tickets in `{self._path}` cannot be read: {error}") from error
+        with self._readers.connection() as db:
+            row = db.execute(_READ, (key,)).fetchone()
         return None if row is None else StateRead(_fields(row), str(row[0]))
 
     def version(self, key: str) -> str | None:

@@ -16,14 +16,12 @@ from sds.judgement.evaluation import baselines
 from sds.judgement.evaluation.baselines import NO_SKLEARN
 from sds.judgement.evaluation.injections import injected
 from sds.judgement.evaluation.splits import held
-from sds.judgement.fit import Parts, divided, learned
-from sds.judgement.fitting import SEED, Fitters, Input, Row
+from sds.judgement.fit import Parts, divided, input_of, learned
+from sds.judgement.fitting import SEED, Fitters, Row
 from sds.judgement.judging import Judge, Judged, Progress, Readings, score_of
 from sds.judgement.labels import PARTS, YES, labels_hash, parted
-from sds.judgement.scoring import decision_scores, enumeration_scores, money, of_scores
-from sds.kernel.contract.readings import ROOT
+from sds.judgement.scoring import decision_scores, enumeration_scores, money, of_scores, score_scores
 from sds.kernel.contract.schema import Contract
-from sds.kernel.contract.snapshot import parse_type
 from sds.kernel.errors import UsageError
 from sds.models.readers.protocol import Reader
 from sds.policy.judgement import Judgement, Threshold
@@ -120,14 +118,9 @@ class _Evaluation:
         return found
 
     def _of_score(self, name: str, cases: Sequence[LabelledCase]) -> dict[str, Any]:
-        said = [case for case in cases if case.fields]
-        if not said:
-            return {"fitted": {"cases": 0}}
-        scores = np.array([score_of(self._readings.of_case(case)[name]) for case in said])
-        found = {"fitted": of_scores(said, scores, name)}
-        if (boosted := self._boosting(name, said)) is not None:
-            found["boosting"] = boosted
-        return found
+        found, said = {"fitted": score_scores(self._readings, cases, name)}, [case for case in cases if case.fields]
+        boosted = self._boosting(name, said) if said else None
+        return found if boosted is None else {**found, "boosting": boosted}
 
     def _boosting(self, name: str, cases: Sequence[LabelledCase]) -> dict[str, Any] | None:
         """Return what boosting over the fields alone achieves on the same rows; None where it cannot be fitted here."""
@@ -137,12 +130,8 @@ class _Evaluation:
         )
         if self._beside.fitters is None or not train or not tuning:
             return None
-        inputs = [
-            Input(path, "category" if kind.name == "string" else kind.name, tuple(sorted(kind.values)))
-            for path in self._contract.readings[name].score
-            if not path.startswith(f"{ROOT}.")
-            for kind in [parse_type(path, self._contract.snapshot[path]).kind]
-        ]  # fmt: skip
+        inputs = [input_of(self._contract, path) for path in self._contract.readings[name].score]
+        inputs = [each for each in inputs if each.type != "reading"]
         rows: list[Row] = [(case.fields, {}) for case in train]
         truth = [case.readings[name] == YES for case in train]
         fitted = self._beside.fitters.table(rows, truth, inputs=inputs, seed=self._seed, on_progress=self._progress)

@@ -10,7 +10,8 @@ from pathlib import Path
 from sds.definitions.definition import LabelledCase
 from sds.host.paths import make_private
 from sds.judgement.judging import Readings
-from sds.judgement.labels import NO, YES, label_line, read_labels
+from sds.judgement.labels import NO, YES, label_line, read_labels, whole_fields
+from sds.kernel.contract.compiler import Rules
 from sds.kernel.contract.schema import Contract
 from sds.kernel.envelope.state import Fields
 from sds.kernel.errors import UsageError
@@ -42,8 +43,8 @@ def values_of(contract: Contract, reading: str) -> dict[str, str]:
 
 
 def unlabelled(contract: Contract, reading: str, cases: Iterable[Asked], known: Sequence[LabelledCase]) -> list[Asked]:
-    """Return each different case once that no label says this reading of: of an enumeration, each text."""
-    of_text = bool(contract.readings[reading].values)
+    """Return each different case once that no label says this reading of: of an enumeration each text, of a score each state."""
+    of_text, rules = bool(contract.readings[reading].values), Rules(contract)
 
     def key(text: str, fields: Fields) -> object:
         return as_read(contract, text) if of_text else (as_read(contract, text), tuple(sorted(fields.items())))
@@ -51,8 +52,9 @@ def unlabelled(contract: Contract, reading: str, cases: Iterable[Asked], known: 
     seen = {key(case.text, case.fields) for case in known if reading in case.readings}
     found = list[Asked]()
     for case in cases:
-        it = key(case.text, {} if of_text else case.state())
-        if it in seen or (of_text and not it):
+        fields = {} if of_text else whole_fields(rules, case.state())
+        it = key(case.text, fields)
+        if it in seen or not (it if of_text else fields):
             continue
         seen.add(it)
         found.append(case)
@@ -83,7 +85,7 @@ class LabelFile:
     """A file of labels that grows by one line an answer, each on the disk before the next is asked."""
 
     def __init__(self, contract: Contract, path: Path) -> None:
-        self._contract, self._path = contract, path
+        self._contract, self._path, self._rules = contract, path, Rules(contract)
         self._ends = list[int]()  # where the file ended before each line of this session
         if not path.exists():
             make_private(path.parent)
@@ -93,11 +95,12 @@ class LabelFile:
         return read_labels(self._contract, self._path) if self._path.stat().st_size else []
 
     def add(self, case: LabelledCase) -> None:
+        kept = replace(case, fields=whole_fields(self._rules, case.fields))
         with self._path.open("ab") as file:
             self._ends.append(file.tell())
             if file.tell() and not self._ended():
                 file.write(b"\n")
-            file.write(label_line(case, self._contract.gate).encode())
+            file.write(label_line(kept, self._contract.gate).encode())
             file.flush()
             os.fsync(file.fileno())
 

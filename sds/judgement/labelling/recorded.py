@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sds.definitions.definition import LabelledCase
+from sds.kernel.canonical import digest
 from sds.kernel.contract.compiler import Rules
 from sds.kernel.contract.schema import Contract
 from sds.kernel.envelope.envelope import DecisionEnvelope
@@ -15,6 +16,7 @@ from sds.kernel.flow.answer import numbers_of
 from sds.kernel.human.cases import read_case
 from sds.kernel.storage.store import Reader
 from sds.kernel.storage.vault import ERASED, LOCKED
+from sds.policy.readers import as_read
 
 # A case that a human ended, without a decision of theirs, says nothing of what is right.
 _DECIDED = """
@@ -33,8 +35,9 @@ class LeftOut:
 
 
 def recorded_labels(store: Reader, contract: Contract) -> Iterator[LabelledCase | LeftOut]:
-    """Yield a label for each decision of a human, or why there is none. Raises StoreError for rows that cannot be read."""
+    """Yield a label for each case that a human decided first, or why there is none. Raises StoreError for rows that cannot be read."""
     rules, text_field = Rules(contract), contract.event.evidence
+    seen = dict[str, str]()  # case -> the first flow that decided it
     for dfid, kind, params, snapshot in store.rows(_DECIDED, (contract.gate,)):
         text = str(read_case(store, contract, dfid).trigger.get(text_field, "")) if text_field else ""
         try:
@@ -47,6 +50,8 @@ def recorded_labels(store: Reader, contract: Contract) -> Iterator[LabelledCase 
             )
         elif kind not in contract.kinds or fields.keys() - contract.snapshot.keys() or rules.faults(fields):
             yield LeftOut(dfid, OTHER_FORM)
+        elif (first := seen.setdefault(digest([as_read(contract, text), fields]), dfid)) != dfid:
+            yield LeftOut(dfid, f"the same case as {first}")
         else:
             spent = contract.kinds[kind].spends
             amount = numbers.get(spent, 0) if spent else _at_stake(contract, rules.envelope(fields))

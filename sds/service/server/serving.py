@@ -24,7 +24,7 @@ from sds.engines.config import load_engines, open_chain
 from sds.engines.factory import open_parallel
 from sds.engines.protocol import Engine
 from sds.host.clock import now_ms
-from sds.kernel.errors import SdsError
+from sds.kernel.errors import SdsError, cause_of
 from sds.service.app import create_app
 from sds.service.database import open_database
 from sds.service.gates import open_gates
@@ -176,7 +176,7 @@ def bound(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise SdsError(
-            f"`{host}:{port}` cannot be listened on: {(error.strerror or 'unknown cause').lower()}",
+            f"`{host}:{port}` cannot be listened on: {cause_of(error)}",
             hint="is another service running there? --port chooses another",
         ) from error
     return listener

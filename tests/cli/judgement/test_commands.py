@@ -161,6 +161,13 @@ def test_what_humans_decided_becomes_labels_that_are_read_back(cli: Cli, tmp_pat
     assert "to learn fault 0" in cli("fit", "./claims", "--labels", "labels.jsonl")[2]
 
 
+def test_the_same_case_decided_twice_is_one_label(cli: Cli, tmp_path: Path) -> None:
+    first, second = decided(tmp_path / "claims", ["wind", "wind"], DENIED)
+    code, out, err = cli("labels", "export", "./claims")
+    assert (0, ["wind"]) == (code, [json.loads(line)["text"] for line in out.splitlines()])
+    assert f"left out: {second}: the same case as {first}\n" == err
+
+
 def test_an_erased_text_is_left_out_with_a_note(cli: Cli, tmp_path: Path) -> None:
     first, _ = decided(tmp_path / "claims", ["a tree lay there", "wind"], DENIED)
     cli.ok("erase", "--event", "C-0", "--gate", "claims", "--reason", "asked for")

@@ -104,7 +104,7 @@ class TestSource:
         assert one_ticket(tmp_path).read(key) is None
 
     def test_a_missing_database_is_a_one_line_error(self, tmp_path: Path) -> None:
-        with pytest.raises(StateError, match=r"^the tickets in `.*airline.db` cannot be read: No such file"):
+        with pytest.raises(StateError, match=r"^the tickets in `.*airline.db` cannot be read: no such file"):
             TicketSource(tmp_path / "airline.db").read("TKT-1")
 
     def test_a_damaged_database_is_a_one_line_error(self, tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_what_cannot_be_read_as_a_contract_file_is_said_in_one_line(tmp_path: Pa
     (tmp_path / "latin").write_bytes(b"gate: caf\xe9")
     (tmp_path / "large").write_bytes(b"#" * (FILE_BYTES_MAX + 1))
     messages = {
-        "absent": "cannot be read: No such file or directory",
+        "absent": "cannot be read: no such file or directory",
         ".": "not a regular file",
         "pipe": "not a regular file",
         "latin": "not UTF-8 at byte 9",
