@@ -23,7 +23,7 @@ from sds.models.files.cpu import cpu_features
 from sds.models.fitting.base import BaseEncoder, open_base
 from sds.models.fitting.bert_graph import Head
 from sds.models.fitting.bert_torch import Classifier, fitted_weights
-from sds.models.fitting.encoder_head import features_of, finished, tokens_max
+from sds.models.fitting.encoder_head import features_of, files_of, finished, tokens_max
 from sds.models.fitting.examples import Progress, check_texts, nobody
 from sds.models.fitting.fitted import FittedText, indices
 from sds.models.fitting.noise import Noise
@@ -37,6 +37,7 @@ FALL = 0.8  # of a layer's rate to that of the one above it
 HEAD_RATE = 1e-3
 DECAY = 0.01
 SMOOTHING = 0.1
+AGREEMENT = 1.0  # of a text's two readings, beside what it says
 WARM_SHARE = 0.1  # of the steps, in which the rate rises
 NORM_MAX = 1.0  # of a step's gradient
 THREADS = 2
@@ -64,14 +65,16 @@ def fit_encoder(
     """
     check_texts(texts, values, names)
     encoder = open_base(base)
-    tokenizer = TextTokenizer(encoder.tokenizer, tokens_max(encoder))
+    files = files_of(encoder, texts)
+    tokenizer = TextTokenizer(files, tokens_max(encoder))
     epochs = epochs or max(EPOCHS_MIN, min(EPOCHS_MAX, TEXTS_SEEN_MAX // len(texts)))
     with _seeded(seed):
         model = Classifier(encoder, len(names))
         seen = Noise(distractions, random.Random(seed))  # noqa: S311 — no secret
         _train(model, tokenizer, texts, indices(values, names).tolist(), epochs, seen, on_progress)
         tuned, head = _taken(model, encoder)
-    return finished("encoder", tuned, head, features_of(tuned, texts)["middle"], texts, names=names, seed=seed)
+    middle = features_of(tuned, files, texts)["middle"]
+    return finished("encoder", tuned, head, middle, texts, files=files, names=names, seed=seed)
 
 
 @contextmanager
@@ -111,11 +114,12 @@ def _train(
     done = 0
     for epoch in range(epochs):
         tokens = [tokenizer.encode(seen.as_sent(text))[0] for text in texts]
+        again = [tokenizer.encode(seen.as_sent(text))[0] for text in texts]
         for rows in _batches(tokens, seen.draw):
             with torch.autocast("cpu", torch.bfloat16, enabled=BFLOAT16):
-                logits = model(*padded([tokens[row] for row in rows]))
-            expected = torch.tensor([values[row] for row in rows])
-            loss = functional.cross_entropy(logits.float(), expected, label_smoothing=SMOOTHING)
+                logits = model(*padded([each[row] for each in (tokens, again) for row in rows])).float()
+            expected = torch.tensor([values[row] for row in rows] * 2)
+            loss = functional.cross_entropy(logits, expected, label_smoothing=SMOOTHING) + AGREEMENT * apart(logits)
             optimizer.zero_grad()
             torch.autograd.backward(loss)
             torch.nn.utils.clip_grad_norm_(model.parameters(), NORM_MAX)
@@ -135,6 +139,13 @@ def _batches(tokens: Sequence[list[int]], draw: random.Random) -> list[list[int]
         batches += [alike[place : place + BATCH] for place in range(0, len(alike), BATCH)]
     draw.shuffle(batches)
     return batches
+
+
+def apart(logits: Tensor) -> Tensor:
+    """Return how far the two readings of each text are from each other: the mean of both divergences of Kullback and Leibler."""
+    first, second = functional.log_softmax(logits, dim=-1).chunk(2)
+    both = (first.exp() - second.exp()) * (first - second)
+    return both.sum(-1).mean() / 2
 
 
 def padded(texts: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
