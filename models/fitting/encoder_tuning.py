@@ -1,8 +1,9 @@
 """The second step, in minutes: the whole encoder is fitted with its head, in torch, on two threads of the processor.
 
-AdamW with a rate that rises and falls in a line and is lower the lower a layer lies, smoothed labels, dropout, typing errors and
-distractions made anew in every epoch. Products are made in bfloat16 where the processor has them, and sums in 32 bits. The
-words' embeddings stay as they were: a few hundred texts touch few of them, and would move these away from their neighbours.
+AdamW with a rate that rises and falls in a line and is lower the lower a layer lies, smoothed labels, dropout. A batch holds each
+text twice, with other typing errors, other distractions and another dropout, and what is read of the two has to agree (R-drop: Liang
+et al. 2021, arXiv:2106.14448). Products are made in bfloat16 where the processor has them, and sums in 32 bits. The words'
+embeddings stay as they were: a few hundred texts touch few of them, and would move these away from their neighbours.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ from sds.models.fitting.noise import Noise
 from sds.models.readers.encoder import TextTokenizer
 
 EPOCHS_MIN, EPOCHS_MAX = 3, 12
-TEXTS_SEEN_MAX = 24_000  # over all epochs, so that a fit takes minutes: of more texts each is seen less often
+TEXTS_SEEN_MAX = 50_000  # over all epochs, so that a fit takes minutes: of more texts each is seen less often
 BATCH = 32
+COPIES = 2  # of each text in a batch
 RATE = 3e-4  # of the last layer
 FALL = 0.8  # of a layer's rate to that of the one above it
 HEAD_RATE = 1e-3
@@ -60,14 +62,13 @@ def fit_encoder(
 
     `names`: the declared values, in order; `base`: a folder or zip of the encoder; `epochs`: without it, EPOCHS_MAX, or fewer where
     there are many texts; `distractions`: sentences that say nothing of the value, of which one is now and then added to a text.
-    Same texts and seed, same scores, but for
-    the last digits. The result is not calibrated yet.
+    Same texts and seed, same scores, but for the last digits. The result is not calibrated yet.
     """
     check_texts(texts, values, names)
     encoder = open_base(base)
     files = files_of(encoder, texts)
     tokenizer = TextTokenizer(files, tokens_max(encoder))
-    epochs = epochs or max(EPOCHS_MIN, min(EPOCHS_MAX, TEXTS_SEEN_MAX // len(texts)))
+    epochs = epochs or max(EPOCHS_MIN, min(EPOCHS_MAX, TEXTS_SEEN_MAX // (COPIES * len(texts))))
     with _seeded(seed):
         model = Classifier(encoder, len(names))
         seen = Noise(distractions, random.Random(seed))  # noqa: S311 — no secret
@@ -113,12 +114,11 @@ def _train(
     model.train()
     done = 0
     for epoch in range(epochs):
-        tokens = [tokenizer.encode(seen.as_sent(text))[0] for text in texts]
-        again = [tokenizer.encode(seen.as_sent(text))[0] for text in texts]
-        for rows in _batches(tokens, seen.draw):
+        copies = [[tokenizer.encode(seen.as_sent(text))[0] for text in texts] for _ in range(COPIES)]
+        for rows in _batches(copies[0], seen.draw):
             with torch.autocast("cpu", torch.bfloat16, enabled=BFLOAT16):
-                logits = model(*padded([each[row] for each in (tokens, again) for row in rows])).float()
-            expected = torch.tensor([values[row] for row in rows] * 2)
+                logits = model(*padded([copy[row] for copy in copies for row in rows])).float()
+            expected = torch.tensor([values[row] for row in rows] * COPIES)
             loss = functional.cross_entropy(logits, expected, label_smoothing=SMOOTHING) + AGREEMENT * apart(logits)
             optimizer.zero_grad()
             torch.autograd.backward(loss)
@@ -142,8 +142,11 @@ def _batches(tokens: Sequence[list[int]], draw: random.Random) -> list[list[int]
 
 
 def apart(logits: Tensor) -> Tensor:
-    """Return how far the two readings of each text are from each other: the mean of both divergences of Kullback and Leibler."""
-    first, second = functional.log_softmax(logits, dim=-1).chunk(2)
+    """Return how far the two readings of each text are from each other: the mean of both divergences of Kullback and Leibler.
+
+    `logits` [2 B, K]: those of the first copies, then those of the second.
+    """
+    first, second = functional.log_softmax(logits, dim=-1).chunk(COPIES)
     both = (first.exp() - second.exp()) * (first - second)
     return both.sum(-1).mean() / 2
 
