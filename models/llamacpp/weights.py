@@ -22,6 +22,8 @@ from sds.models.tokenizer.tokenizer import readable
 OWN_MEMORY, SHARED_MEMORY = 1, 2  # ggml's numbers for kinds of device; 0 is the processor
 
 VALUE_BYTES_MAX = 256
+NO_AMX = "-DCMAKE_C_FLAGS=-mno-amx-int8 -DCMAKE_CXX_FLAGS=-mno-amx-int8"
+NO_AMX_HINT = f"build it again with CMAKE_ARGS='{NO_AMX}', as `make` does"
 UNFIT_HINT = "use a model that writes text"
 
 
@@ -65,6 +67,7 @@ def load_gguf(path: Path, *, vocab_only: bool = False, device: str = "cpu") -> t
     lib.llama_backend_init()
     params = lib.llama_model_default_params()
     params.vocab_only = vocab_only
+    params.use_extra_bufts = params.use_extra_bufts and not multiplies_in_tiles()
     params.n_gpu_layers = -1 if on_gpu else 0  # negative: all
     if number is not None or not on_gpu:
         params.split_mode, params.main_gpu = (
@@ -80,6 +83,15 @@ def load_gguf(path: Path, *, vocab_only: bool = False, device: str = "cpu") -> t
     except BaseException:
         lib.llama_model_free(model)
         raise
+
+
+def multiplies_in_tiles() -> bool:
+    """Tell whether llama.cpp was compiled for AMX, which it uses by "extra" buffers for weights.
+
+    Its products there end a process by SIGILL where a thread has not loaded the tiles' configuration (0.3.36, GCC 12), and are
+    not asked for.
+    """
+    return b"AMX_INT8 = 1" in lib.llama_print_system_info()
 
 
 def unfit(model: lib.llama_model_p) -> str:

@@ -221,9 +221,11 @@ class DrivenLlama:
         import llama_cpp as lib  # noqa: PLC0415  loaded when a model is
         import outlines  # noqa: PLC0415
 
+        from sds.models.llamacpp import weights  # noqa: PLC0415
         from sds.models.llamacpp.tokenizer import LlamaTokenizer  # noqa: PLC0415
-        from sds.models.llamacpp.weights import UNFIT_HINT, chat_template, trained_context, unfit  # noqa: PLC0415
 
+        if weights.multiplies_in_tiles():
+            raise BackendError("this llama.cpp is compiled for AMX, which ends the process", hint=weights.NO_AMX_HINT)
         logging.getLogger("llama-cpp-python").setLevel(logging.CRITICAL + 1)
         self.name, self.fingerprint = path.name, gguf_fingerprint(path)
         count = threads or os.cpu_count() or 1
@@ -236,12 +238,12 @@ class DrivenLlama:
             )
         except (ValueError, OSError, MemoryError) as error:
             raise BackendError(f"`{path}` is damaged or of a kind this llama.cpp does not know") from error
-        if why := unfit(self._llama.model):
+        if why := weights.unfit(self._llama.model):
             self._llama.close()
-            raise BackendError(why, hint=UNFIT_HINT)
-        self.context_tokens_max = trained_context(self._llama.model, n_ctx)
+            raise BackendError(why, hint=weights.UNFIT_HINT)
+        self.context_tokens_max = weights.trained_context(self._llama.model, n_ctx)
         words = LlamaTokenizer(lib.llama_model_get_vocab(self._llama.model))
-        self.tokenizer = ModelTokenizer(words, chat_template(self._llama.model))
+        self.tokenizer = ModelTokenizer(words, weights.chat_template(self._llama.model))
         self.outlines_model: Any = outlines.from_llamacpp(self._llama, chat_mode=False)
 
     def generate(self, prompt: list[int], guard: Guard, tokens_max: int) -> object:

@@ -91,6 +91,33 @@ def test_which_card_is_asked_for_reaches_llama_cpp(single_path: Path, monkeypatc
         assert [model, context, context] == asked
 
 
+@pytest.mark.parametrize(
+    ("compiled_for", "extra"), [(b"AVX512 = 1 | AMX_INT8 = 1 | ", False), (b"AVX512 = 1 | ", True)]
+)
+def test_a_build_for_amx_is_not_asked_for_its_products(
+    compiled_for: bytes, extra: bool, single_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    asked: list[bool] = []
+    load = llama_cpp.llama_model_load_from_file
+
+    def loaded(path: bytes, params: llama_cpp.llama_model_params) -> object:
+        asked.append(params.use_extra_bufts)
+        return load(path, params)
+
+    monkeypatch.setattr("llama_cpp.llama_print_system_info", lambda: compiled_for)
+    monkeypatch.setattr("llama_cpp.llama_model_load_from_file", loaded)
+    LlamaBackend(single_path, threads=TINY_THREADS).close()
+    assert [extra] == asked
+
+
+def test_a_build_for_amx_is_refused_under_outlines(single_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("outlines")
+    monkeypatch.setattr("llama_cpp.llama_print_system_info", lambda: b"AMX_INT8 = 1 | ")
+    with pytest.raises(BackendError, match="compiled for AMX") as caught:
+        DrivenLlama(single_path, n_ctx=512, threads=TINY_THREADS)
+    assert "CMAKE_ARGS" in caught.value.hint
+
+
 def test_under_outlines_no_card_is_used(single_path: Path):
     pytest.importorskip("outlines")
     driven = DrivenLlama(single_path, n_ctx=512, threads=TINY_THREADS)
