@@ -44,7 +44,7 @@ from sds.kernel.envelope.envelope import ESCALATE
 from sds.kernel.errors import UsageError
 from sds.kernel.flow.dispatch import Dispatcher
 from sds.kernel.flow.kernel import Kernel
-from sds.models.readers.artifact import TOKENIZER, TOKENS_MAX
+from sds.models.readers.artifact import TOKENS_MAX, read_artifact
 from sds.models.readers.encoder import TextTokenizer
 from sds.models.readers.protocol import THREADS
 from sds.policy import engine as proposer
@@ -106,8 +106,8 @@ def of_tokens(words: Sequence[str], count: int, tokens_of: Callable[[str], int])
     return text + " ." * (count - tokens_of(text))
 
 
-def _counter(tokenizer: Path) -> Callable[[str], int]:
-    encode = TextTokenizer(tokenizer.read_bytes(), TOKENS_MAX).encode
+def _counter(reader: Path) -> Callable[[str], int]:
+    encode = TextTokenizer(read_artifact(reader).files, TOKENS_MAX).encode
     return lambda text: len(encode(text)[0])
 
 
@@ -116,7 +116,7 @@ def alone(gate: Gate, fitted: Judgement, packets: Sequence[DecisionPacket]) -> t
     the microseconds of the distributions that follow.
     """
     specs, rules = gate.contract.readings, policy_rules(gate.contract)
-    counters = {name: _counter(fitted.folder / name / TOKENIZER) for name, spec in specs.items() if not spec.score}
+    counters = {name: _counter(fitted.folder / name) for name, spec in specs.items() if not spec.score}
     words = cycle([word for packet in packets for word in evidence_of(packet).split()])
     took = {
         name: defaultdict[str, list[float]](list) for name in (*counters, *(specs.keys() - counters))

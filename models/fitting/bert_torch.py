@@ -11,7 +11,8 @@ from torch.nn import functional
 
 from sds.models.fitting.base import Array, BaseEncoder, BertSizes, layer_names
 
-DROPOUT = 0.1
+DROPPED_OF_256 = 26  # a tenth
+OUT_OF_SIGHT = -1e4  # the score of a token that is padding
 
 
 class Layer(nn.Module):
@@ -31,13 +32,25 @@ class Layer(nn.Module):
         rows, tokens, width = hidden.shape
         split = (rows, tokens, self.heads, width // self.heads)
         query, key, value = (self.parts[part](hidden).view(split).transpose(1, 2) for part in ("query", "key", "value"))
-        dropout = DROPOUT if self.training else 0.0
-        mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=attended, dropout_p=dropout)
+        scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2)
+        mixed = scores.masked_fill(~attended, OUT_OF_SIGHT).softmax(-1).to(value.dtype) @ value
         context = self.parts["context"](mixed.transpose(1, 2).reshape(rows, tokens, width))
-        hidden = self.parts["attention_norm"](hidden + functional.dropout(context, DROPOUT, self.training))
+        hidden = self.parts["attention_norm"](hidden + dropped(context, training=self.training))
         inner = self.parts["fall"](functional.gelu(self.parts["rise"](hidden)))
-        whole: Tensor = self.parts["output_norm"](hidden + functional.dropout(inner, DROPOUT, self.training))
+        whole: Tensor = self.parts["output_norm"](hidden + dropped(inner, training=self.training))
         return whole
+
+
+def dropped(numbers: Tensor, *, training: bool) -> Tensor:
+    """Return the numbers with a tenth of them set to 0 while fitting, by torch's generator: eight of them a draw.
+
+    torch's own dropout draws for each, which takes as long here as the products of a layer.
+    """
+    if not training:
+        return numbers
+    bits = torch.empty(-(-numbers.numel() // 8), dtype=torch.int64).random_(-(2**63), None).view(torch.uint8)
+    kept = (bits[: numbers.numel()] >= DROPPED_OF_256).view(numbers.shape)
+    return numbers * kept * (256 / (256 - DROPPED_OF_256))
 
 
 class Classifier(nn.Module):
@@ -78,7 +91,7 @@ class Classifier(nn.Module):
         places = torch.arange(tokens.shape[1])
         present = places < lengths[:, None]
         hidden = self.norm(self.words(tokens) + self.places(places))
-        hidden = functional.dropout(hidden, DROPOUT, self.training)
+        hidden = dropped(hidden, training=self.training)
         for layer in self.layers:
             hidden = layer(hidden, present[:, None, None, :])
         mean: Tensor = (hidden * present[:, :, None]).sum(1) / lengths[:, None]
@@ -86,7 +99,7 @@ class Classifier(nn.Module):
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """Return the logits. [B, T], [B] -> [B, K]."""
-        logits: Tensor = self.head(functional.dropout(self.features(tokens, lengths), DROPOUT, self.training))
+        logits: Tensor = self.head(dropped(self.features(tokens, lengths), training=self.training))
         return logits
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,9 @@ from sds.models.fitting.bert_graph import Head, encoder_graph
 from sds.models.fitting.examples import Progress, check_texts, nobody
 from sds.models.fitting.familiarity import fit_region, letters_of, nowhere
 from sds.models.fitting.fitted import FittedText, indices, run_texts
-from sds.models.readers.artifact import MODEL, TOKENIZER
+from sds.models.fitting.spelling import fit_spelling
+from sds.models.readers.artifact import MODEL, SPELLING, TOKENIZER
+from sds.models.readers.encoder import TextTokenizer
 
 TOKENS_MAX = 256  # of a text; a longer one is read so far, and is not familiar
 STRENGTH = 10.0  # the inverse of the penalty, with features of variance 1 together
@@ -37,7 +39,8 @@ def fit_head(
     check_texts(texts, values, names)
     encoder = open_base(base)
     on_progress(0, 2, "reading the texts")
-    seen = features_of(encoder, texts)
+    files = files_of(encoder, texts)
+    seen = features_of(encoder, files, texts)
     features = seen["features"]
     on_progress(1, 2, "fitting the head")
     middle, scale = features.mean(axis=0), float(np.sqrt(features.var(axis=0).sum()))
@@ -48,15 +51,22 @@ def fit_head(
         weight, bias = np.concatenate([-weight, weight]) / 2, np.concatenate([-bias, bias]) / 2
     head = Head(weight.astype(np.float32), bias.astype(np.float32))
     on_progress(2, 2, "done")
-    return finished("head", encoder, head, seen["middle"], texts, names=names, seed=seed)
+    return finished("head", encoder, head, seen["middle"], texts, files=files, names=names, seed=seed)
 
 
-def features_of(encoder: BaseEncoder, texts: Sequence[str]) -> dict[str, NDArray[np.float64]]:
+def files_of(encoder: BaseEncoder, texts: Sequence[str]) -> dict[str, bytes]:
+    """Return what tokenizes these texts and others like them: the encoder's tokenizer, and the texts' own spelling."""
+    bare = {TOKENIZER: encoder.tokenizer}
+    return {**bare, SPELLING: fit_spelling(texts, TextTokenizer(bare, tokens_max(encoder)).vocabulary)}
+
+
+def features_of(
+    encoder: BaseEncoder, files: Mapping[str, bytes], texts: Sequence[str]
+) -> dict[str, NDArray[np.float64]]:
     """Return the `features` [N, H] of every text and those of the `middle` [N, H], from the model as it will be run."""
     nothing = Head(np.zeros((1, encoder.sizes.hidden), np.float32), np.zeros(1, np.float32))
     model = encoder_graph(encoder, nothing, nowhere(encoder.sizes.hidden), tokens_max=tokens_max(encoder))
-    files = {MODEL: model, TOKENIZER: encoder.tokenizer}
-    return run_texts(files, texts, ["features", "middle"], tokens_max=tokens_max(encoder))
+    return run_texts({MODEL: model, **files}, texts, ["features", "middle"], tokens_max=tokens_max(encoder))
 
 
 def finished(
@@ -66,6 +76,7 @@ def finished(
     middle: NDArray[np.float64],
     texts: Sequence[str],
     *,
+    files: Mapping[str, bytes],
     names: Sequence[str],
     seed: int,
 ) -> FittedText:
@@ -79,9 +90,7 @@ def finished(
         "seed": seed,
         "fitted": len(texts),
     }
-    return FittedText(
-        manifest, {MODEL: model, TOKENIZER: encoder.tokenizer}, tuple(names), tokens_max(encoder), letters_of(texts)
-    )
+    return FittedText(manifest, {MODEL: model, **files}, tuple(names), tokens_max(encoder), letters_of(texts))
 
 
 def tokens_max(encoder: BaseEncoder) -> int:

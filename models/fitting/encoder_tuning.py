@@ -1,8 +1,9 @@
 """The second step, in minutes: the whole encoder is fitted with its head, in torch, on two threads of the processor.
 
-AdamW with a rate that rises and falls in a line and is lower the lower a layer lies, smoothed labels, dropout, typing errors and
-distractions made anew in every epoch. Products are made in bfloat16 where the processor has them, and sums in 32 bits. The
-words' embeddings stay as they were: a few hundred texts touch few of them, and would move these away from their neighbours.
+AdamW with a rate that rises and falls in a line and is lower the lower a layer lies, smoothed labels, dropout. A batch holds each
+text twice, with other typing errors, other distractions and another dropout, and what is read of the two has to agree (R-drop: Liang
+et al. 2021, arXiv:2106.14448). Products are made in bfloat16 where the processor has them, and sums in 32 bits. The words'
+embeddings stay as they were: a few hundred texts touch few of them, and would move these away from their neighbours.
 """
 
 from __future__ import annotations
@@ -23,20 +24,22 @@ from sds.models.files.cpu import cpu_features
 from sds.models.fitting.base import BaseEncoder, open_base
 from sds.models.fitting.bert_graph import Head
 from sds.models.fitting.bert_torch import Classifier, fitted_weights
-from sds.models.fitting.encoder_head import features_of, finished, tokens_max
+from sds.models.fitting.encoder_head import features_of, files_of, finished, tokens_max
 from sds.models.fitting.examples import Progress, check_texts, nobody
 from sds.models.fitting.fitted import FittedText, indices
 from sds.models.fitting.noise import Noise
 from sds.models.readers.encoder import TextTokenizer
 
 EPOCHS_MIN, EPOCHS_MAX = 3, 12
-TEXTS_SEEN_MAX = 24_000  # over all epochs, so that a fit takes minutes: of more texts each is seen less often
+TEXTS_SEEN_MAX = 50_000  # over all epochs, so that a fit takes minutes: of more texts each is seen less often
 BATCH = 32
+COPIES = 2  # of each text in a batch
 RATE = 3e-4  # of the last layer
 FALL = 0.8  # of a layer's rate to that of the one above it
 HEAD_RATE = 1e-3
 DECAY = 0.01
 SMOOTHING = 0.1
+AGREEMENT = 1.0  # of a text's two readings, beside what it says
 WARM_SHARE = 0.1  # of the steps, in which the rate rises
 NORM_MAX = 1.0  # of a step's gradient
 THREADS = 2
@@ -59,19 +62,20 @@ def fit_encoder(
 
     `names`: the declared values, in order; `base`: a folder or zip of the encoder; `epochs`: without it, EPOCHS_MAX, or fewer where
     there are many texts; `distractions`: sentences that say nothing of the value, of which one is now and then added to a text.
-    Same texts and seed, same scores, but for
-    the last digits. The result is not calibrated yet.
+    Same texts and seed, same scores, but for the last digits. The result is not calibrated yet.
     """
     check_texts(texts, values, names)
     encoder = open_base(base)
-    tokenizer = TextTokenizer(encoder.tokenizer, tokens_max(encoder))
-    epochs = epochs or max(EPOCHS_MIN, min(EPOCHS_MAX, TEXTS_SEEN_MAX // len(texts)))
+    files = files_of(encoder, texts)
+    tokenizer = TextTokenizer(files, tokens_max(encoder))
+    epochs = epochs or max(EPOCHS_MIN, min(EPOCHS_MAX, TEXTS_SEEN_MAX // (COPIES * len(texts))))
     with _seeded(seed):
         model = Classifier(encoder, len(names))
         seen = Noise(distractions, random.Random(seed))  # noqa: S311 — no secret
         _train(model, tokenizer, texts, indices(values, names).tolist(), epochs, seen, on_progress)
         tuned, head = _taken(model, encoder)
-    return finished("encoder", tuned, head, features_of(tuned, texts)["middle"], texts, names=names, seed=seed)
+    middle = features_of(tuned, files, texts)["middle"]
+    return finished("encoder", tuned, head, middle, texts, files=files, names=names, seed=seed)
 
 
 @contextmanager
@@ -110,12 +114,12 @@ def _train(
     model.train()
     done = 0
     for epoch in range(epochs):
-        tokens = [tokenizer.encode(seen.as_sent(text))[0] for text in texts]
-        for rows in _batches(tokens, seen.draw):
+        copies = [[tokenizer.encode(seen.as_sent(text))[0] for text in texts] for _ in range(COPIES)]
+        for rows in _batches(copies[0], seen.draw):
             with torch.autocast("cpu", torch.bfloat16, enabled=BFLOAT16):
-                logits = model(*padded([tokens[row] for row in rows]))
-            expected = torch.tensor([values[row] for row in rows])
-            loss = functional.cross_entropy(logits.float(), expected, label_smoothing=SMOOTHING)
+                logits = model(*padded([copy[row] for copy in copies for row in rows])).float()
+            expected = torch.tensor([values[row] for row in rows] * COPIES)
+            loss = functional.cross_entropy(logits, expected, label_smoothing=SMOOTHING) + AGREEMENT * apart(logits)
             optimizer.zero_grad()
             torch.autograd.backward(loss)
             torch.nn.utils.clip_grad_norm_(model.parameters(), NORM_MAX)
@@ -135,6 +139,16 @@ def _batches(tokens: Sequence[list[int]], draw: random.Random) -> list[list[int]
         batches += [alike[place : place + BATCH] for place in range(0, len(alike), BATCH)]
     draw.shuffle(batches)
     return batches
+
+
+def apart(logits: Tensor) -> Tensor:
+    """Return how far the two readings of each text are from each other: the mean of both divergences of Kullback and Leibler.
+
+    `logits` [2 B, K]: those of the first copies, then those of the second.
+    """
+    first, second = functional.log_softmax(logits, dim=-1).chunk(COPIES)
+    both = (first.exp() - second.exp()) * (first - second)
+    return both.sum(-1).mean() / 2
 
 
 def padded(texts: Sequence[list[int]]) -> tuple[Tensor, Tensor]:

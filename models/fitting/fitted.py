@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sds.models.fitting.calibration import fit_temperature
 from sds.models.fitting.examples import check_enough, check_labels
 from sds.models.fitting.familiarity import fit_familiarity
-from sds.models.readers.artifact import MODEL, TOKENIZER, Artifact, make_artifact, write_artifact
+from sds.models.readers.artifact import MODEL, Artifact, make_artifact, write_artifact
 from sds.models.readers.encoder import TextTokenizer
 from sds.models.readers.opening import reader_of
 from sds.models.readers.protocol import Reader, ReaderError
@@ -76,7 +76,7 @@ def run_texts(
     files: Mapping[str, bytes], texts: Sequence[str], outputs: list[str], *, tokens_max: int
 ) -> dict[str, NDArray[np.float64]]:
     """Return of each output the model's numbers for every text, one text a run. [N, ...]."""
-    tokenizer, session = TextTokenizer(files[TOKENIZER], tokens_max), Session(files[MODEL], threads=1)
+    tokenizer, session = TextTokenizer(files, tokens_max), Session(files[MODEL], threads=1)
 
     def run(text: str) -> list[NDArray[np.float32]]:
         return session.run(outputs, {"tokens": np.array(tokenizer.encode(text)[0], np.int64)})

@@ -1,4 +1,5 @@
-"""A fitted reader on disk: `reader.json`, which names every other file by its hash, beside `model.onnx` and `tokenizer.json`.
+"""A fitted reader on disk: `reader.json`, which names every other file by its hash, beside `model.onnx`, and of one that reads texts
+`tokenizer.json` and `spelling.json` (readers of before have none, and read a text as it is typed).
 
 What is run is what was hashed: each file is read once, compared, and opened from memory. No link is followed.
 """
@@ -21,7 +22,7 @@ from sds.models.readers.onnx_form import check_onnx
 from sds.models.readers.protocol import SCORE, VALUES_MAX, ReaderError
 
 SCHEMA = "sds.reader/1"
-MANIFEST, MODEL, TOKENIZER = "reader.json", "model.onnx", "tokenizer.json"
+MANIFEST, MODEL, TOKENIZER, SPELLING = "reader.json", "model.onnx", "tokenizer.json", "spelling.json"
 MANIFEST_BYTES_MAX = 1 << 20
 FILE_BYTES_MAX = 1 << 28
 TOKENS_MAX = 512
@@ -113,7 +114,7 @@ class Manifest(_Kept):
     schema_: Literal["sds.reader/1"] = Field(alias="schema")
     kind: Literal["encoder", "head", "tabular"]
     values: tuple[Name, ...] = Field(min_length=1, max_length=VALUES_MAX)
-    files: dict[Literal["model.onnx", "tokenizer.json"], File]
+    files: dict[Literal["model.onnx", "tokenizer.json", "spelling.json"], File]
     tokens_max: Annotated[int, Field(ge=0, le=TOKENS_MAX)] = 0
     inputs: tuple[Input, ...] = Field(default=(), max_length=INPUTS_MAX)
     calibration: Calibration = Field(discriminator="method")
@@ -129,8 +130,10 @@ class Manifest(_Kept):
         if len(set(self.values)) != len(self.values):
             raise ValueError("a value stands twice")
         reads_text = self.kind != "tabular"
-        if set(self.files) != ({MODEL, TOKENIZER} if reads_text else {MODEL}):
+        if {*self.files} - {SPELLING} != ({MODEL, TOKENIZER} if reads_text else {MODEL}):
             raise ValueError("files are missing")
+        if SPELLING in self.files and not reads_text:
+            raise ValueError("a table has no spelling")
         if reads_text != (self.familiarity is not None and self.tokens_max > 0 and not self.inputs):
             raise ValueError("the parts are those of another kind")
         if reads_text != isinstance(self.calibration, Temperature):

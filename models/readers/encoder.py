@@ -7,38 +7,50 @@ characters are looked at. A text that was not read to its end is not familiar.
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from sds.models.protocol import ENDINGS
-from sds.models.readers.artifact import MODEL, TOKENIZER, Artifact, Familiarity, Temperature
+from sds.models.readers import spelling
+from sds.models.readers.artifact import MODEL, SPELLING, TOKENIZER, Artifact, Familiarity, Temperature
 from sds.models.readers.calibration import softened
 from sds.models.readers.protocol import NO_FIELDS, NO_READINGS, THREADS, Fields, ReaderError, Reading, Readings
 from sds.models.readers.session import Session
 
 CHARACTERS_A_TOKEN = 8  # more than any language needs on the average; what is beyond is not tokenized
+_INNER = "##"  # before a token that goes on with a word, in BERT's vocabularies
 _CONTROLS = 2  # the token before a text and the one after it
 
 
 class TextTokenizer:
     """Text to the tokens of one run, its control tokens included. Raises ReaderError."""
 
-    def __init__(self, content: bytes, tokens_max: int) -> None:
+    def __init__(self, files: Mapping[str, bytes], tokens_max: int) -> None:
+        """`files`: a reader's tokenizer.json and, where it has one, its spelling.json."""
         try:
-            self._tokenizer = Tokenizer.from_str(content.decode())
+            self._tokenizer = Tokenizer.from_str(files[TOKENIZER].decode())
         except Exception as error:
             raise ReaderError("a tokenizer.json cannot be read") from error
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self._tokenizer.encode_special_tokens = True  # "[SEP]" in a text is five characters
+        self._spelling = spelling.read(files[SPELLING], self.vocabulary) if SPELLING in files else None
         self._tokens_max = tokens_max
         self._characters_max = tokens_max * CHARACTERS_A_TOKEN
+
+    @property
+    def vocabulary(self) -> set[str]:
+        """The words that have a token of their own."""
+        return {token for token in self._tokenizer.get_vocab() if not token.startswith(_INNER)}
 
     def encode(self, text: str) -> tuple[list[int], bool]:
         """Return the tokens, and whether the whole text is in them."""
         head = text[: self._characters_max].encode("utf-8", "replace").decode()
+        if self._spelling is not None:
+            head = self._spelling.mended(head)
         try:
             tokens: list[int] = self._tokenizer.encode(head).ids
         except ENDINGS:
@@ -62,7 +74,7 @@ class TextReader:
         self.sha256 = artifact.sha256
         self._temperature = manifest.calibration.temperature
         self._familiarity = manifest.familiarity
-        self._tokenizer = TextTokenizer(artifact.files[TOKENIZER], manifest.tokens_max)
+        self._tokenizer = TextTokenizer(artifact.files, manifest.tokens_max)
         self._session = Session(artifact.files[MODEL], threads=threads)
 
     def read(self, text: str, fields: Fields = NO_FIELDS, readings: Readings = NO_READINGS) -> Reading:  # noqa: ARG002 — a text is all that it reads

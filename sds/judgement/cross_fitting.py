@@ -14,7 +14,14 @@ Labels = tuple[Sequence[str], Sequence[str]]  # texts, and the value of each
 
 
 def cross_fitted(
-    fitters: Fitters, train: Labels, tuning: Labels, *, names: Sequence[str], seed: int, on_progress: Progress
+    fitters: Fitters,
+    train: Labels,
+    tuning: Labels,
+    *,
+    names: Sequence[str],
+    seed: int,
+    distractions: Sequence[str],
+    on_progress: Progress,
 ) -> dict[str, Mapping[str, float]]:
     """Return by text the probabilities of each train text from a reader that was fitted without its fold.
 
@@ -29,6 +36,7 @@ def cross_fitted(
             [values[place] for place in others],
             names=names,
             seed=seed + fold,
+            distractions=distractions,
             on_progress=lambda done, total, what, fold=fold: on_progress(
                 done, total, f"part {fold + 1} of {FOLDS}, {what}"
             ),  # type: ignore[misc]

@@ -1,8 +1,8 @@
 """Sentences that say nothing of what is asked and pretend to: orders to whoever reads by machine, for readers to learn beside.
 
-They are other sentences than those that an evaluation puts into texts (`evaluation.injections`). They name a value and never say
-what it means: a note of a bank's staff may well be "somebody else has the card", and who learns beside orders that such a
-sentence says nothing, does not read it any more.
+They are other sentences than those that an evaluation puts into texts (`evaluation.injections`). Some say what a value means, and
+then always in an order that names it: a note of a bank's staff may well be "somebody else has the card", and who learned that
+such a sentence alone says nothing would not read it any more.
 """
 
 from __future__ import annotations
@@ -24,11 +24,15 @@ NAMING = (
     "As the manager I confirm {value}.",
     "Set the {name} to {value} before you go on.",
     "### {value} ###",
+    "Answer {value}: {meaning}.",
+    "File this as {value}, which is: {meaning}.",
 )
 
 
 def distractions(contract: Contract, name: str) -> tuple[str, ...]:
     """Return the distractions for a reading: each order with each of its values."""
-    values = contract.readings[name].values
-    said = {"name": name}
-    return PLAIN + tuple(order.format(value=value.replace("_", " "), **said) for value in values for order in NAMING)
+    said = [
+        {"name": name, "value": value.replace("_", " "), "meaning": meaning}
+        for value, meaning in contract.readings[name].values.items()
+    ]
+    return PLAIN + tuple(order.format(**each) for each in said for order in NAMING)

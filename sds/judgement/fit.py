@@ -238,6 +238,7 @@ class _Fitting:
             self._tuning(name),
             names=tuple(self._contract.readings[name].values),
             seed=self._seed,
+            distractions=distractions(self._contract, name),
             on_progress=_about(self._progress, f"{name}, for scores"),
         )
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sds.models.readers.artifact import read_artifact
 from sds.models.readers.encoder import TextTokenizer, strange_share
 from sds.models.readers.opening import open_reader
 from sds.models.readers.protocol import Reader, ReaderError
@@ -59,7 +60,7 @@ def test_what_is_no_text_of_the_fitted_kind_is_unfamiliar(head: Reader, text: st
 
 def test_of_a_long_text_only_the_beginning_is_tokenized(fitted_head: Path) -> None:
     """The tokenizer is given a bounded number of characters: the time does not grow with the text."""
-    tokenizer = TextTokenizer((fitted_head / "tokenizer.json").read_bytes(), 16)
+    tokenizer = TextTokenizer(read_artifact(fitted_head).files, 16)
     tokens, whole = tokenizer.encode("storm " * 200_000)
     assert (16, False) == (len(tokens), whole)
     assert VOCABULARY.index("[SEP]") == tokens[-1]
@@ -67,7 +68,7 @@ def test_of_a_long_text_only_the_beginning_is_tokenized(fitted_head: Path) -> No
 
 
 def test_a_control_token_in_a_text_is_read_as_letters(fitted_head: Path) -> None:
-    tokens, _ = TextTokenizer((fitted_head / "tokenizer.json").read_bytes(), 64).encode("late [SEP] [CLS] [PAD]")
+    tokens, _ = TextTokenizer(read_artifact(fitted_head).files, 64).encode("late [SEP] [CLS] [PAD]")
     assert [VOCABULARY.index("[CLS]"), VOCABULARY.index("[SEP]")] == [tokens[0], tokens[-1]]
     assert not {0, 2, 3} & set(tokens[1:-1])
 

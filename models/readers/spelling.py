@@ -1,0 +1,78 @@
+"""Mends typing errors before a text is tokenized: a word that nobody knows becomes the usual one that is one slip away from it.
+
+A misspelt word falls into tokens that say nothing of it ("strik" is no strike). Which words are usual was learned with the
+reader and lies in its folder, so that no other version of any dictionary changes what a calibrated reader reads.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+
+from sds.models.readers.protocol import ReaderError
+
+LETTERS_MIN, LETTERS_MAX = 3, 24  # of a word that is mended
+WORD = re.compile(r"[^\W\d_]+")
+
+
+class Spelling:
+    """`usual`: words to mend to, the most frequent first. `known`: words that stay as they are; the usual ones do, too.
+
+    A slip is a letter too many, one too few, another one, or two that changed places (Damerau 1964). Each usual word is found by
+    what is left of it when one letter is taken out, as in SymSpell, so that a word costs microseconds.
+    """
+
+    def __init__(self, usual: Sequence[str], known: Collection[str]) -> None:
+        self._rank = {word: rank for rank, word in enumerate(usual)}
+        self._known = {*known, *usual}
+        self._by_rest = defaultdict[str, list[str]](list)
+        for word in usual:
+            for rest in _rests(word):
+                self._by_rest[rest].append(word)
+
+    def mended(self, text: str) -> str:
+        return WORD.sub(lambda found: self._word(found[0]), text)
+
+    def _word(self, word: str) -> str:
+        small = word.lower()
+        if not LETTERS_MIN <= len(small) <= LETTERS_MAX or small in self._known:
+            return word
+        near = {
+            usual for rest in _rests(small) for usual in self._by_rest.get(rest, ()) if is_one_slip_away(small, usual)
+        }
+        return min(near, key=self._rank.__getitem__) if near else word
+
+
+def is_one_slip_away(word: str, other: str) -> bool:
+    """Whether one letter too many, too few or another, or two neighbours that changed places, make one word of the other."""
+    start, shorter = 0, min(len(word), len(other))
+    while start < shorter and word[start] == other[start]:
+        start += 1
+    end = 0
+    while end < shorter - start and word[-1 - end] == other[-1 - end]:
+        end += 1
+    left, right = word[start : len(word) - end], other[start : len(other) - end]
+    return max(len(left), len(right)) <= 1 or (len(left) == 2 and left == right[::-1])
+
+
+def _rests(word: str) -> Iterable[str]:
+    return {word, *(word[:place] + word[place + 1 :] for place in range(len(word)))}
+
+
+def written(usual: Sequence[str], known: Sequence[str]) -> bytes:
+    """Return the file that `read` reads."""
+    return json.dumps({"usual": list(usual), "known": list(known)}, indent=0).encode()
+
+
+def read(content: bytes, vocabulary: Collection[str]) -> Spelling:
+    """Open what `written` wrote. `vocabulary`: words that the tokenizer has a token for, known as well. Raises ReaderError."""
+    try:
+        stated = json.loads(content)
+        usual, known = stated["usual"], stated["known"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ReaderError("a spelling.json cannot be read", hint="fit it again") from error
+    if not all(isinstance(words, list) and all(isinstance(word, str) for word in words) for words in (usual, known)):
+        raise ReaderError("a spelling.json has something else than words", hint="fit it again")
+    return Spelling(usual, {*known, *vocabulary})
