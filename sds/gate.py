@@ -349,12 +349,10 @@ class Gate:
 
         Raises UsageError unless the case is at its end.
         """
-        from sds.kernel.operations import erasure  # noqa: PLC0415
+        from sds.kernel.operations.erasure import erase  # noqa: PLC0415
 
         with self.acting() as kernel:
-            return erasure.erase(
-                kernel.store, self.contract.gate, event_id, who=who, reason=reason, now_ms=self._now_ms()
-            )
+            return erase(kernel.store, self.contract.gate, event_id, who=who, reason=reason, now_ms=self._now_ms())
 
     def request_retire(self, *, reason: str) -> None:
         """Retire the gate's agent because its work is done: the one move it may ask for itself, and a final one.

@@ -12,9 +12,8 @@ from sklearn.linear_model import LogisticRegression
 from sds.models.fitting.base import BaseEncoder, open_base
 from sds.models.fitting.bert_graph import Head, encoder_graph
 from sds.models.fitting.examples import Progress, check_texts, nobody
-from sds.models.fitting.familiarity import fit_region, letters_of, nowhere
+from sds.models.fitting.familiarity import fit_region, fit_spelling, letters_of, nowhere
 from sds.models.fitting.fitted import FittedText, indices, run_texts
-from sds.models.fitting.spelling import fit_spelling
 from sds.models.readers.artifact import MODEL, SPELLING, TOKENIZER
 from sds.models.readers.encoder import TextTokenizer
 

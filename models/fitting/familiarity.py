@@ -1,4 +1,4 @@
-"""What a reader knows: how far a text lies from those that were fitted, and which letters those were written in.
+"""What a reader knows: how far a text lies from those that were fitted, and which letters and words those were written in.
 
 The last layer has learned to forget all but the values, and finds one in any text; the middle one still knows what a text
 is about. There the distance is Mahalanobis' along the directions in which the fitted texts differ most, and what is left
@@ -8,7 +8,8 @@ never saw.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,11 +18,14 @@ from numpy.typing import NDArray
 from sds.models.fitting.base import Array
 from sds.models.readers.artifact import Familiarity
 from sds.models.readers.encoder import plain_letters, strange_share
+from sds.models.readers.spelling import LETTERS_MIN, WORD, written
 
 FAMILIAR_SHARE = 0.99  # of the held-out texts, by their distance
 STRANGE_LEAST = 0.05
 RIDGE = 0.01  # of the mean variance, added to each
 DIRECTIONS_MAX = 32
+USUAL_MIN = 5  # texts that have a word, so that another is mended to it
+KNOWN_MIN = 2  # texts that have a word, so that it stays: the same slip seldom happens twice
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,3 +71,12 @@ def fit_familiarity(distances: NDArray[np.float64], texts: Sequence[str], letter
         letters=letters,
         strange_max=max(STRANGE_LEAST, float(np.quantile(strange, FAMILIAR_SHARE))),
     )
+
+
+def fit_spelling(texts: Sequence[str], vocabulary: Collection[str]) -> bytes:
+    """Return the `spelling.json` of texts. `vocabulary`: the words that the tokenizer has a token for; no other is mended to."""
+    counts = Counter(word for text in texts for word in set(WORD.findall(text.lower())) if len(word) >= LETTERS_MIN)
+    ranked = sorted(counts, key=lambda word: (-counts[word], word))
+    usual = [word for word in ranked if counts[word] >= USUAL_MIN and word in vocabulary]
+    known = [word for word in ranked if counts[word] >= KNOWN_MIN and word not in vocabulary]
+    return written(usual, known)

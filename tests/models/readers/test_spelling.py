@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sds.models.fitting.spelling import KNOWN_MIN, USUAL_MIN, fit_spelling
+from sds.models.fitting.familiarity import KNOWN_MIN, USUAL_MIN, fit_spelling
 from sds.models.readers.protocol import ReaderError
 from sds.models.readers.spelling import LETTERS_MAX, Spelling, is_one_slip_away, read
 
