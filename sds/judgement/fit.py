@@ -194,7 +194,7 @@ class _Fitting:
             values,
             names=names,
             seed=self._seed,
-            distractions=distractions(self._contract, name),
+            distractions=distractions(self._contract, name, texts=len(texts)),
             on_progress=_about(self._progress, name),
         )
         self._export(name, fitted.calibrated(*tuning))
@@ -232,13 +232,14 @@ class _Fitting:
         ]
 
     def _cross_fitted(self, name: str) -> dict[str, Mapping[str, float]]:
+        train = self._learned(name)
         return cross_fitted(
             self._fitters,
-            self._learned(name),
+            train,
             self._tuning(name),
             names=tuple(self._contract.readings[name].values),
             seed=self._seed,
-            distractions=distractions(self._contract, name),
+            distractions=distractions(self._contract, name, texts=len(train[0])),
             on_progress=_about(self._progress, f"{name}, for scores"),
         )
 
