@@ -70,6 +70,7 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
     finally:
         gc.freeze()
+        atexit.register(gc.unfreeze)  # else what is still open as the interpreter ends is said to be so
         gc.enable()
 
 
