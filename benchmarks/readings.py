@@ -44,7 +44,7 @@ from sds.kernel.envelope.envelope import ESCALATE
 from sds.kernel.errors import UsageError
 from sds.kernel.flow.dispatch import Dispatcher
 from sds.kernel.flow.kernel import Kernel
-from sds.models.readers.artifact import TOKENS_MAX, read_artifact
+from sds.models.readers.artifact import SPELLING, TOKENIZER, TOKENS_MAX
 from sds.models.readers.encoder import TextTokenizer
 from sds.models.readers.protocol import THREADS
 from sds.policy import engine as proposer
@@ -107,7 +107,8 @@ def of_tokens(words: Sequence[str], count: int, tokens_of: Callable[[str], int])
 
 
 def _counter(reader: Path) -> Callable[[str], int]:
-    encode = TextTokenizer(read_artifact(reader).files, TOKENS_MAX).encode
+    files = {name: (reader / name).read_bytes() for name in (TOKENIZER, SPELLING) if (reader / name).is_file()}
+    encode = TextTokenizer(files, TOKENS_MAX).encode
     return lambda text: len(encode(text)[0])
 
 
