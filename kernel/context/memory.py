@@ -30,11 +30,13 @@ CountTokens = Callable[[str], int]
 _IN_FORCE = "SELECT 1 FROM artifacts WHERE name = ? AND version = ? AND sha256 = ? AND ended_at_ms IS NULL"
 
 SCAN_MAX = 64  # of one key's newest snapshots, how many are looked at: gates that share a record may share keys
+AHEAD_MS = 60_000  # of this clock, what another process may have written; what is later was written by a clock that was set back
 ENTRIES_SCANNED_MAX = 50_000  # of the ledger's newest, for an agent's decisions: others may share the record
 _HEADS = {"key": "Decided before, newest first:", "agent": "Decided before, any case, newest first:"}
 _NEWEST = {
     "key": "SELECT c.dfid, l.idx AS n FROM (SELECT dfid FROM context_snapshots"
-    " WHERE CASE WHEN json_valid(body) THEN body ->> '$.key' END = ? ORDER BY taken_at_ms DESC LIMIT ?) c"
+    " WHERE CASE WHEN json_valid(body) THEN body ->> '$.key' END = ?"
+    " AND taken_at_ms <= ? ORDER BY taken_at_ms DESC LIMIT ?) c"
     " CROSS JOIN ledger l ON l.dfid = c.dfid AND l.kind = 'DECIDED'",
     "agent": "SELECT l.dfid, l.idx AS n FROM ledger l CROSS JOIN policy_proposals p ON p.dfid = l.dfid"
     f" WHERE l.idx > (SELECT MAX(idx) FROM ledger) - {ENTRIES_SCANNED_MAX} AND l.kind = 'DECIDED' AND p.agent_id = ?"
@@ -62,7 +64,7 @@ def memory(store: Reader, contract: Contract, key: str, *, now_ms: int) -> tuple
     spec = contract.memory
     if not spec.entries_max or not spec.tokens_max:
         return ()
-    newest = (key, SCAN_MAX) if spec.scope == "key" else (contract.agent_id, spec.entries_max)
+    newest = (key, now_ms + AHEAD_MS, SCAN_MAX) if spec.scope == "key" else (contract.agent_id, spec.entries_max)
     since_ms = now_ms - spec.days_max * DAY_MS
     rows = store.rows(
         _MEMORY.format(newest=_NEWEST[spec.scope]),

@@ -31,11 +31,18 @@ INT_MAX = 2**63 - 1
 
 
 def _compiled_module() -> Any:
-    """Import CEL alone: its package imports a command line of its own, too, a fifth of the start of `sds`."""
+    """Import CEL alone: its package imports a command line of its own, too, a fifth of the start of `sds`.
+
+    Whoever imports the package later in this process has what it exports, but no attribute `cel.cel`.
+    """
     package = find_spec("cel")  # imports nothing
-    spec = PathFinder.find_spec("cel.cel", package.submodule_search_locations) if package else None
+    spec = (
+        PathFinder.find_spec("cel.cel", package.submodule_search_locations)
+        if package and package.submodule_search_locations
+        else None
+    )
     if spec is None or spec.loader is None:
-        raise ImportError("`common-expression-language` is not installed")
+        raise ImportError("`common-expression-language` is not installed, or has no compiled module for this Python")
     if spec.name not in sys.modules:
         module = module_from_spec(spec)
         spec.loader.exec_module(module)

@@ -16,7 +16,7 @@ from sds.kernel.errors import StoreError
 from sds.kernel.storage.keyring import Keyring
 
 SCHEMA_VERSION = "7"
-UPGRADABLE = ("1", "2", "3", "4", "5", "6")  # versions that lack nothing but tables and indexes
+UPGRADABLE = ("1", "2", "3", "4", "5", "6")  # versions that differ in nothing but tables they lack, and indexes
 MESSAGE_CHARS_MAX = 300
 
 _KEY = "put `kernel.key` back beside the record: from a backup, readable by you alone"

@@ -43,8 +43,8 @@ class TextTokenizer:
 
     @property
     def vocabulary(self) -> set[str]:
-        """The words that have a token of their own."""
-        return {token for token in self._tokenizer.get_vocab() if not token.startswith(_INNER)}
+        """The words that have a token of their own, in small letters."""
+        return {token.lower() for token in self._tokenizer.get_vocab() if not token.startswith(_INNER)}
 
     def encode(self, text: str) -> tuple[list[int], bool]:
         """Return the tokens, and whether the whole text is in them."""

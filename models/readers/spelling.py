@@ -14,7 +14,13 @@ from collections.abc import Collection, Iterable, Sequence
 from sds.models.readers.protocol import ReaderError
 
 LETTERS_MIN, LETTERS_MAX = 3, 24  # of a word that is mended
+SURE_LETTERS = 5  # of a word that is mended whatever its slip: a shorter one may be an abbreviation ("recd"), unless letters are swapped
 WORD = re.compile(r"[^\W\d_]+")
+# Without their apostrophe these are one slip away from words that say the contrary ("dont", "done").
+CONTRACTION = re.compile(
+    "(are|ca|could|did|do|does|had|has|have|is|might|must|need|should|was|were|wo|would|ai)nt|im|gonna|wanna|gotta"
+    "|(i|you|we|they)(ve|d|ll)|(you|we|they)re|(he|she|it|that|there|here|what|where|who|let)(s|d|ll)"
+)
 
 
 class Spelling:
@@ -37,11 +43,10 @@ class Spelling:
 
     def _word(self, word: str) -> str:
         small = word.lower()
-        if not LETTERS_MIN <= len(small) <= LETTERS_MAX or small in self._known:
+        if not LETTERS_MIN <= len(small) <= LETTERS_MAX or small in self._known or CONTRACTION.fullmatch(small):
             return word
-        near = {
-            usual for rest in _rests(small) for usual in self._by_rest.get(rest, ()) if is_one_slip_away(small, usual)
-        }
+        is_near = is_one_slip_away if len(small) >= SURE_LETTERS else is_swapped
+        near = {usual for rest in _rests(small) for usual in self._by_rest.get(rest, ()) if is_near(small, usual)}
         return min(near, key=self._rank.__getitem__) if near else word
 
 
@@ -55,6 +60,11 @@ def is_one_slip_away(word: str, other: str) -> bool:
         end += 1
     left, right = word[start : len(word) - end], other[start : len(other) - end]
     return max(len(left), len(right)) <= 1 or (len(left) == 2 and left == right[::-1])
+
+
+def is_swapped(word: str, other: str) -> bool:
+    """Whether two neighbours that changed places make one word of the other."""
+    return len(word) == len(other) and sorted(word) == sorted(other) and is_one_slip_away(word, other)
 
 
 def _rests(word: str) -> Iterable[str]:

@@ -172,6 +172,18 @@ def test_entries_are_kept_up_to_their_number_and_forgotten_after_their_days(worl
     assert () == remembered(world, terms=terms)
 
 
+def test_what_a_clock_wrote_that_was_set_back_keeps_nothing_newer_from_being_remembered(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("sds.kernel.context.memory.SCAN_MAX", 2)
+    world.clock.advance(DAY_MS)
+    for number in range(3):
+        world.decide(deny, f"ahead {number}")
+    world.clock.advance(-DAY_MS // 2)
+    world.decide(escalate, "now")
+    assert "ESCALATE: human" == remembered(world)[0]
+
+
 @pytest.mark.parametrize("off", ["entries_max: 0", "tokens_max: 0"])
 def test_a_contract_can_do_without_memory(world: World, off: str):
     world.decide(deny, "one")
