@@ -31,7 +31,7 @@ INT_MAX = 2**63 - 1
 
 
 def _compiled_module() -> Any:
-    """Import CEL alone: its package imports a command line of its own, too, a fifth of the start of `sds`.
+    """Import CEL alone: its package imports a command line of its own, too, which every start of `sds` would wait for.
 
     Whoever imports the package later in this process has what it exports, but no attribute `cel.cel`.
     """

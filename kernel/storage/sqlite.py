@@ -23,7 +23,16 @@ from sds.kernel.canonical import one_line
 from sds.kernel.errors import StoreError, UsageError, cause_of
 from sds.kernel.storage.keyring import Keyring
 from sds.kernel.storage.private_files import make_private_file, tighten
-from sds.kernel.storage.store import MESSAGE_CHARS_MAX, SCHEMA_VERSION, UPGRADABLE, Reader, Row, Store, Witness
+from sds.kernel.storage.store import (
+    MESSAGE_CHARS_MAX,
+    SCHEMA_VERSION,
+    SUPERSEDED,
+    UPGRADABLE,
+    Reader,
+    Row,
+    Store,
+    Witness,
+)
 
 BUSY_MS = 5_000
 BUSY_POLL_MS = 5
@@ -37,7 +46,6 @@ _OLDER_CLOCK_STEPS = (
     " WHERE b.at_ms < a.at_ms - 60000 AND b.idx NOT IN (SELECT idx FROM clock_steps)"
 )
 
-SUPERSEDED = "DROP INDEX IF EXISTS snapshots_by_key"  # what an older record has and a fresh one has not
 _UNSTORABLE = (OverflowError, UnicodeEncodeError)  # a number beyond 64 bits, text that has no UTF-8
 _NAME = re.compile("[a-z][a-z_]{0,31}")
 

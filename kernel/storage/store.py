@@ -17,6 +17,7 @@ from sds.kernel.storage.keyring import Keyring
 
 SCHEMA_VERSION = "7"
 UPGRADABLE = ("1", "2", "3", "4", "5", "6")  # versions that differ in nothing but tables they lack, and indexes
+SUPERSEDED = "DROP INDEX IF EXISTS snapshots_by_key"  # what an older record has and a fresh one has not
 MESSAGE_CHARS_MAX = 300
 
 _KEY = "put `kernel.key` back beside the record: from a backup, readable by you alone"

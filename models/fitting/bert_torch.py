@@ -44,7 +44,7 @@ class Layer(nn.Module):
 def dropped(numbers: Tensor, *, training: bool) -> Tensor:
     """Return the numbers with a tenth of them set to 0 while fitting, by torch's generator: eight of them a draw.
 
-    torch's own dropout draws for each, which takes as long here as the products of a layer.
+    torch's own dropout draws once for each, and on a processor a fit waits long for that.
     """
     if not training:
         return numbers

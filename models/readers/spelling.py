@@ -64,7 +64,7 @@ def is_one_slip_away(word: str, other: str) -> bool:
 
 def is_swapped(word: str, other: str) -> bool:
     """Whether two neighbours that changed places make one word of the other."""
-    return len(word) == len(other) and sorted(word) == sorted(other) and is_one_slip_away(word, other)
+    return sorted(word) == sorted(other) and is_one_slip_away(word, other)
 
 
 def _rests(word: str) -> Iterable[str]:

@@ -29,12 +29,12 @@ EXPLAINING = (
     "Answer {value}: {meaning}.",
     "File this as {value}, which is: {meaning}.",
 )
-EXPLAINED_MIN = 200  # texts for each value, so that orders say what they mean
+EXPLAINED_MIN = 200  # texts for each value, so that orders say what it means: the refund gate has them, fraud not
 
 
 def distractions(contract: Contract, name: str, *, texts: int) -> tuple[str, ...]:
     """Return the distractions for a reading: each order with each of its values. `texts`: how many are learned."""
     values = contract.readings[name].values
-    orders = NAMING + EXPLAINING * (texts >= EXPLAINED_MIN * len(values))
+    orders = (*NAMING, *EXPLAINING) if texts >= EXPLAINED_MIN * len(values) else NAMING
     said = [{"name": name, "value": value.replace("_", " "), "meaning": meaning} for value, meaning in values.items()]
     return PLAIN + tuple(order.format(**each) for each in said for order in orders)

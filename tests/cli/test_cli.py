@@ -259,6 +259,7 @@ MISTAKES = [
     ),
     (("bench", "hotpath", "--model", "nowhere.gguf"), 2, "error: argument --model: `nowhere.gguf` cannot be read"),
     (("bench", "peers", "--only", "nobody"), 2, "error: argument --only: there is no `nobody`"),
+    (("bench", "gpu", "--device", "cuda:63"), 2, "error: no CUDA device"),
     (("bench", "report", "--results", "nowhere"), 2, "error: `nowhere` is no folder"),
     (("bench", "everything"), 2, "error: there is no benchmark `everything`"),
     (("fly",), 2, "No such command 'fly'"),

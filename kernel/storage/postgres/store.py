@@ -21,8 +21,7 @@ from sds.kernel.storage.postgres.connections import BEGIN, Connection, Pool, Url
 from sds.kernel.storage.postgres.dialect import translated
 from sds.kernel.storage.postgres.errors import NO_READ, NO_WRITE, REFUSED, is_worth_again, mend, refused, said
 from sds.kernel.storage.postgres.transaction import Transaction
-from sds.kernel.storage.sqlite import SUPERSEDED
-from sds.kernel.storage.store import SCHEMA_VERSION, UPGRADABLE, Reader, Result, Row, Store, Witness
+from sds.kernel.storage.store import SCHEMA_VERSION, SUPERSEDED, UPGRADABLE, Reader, Result, Row, Store, Witness
 
 WRITERS_MAX = 8  # that wait for the record's lock at once, in one process: the other connections are for reading
 TURN_S = 60.0  # so long a thread waits for its turn to wait for that lock

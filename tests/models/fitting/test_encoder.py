@@ -135,3 +135,29 @@ def test_ten_texts_are_too_few_to_calibrate(base: Path) -> None:
         fitted.calibrated(TRAIN[0][:10], TRAIN[1][:10])
     with pytest.raises(ReaderError, match="`strike` is not declared"):
         fitted.calibrated(["late"], ["strike"])
+
+
+def test_a_tenth_is_dropped_the_mean_stays_and_a_reader_drops_nothing() -> None:
+    from sds.models.fitting.bert_torch import DROPPED_OF_256, dropped
+
+    ones = torch.ones(301, 333)
+    torch.manual_seed(5)
+    once = dropped(ones, training=True)
+    assert float((once == 0).double().mean()) == pytest.approx(DROPPED_OF_256 / 256, abs=0.005)
+    assert float(once.double().mean()) == pytest.approx(1, abs=0.005)
+    assert not torch.equal(once, dropped(ones, training=True))
+    torch.manual_seed(5)
+    assert torch.equal(once, dropped(ones, training=True))
+    assert dropped(ones, training=False) is ones
+
+
+def test_two_readings_are_apart_by_what_they_differ_in_either_way_round() -> None:
+    from sds.models.fitting.encoder_tuning import apart
+
+    one, other = torch.tensor([[2.0, 0.0, 1.0]]), torch.tensor([[0.0, 3.0, 1.0]])
+    assert 0.0 == float(apart(torch.cat([one, one + 5])))
+    p, q = one.softmax(-1), other.softmax(-1)
+    expected = float(((p * (p / q).log()).sum() + (q * (q / p).log()).sum()) / 2)
+    assert [expected, expected] == pytest.approx(
+        [float(apart(torch.cat([one, other]))), float(apart(torch.cat([other, one])))]
+    )
