@@ -83,6 +83,11 @@ def learned(contract: Contract, parts: Parts, name: str) -> list[LabelledCase]:
     return [case for case in texts_of(contract, parts.train, name) if _text(contract, case) not in later]
 
 
+def labelled_texts(contract: Contract, cases: Sequence[LabelledCase], name: str) -> tuple[list[str], list[str]]:
+    """Return the cases' texts as a reader reads them, and what each says of a reading."""
+    return [_text(contract, case) for case in cases], [case.readings[name] for case in cases]
+
+
 def input_of(contract: Contract, path: str) -> Input:
     """Return an input of a score as the fit takes it."""
     if path.startswith(f"{ROOT}."):
@@ -176,13 +181,10 @@ class _Fitting:
         self._readers[name] = self._fitters.open(self._folder / name, sha256=self._sha256[name])
 
     def _learned(self, name: str) -> tuple[list[str], list[str]]:
-        return self._labels(learned(self._contract, self._parts, name), name)
+        return labelled_texts(self._contract, learned(self._contract, self._parts, name), name)
 
     def _tuning(self, name: str) -> tuple[list[str], list[str]]:
-        return self._labels(texts_of(self._contract, self._parts.tuning, name), name)
-
-    def _labels(self, once: Sequence[LabelledCase], name: str) -> tuple[list[str], list[str]]:
-        return [_text(self._contract, case) for case in once], [case.readings[name] for case in once]
+        return labelled_texts(self._contract, texts_of(self._contract, self._parts.tuning, name), name)
 
     def _fit_text(self, name: str) -> None:
         texts, values = self._learned(name)

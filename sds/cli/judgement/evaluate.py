@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -88,20 +89,25 @@ def _beside(contract: Contract, with_model: bool) -> Iterator[Beside]:
     from sds.judgement.evaluation.evaluate import Beside  # noqa: PLC0415
     from sds.judgement.fitting import open_fitters  # noqa: PLC0415
 
-    fitters = None
-    if any(spec.score for spec in contract.readings.values()):
+    beside, specs = Beside(), contract.readings.values()
+    if any(spec.values for spec in specs):
         try:
-            fitters, _ = open_fitters(texts=False)
+            beside = replace(beside, head=open_fitters(head=True)[0].text)
+        except SdsError as error:
+            typer.echo(f"nothing is measured beside a head on the encoder as it is: {error}", err=True)
+    if any(spec.score for spec in specs):
+        try:
+            beside = replace(beside, table=open_fitters(texts=False)[0].table)
         except SdsError as error:
             typer.echo(f"nothing is measured beside boosting: {error}", err=True)
     if not with_model:
-        yield Beside(fitters)
+        yield beside
         return
     from sds.policy.readers import ModelReader  # noqa: PLC0415
 
     with opened_engine(NO_OPTIONS, brief=False) as engine:
         answers = {name: ModelReader(name, spec, engine) for name, spec in contract.readings.items() if spec.values}
-        yield Beside(fitters, lambda: answers, now_ms())
+        yield replace(beside, model=lambda: answers, now_ms=now_ms())
 
 
 def _write_page(document: Mapping[str, Any], path: Path) -> None:

@@ -16,11 +16,11 @@ from sds.judgement.evaluation import baselines
 from sds.judgement.evaluation.baselines import NO_SKLEARN
 from sds.judgement.evaluation.injections import injected
 from sds.judgement.evaluation.splits import held
-from sds.judgement.fit import Parts, divided, input_of, learned
-from sds.judgement.fitting import SEED, Fitters, Row
+from sds.judgement.fit import Parts, divided, input_of, labelled_texts, learned
+from sds.judgement.fitting import SEED, FitsTable, FitsText, Row
 from sds.judgement.judging import Judge, Judged, Progress, Readings, score_of
 from sds.judgement.labels import PARTS, YES, labels_hash, parted
-from sds.judgement.scoring import decision_scores, enumeration_scores, money, of_scores, score_scores
+from sds.judgement.scoring import decision_scores, enumeration_scores, money, of_scores, score_scores, texts_of
 from sds.kernel.contract.schema import Contract
 from sds.kernel.errors import UsageError
 from sds.models.readers.protocol import Reader
@@ -34,9 +34,12 @@ OTHER_THRESHOLDS = "no thresholds: they were chosen for another policy, or none 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What is measured beside, and may be missing. `fitters`: for boosting; `model`: the language model's answers by reading."""
+    """What is measured beside, and may be missing. `table`: for boosting; `head`: the quick step of a fit, a head on the encoder
+    as it is; `model`: the language model's answers by reading.
+    """
 
-    fitters: Fitters | None = None
+    table: FitsTable | None = None
+    head: FitsText | None = None
     model: Callable[[], Mapping[str, Answers]] | None = None
     now_ms: int = 0
 
@@ -128,13 +131,13 @@ class _Evaluation:
             [case for case in self._of_part(each, name) if case.fields]
             for each in (self._parts.train, self._parts.tuning)
         )
-        if self._beside.fitters is None or not train or not tuning:
+        if self._beside.table is None or not train or not tuning:
             return None
         inputs = [input_of(self._contract, path) for path in self._contract.readings[name].score]
         inputs = [each for each in inputs if each.type != "reading"]
         rows: list[Row] = [(case.fields, {}) for case in train]
         truth = [case.readings[name] == YES for case in train]
-        fitted = self._beside.fitters.table(rows, truth, inputs=inputs, seed=self._seed, on_progress=self._progress)
+        fitted = self._beside.table(rows, truth, inputs=inputs, seed=self._seed, on_progress=self._progress)
         reader = fitted.calibrated(
             [(case.fields, {}) for case in tuning], [case.readings[name] == YES for case in tuning]
         ).reader()
@@ -152,12 +155,25 @@ class _Evaluation:
                 self._notices.append(NO_SKLEARN)
             else:
                 found["tfidf"] = {name: baselines.tfidf(self._contract, texts[name], name) for name in names}
+            if self._beside.head is not None:
+                found["head"] = {name: self._head(self._beside.head, texts[name], name) for name in names}
         if names and self._beside.model is not None:
             answers, now = self._beside.model(), self._beside.now_ms
             found["model"] = {
                 name: baselines.language_model(self._contract, answers[name], name, now_ms=now) for name in names
             }
         return {who: Readings(self._contract, {**self._judgement.readers, **readers}) for who, readers in found.items()}
+
+    def _head(self, fit: FitsText, cases: Sequence[LabelledCase], name: str) -> Reader:
+        """Return a reader fitted in seconds on the same texts as the fitted one, and calibrated on the same."""
+        tuning = texts_of(self._contract, self._parts.tuning, name)
+        fitted = fit(
+            *labelled_texts(self._contract, cases, name),
+            names=tuple(self._contract.readings[name].values),
+            seed=self._seed,
+            on_progress=self._progress,
+        )
+        return fitted.calibrated(*labelled_texts(self._contract, tuning, name)).reader()
 
     def _of_decisions(self, judged: Sequence[Judged]) -> dict[str, dict[str, Any]]:
         """Return by who decides what is measured: the policy under its thresholds, whatever it is certain of, and others."""
