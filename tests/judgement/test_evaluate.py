@@ -16,12 +16,12 @@ from sds.judgement.evaluation import page as pages
 from sds.judgement.evaluation.evaluate import OTHER_LABELS, Beside, evaluate
 from sds.judgement.evaluation.page import page
 from sds.judgement.evaluation.splits import held
-from sds.judgement.fit import fit_gate
+from sds.judgement.fit import divided, fit_gate, learned
 from sds.kernel.errors import UsageError
 from sds.models.readers.protocol import Reading
 from sds.policy import judgement
 from sds.policy.judgement import Judgement, open_judgement
-from tests.judgement.claims import CLAIMS, cases, contract, fitters, opened, quiet, scored
+from tests.judgement.claims import CLAIMS, Calls, cases, contract, fitters, opened, quiet, scored
 
 GIVEN = cases(1200, noise=0.02)
 
@@ -117,11 +117,23 @@ def test_a_score_is_measured_beside_boosting_over_the_fields_alone(
     given = cases(900, risk=True)
     fit_gate(scored(), given, fitters(), out=tmp_path / "out", on_progress=quiet)
     with_fields = open_judgement(tmp_path / "out", scored())
-    found = evaluate(scored(), with_fields, given, part="test", beside=Beside(fitters()), on_progress=quiet)
+    found = evaluate(scored(), with_fields, given, part="test", beside=Beside(table=fitters().table), on_progress=quiet)
     measured = found["readings"]["risk"]
     assert 1.0 == measured["fitted"]["average_precision"]
     assert measured["boosting"]["average_precision"] < 0.7
     assert measured["fitted"]["lost_minor_at_1pct_held"] < measured["boosting"]["lost_minor_at_1pct_held"]
+
+
+def test_a_head_on_the_encoder_as_it_is_learns_the_texts_of_the_fit(
+    fitted: Judgement,
+) -> None:
+    calls = Calls()
+    beside = Beside(head=fitters(calls).text)
+    found = evaluate(contract(), fitted, GIVEN, part="test", beside=beside, on_progress=quiet)
+    assert found["readings"]["cause"]["fitted"]["accuracy"] == found["readings"]["cause"]["head"]["accuracy"]
+    assert found["decisions"]["fitted_unbounded"] == found["decisions"]["head"]
+    (texts,) = calls.texts
+    assert set(texts) == {case.text for case in learned(contract(), divided(contract(), GIVEN), "cause")}
 
 
 def test_the_language_model_reads_the_same_texts_where_it_is_asked_for(fitted: Judgement) -> None:
