@@ -2,6 +2,8 @@
 
     tokens [T] int64 -> features [H] (mean over the T tokens) -> logits [K], and distance [1] of the middle layer from the fitted texts
 
+A head that was fitted to smoothed labels learned to leave each value a share; it is taken back before the logits are given.
+
 Weights are stored as whole numbers from -64 to 64, one scale a column, and a token's embedding with one scale a row: with
 seven bits no product of two neighbours overflows 16 bits, so that every processor computes the same sums. Nothing here
 is masked or padded: a run reads one text, and its numbers do not depend on any other.
@@ -25,6 +27,7 @@ OPSET = 20  # the first with Gelu
 IR_VERSION = 10
 STEPS = 64  # a weight is a whole number of steps, at most so many either way
 TABLE_STEPS = 127
+SHARE_MIN = 1e-3  # of a value, once smoothing is taken back
 
 
 class _Graph:
@@ -73,10 +76,11 @@ class _Graph:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """`features @ weight.T + bias`: weight [K, H], bias [K]."""
+    """`features @ weight.T + bias`: weight [K, H], bias [K]. `smoothing`: of the labels it was fitted to (Szegedy et al. 2016)."""
 
     weight: Array
     bias: Array
+    smoothing: float = 0.0
 
 
 def encoder_graph(encoder: BaseEncoder, head: Head, region: Region, *, tokens_max: int) -> bytes:
@@ -88,9 +92,23 @@ def encoder_graph(encoder: BaseEncoder, head: Head, region: Region, *, tokens_ma
         if layer + 1 == max(1, encoder.sizes.layers // 2):
             _distance(graph, graph.mean(hidden, named="middle"), region)
     features = graph.mean(hidden, named="features")
-    product = graph.one("MatMul", features, graph.constant(head.weight.T))
-    graph.one("Add", product, graph.constant(head.bias), named="logits")
+    _logits(graph, features, head)
     return _model(graph, encoder.sizes, len(head.bias))
+
+
+def _logits(graph: _Graph, features: str, head: Head) -> None:
+    """The head, and of smoothed labels' shares q the logarithms of (q - smoothing / K) / (1 - smoothing), none below SHARE_MIN. [K]."""
+    product = graph.one("MatMul", features, graph.constant(head.weight.T))
+    if not head.smoothing:
+        graph.one("Add", product, graph.constant(head.bias), named="logits")
+        return
+    smoothed = graph.one("Softmax", graph.one("Add", product, graph.constant(head.bias)), axis=-1)
+    left, kept, least = (
+        graph.constant(np.array([share], np.float32))
+        for share in (head.smoothing / len(head.bias), 1 - head.smoothing, SHARE_MIN)
+    )
+    shares = graph.one("Div", graph.one("Sub", smoothed, left), kept)
+    graph.one("Log", graph.one("Max", shares, least), named="logits")
 
 
 def _distance(graph: _Graph, features: str, region: Region) -> None:

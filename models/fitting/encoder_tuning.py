@@ -160,4 +160,4 @@ def padded(texts: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
 
 def _taken(model: Classifier, encoder: BaseEncoder) -> tuple[BaseEncoder, Head]:
     weight, bias = (part.detach().numpy().astype(np.float32) for part in (model.head.weight, model.head.bias))
-    return replace(encoder, weights=fitted_weights(model, encoder)), Head(weight, bias)
+    return replace(encoder, weights=fitted_weights(model, encoder)), Head(weight, bias, SMOOTHING)

@@ -29,8 +29,8 @@ REGION = Region(
 )
 
 
-def as_onnx(base: Path, tokens: list[int]) -> list[np.ndarray]:
-    session = Session(encoder_graph(open_base(base), HEAD, REGION, tokens_max=POSITIONS))
+def as_onnx(base: Path, tokens: list[int], head: Head = HEAD) -> list[np.ndarray]:
+    session = Session(encoder_graph(open_base(base), head, REGION, tokens_max=POSITIONS))
     return list(session.run(["features", "logits", "middle", "distance"], {"tokens": np.array(tokens, np.int64)}))
 
 
@@ -73,6 +73,16 @@ def test_the_head_reads_the_last_layer_and_the_distance_the_middle_one(base: Pat
     expected = REGION.weights @ (apart @ REGION.directions) ** 2 + REGION.rest * (apart @ apart)
     assert expected == pytest.approx(distance.item(), rel=1e-4)
     assert np.abs(middle - features).max() > 0.1
+
+
+def test_what_smoothed_labels_left_each_value_is_taken_back(base: Path) -> None:
+    """One that gives the likeliest of three values all that the smoothing left it is certain; the order of values stays."""
+    taken = as_onnx(base, TOKENS[0], replace(HEAD, smoothing=0.3))[1]
+    smoothed = np.exp(as_onnx(base, TOKENS[0])[1])
+    expected = np.maximum((smoothed / smoothed.sum() - 0.1) / 0.7, bert_graph.SHARE_MIN)
+    assert expected == pytest.approx(np.exp(taken), rel=1e-4)
+    certain = Head(np.zeros((3, WIDTH), np.float32), np.log(np.array([0.8, 0.1, 0.1], np.float32)), 0.3)
+    assert [1, 1e-3, 1e-3] == pytest.approx(np.exp(as_onnx(base, TOKENS[0], certain)[1]), rel=1e-3)
 
 
 def test_no_product_of_neighbours_overflows_sixteen_bits(base: Path) -> None:
