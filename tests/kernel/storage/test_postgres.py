@@ -202,7 +202,7 @@ def test_nothing_is_among_none(store: PostgresStore):
 
 
 def test_what_is_for_sqlites_planner_alone_is_left_out():
-    assert "SELECT 1 FROM a JOIN b ON b.x LIKE '%%' WHERE a.y = %s" == translated(
+    assert b"SELECT 1 FROM a JOIN b ON b.x LIKE '%' WHERE a.y = $1" == translated(
         "SELECT 1 FROM a INDEXED BY i CROSS JOIN b ON b.x LIKE '%' WHERE a.y = ?"
     )
 
@@ -298,9 +298,9 @@ class LosesReply:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._db, name)
 
-    def execute(self, sql: str, *values: Any, **more: Any) -> Any:
-        done = self._db.execute(sql, *values, **more)
-        if sql == "COMMIT":
+    def together(self, *asked: Any) -> Any:
+        done = self._db.together(*asked)
+        if asked[-1][0] == "COMMIT":
             self._db.close()
             raise psycopg.OperationalError("server closed the connection unexpectedly")
         return done
