@@ -100,7 +100,7 @@ def open_flow(rows: list[Row], resources: Mapping[str, str], counters: tuple[str
     breaker = Breaker(*broken) if broken[0] is not None else Breaker()
     head = Head(*last) if last[0] else Head(0, GENESIS)
     usage = reservations.usage_in(resources, [each[_RESOURCE] for each in rows])
-    totals = Totals(counters, rows[0][_TOTALS])
+    totals = (counters, rows[0][_TOTALS])
     return OpenFlow(row, case, authority.authority_in(standing), breaker, windows, head, usage, totals, *more)
 
 

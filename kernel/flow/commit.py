@@ -181,16 +181,9 @@ class Committer:
         claim = reservations.claim_of(self._contract, kind, amounts)
         spending = spend.scopes(self._contract, observed.situation.fields, attempt.now_ms)
         usage = flow.usage if flow else reservations.usage(self._store, self._contract, packet.key)
+        known = flow.totals if flow else None
         code = reservations.reserve(
-            self._store,
-            self._contract,
-            packet.dfid,
-            packet.key,
-            claim,
-            usage,
-            observed.epochs,
-            spending,
-            flow.totals if flow else None,
+            self._store, self._contract, packet.dfid, packet.key, claim, usage, observed.epochs, spending, known
         )
         if code is not None:
             return None, code, None

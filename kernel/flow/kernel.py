@@ -32,7 +32,7 @@ from sds.kernel.flow.answer import Answer, known_answer
 from sds.kernel.flow.attempts import Attempt
 from sds.kernel.flow.commit import Committer
 from sds.kernel.flow.dispatch import Dispatcher, Log, no_log
-from sds.kernel.flow.observe import Observer, Standing, authority_state, standing
+from sds.kernel.flow.observe import Observer, Seen, authority_state, standing
 from sds.kernel.registry import registry, reservations, spend
 from sds.kernel.storage.keyring import Keyring
 from sds.kernel.storage.store import Store
@@ -156,7 +156,7 @@ class Kernel:
         )
 
     def observe(
-        self, key: str, now_ms: int, *, dfid: str = "", without: str = "", seen: Standing | None = None
+        self, key: str, now_ms: int, *, dfid: str = "", without: str = "", seen: Seen | None = None
     ) -> LiveState:
         """Look at the world: see `Observer.observe`."""
         return self._observer.observe(key, now_ms, dfid=dfid, without=without, seen=seen)
@@ -165,15 +165,15 @@ class Kernel:
         """Return the envelope in force: the contract's own, met with every safeguard."""
         return envelope_in_force(self.rules.envelope(situation.fields), situation, self._safeguards)
 
-    def judge(self, packet: DecisionPacket, data: bytes, decoding: Decoding, seen: Standing | None = None) -> Verdict:
+    def judge(self, packet: DecisionPacket, data: bytes, decoding: Decoding, seen: Seen | None = None) -> Verdict:
         """Return the verdict on proposal bytes, as registry and store stand now. Changes nothing. `seen`: see `_standing`."""
         return dim.judge(self.contract, packet, data, self.authority(packet, seen), decoding, self.now_ms)
 
-    def authority(self, packet: DecisionPacket, seen: Standing | None = None) -> AuthorityState:
+    def authority(self, packet: DecisionPacket, seen: Seen | None = None) -> AuthorityState:
         """Return what registry and store say at the moment of judgement."""
         return authority_state(self.store, packet, seen or self._standing(packet))
 
-    def _standing(self, packet: DecisionPacket) -> Standing:
+    def _standing(self, packet: DecisionPacket) -> Seen:
         """Read once what judging and the drift check both ask of the record, right before them.
 
         The world is read after it, and whatever of the record moves from here on the reserving transaction sees.
@@ -181,7 +181,7 @@ class Kernel:
         counters = spend.scopes(self.contract, packet.situation.fields, packet.snapshot.taken_at_ms).names
         return standing(self.store, self.contract, packet.agent_id, packet.key, packet.dfid, counters)
 
-    def just_in_time(self, packet: DecisionPacket, verdict: Verdict, seen: Standing | None = None) -> JitReport:
+    def just_in_time(self, packet: DecisionPacket, verdict: Verdict, seen: Seen | None = None) -> JitReport:
         """Read the world again and tell whether an accepted decision still holds. Changes nothing.
 
         Nothing that would be ordered does while the record may not know what has been paid.

@@ -36,7 +36,7 @@ class Observer:
         self._effective_ms = int(datetime.fromisoformat(contract.effective_from).replace(tzinfo=UTC).timestamp() * 1000)
 
     def observe(
-        self, key: str, now_ms: int, *, dfid: str = "", without: str = "", seen: Standing | None = None
+        self, key: str, now_ms: int, *, dfid: str = "", without: str = "", seen: Seen | None = None
     ) -> LiveState:
         """Read live state, reservations, spend limits, artifacts and authority.
 
@@ -106,7 +106,7 @@ class Observer:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Seen:
     """What the record says of an agent, of what is reserved of a key, how many attempts a flow has had, and of counters."""
 
     authority: Authority
@@ -115,7 +115,7 @@ class Standing:
     totals: Totals | None = None
 
 
-def authority_state(store: Store, packet: DecisionPacket, seen: Standing) -> AuthorityState:
+def authority_state(store: Store, packet: DecisionPacket, seen: Seen) -> AuthorityState:
     """Return what registry and store say of a packet's flow at the moment of judgement."""
     authority = seen.authority
     under = authority.contract_hash == packet.contract_hash
@@ -134,7 +134,7 @@ def authority_state(store: Store, packet: DecisionPacket, seen: Standing) -> Aut
 
 def standing(
     store: Store, contract: Contract, agent_id: str, key: str, dfid: str, counters: tuple[str, ...] = ()
-) -> Standing:
+) -> Seen:
     """Return it, read in one statement. `counters`: those of spend limits that will be asked for, as far as that is known."""
     paths = reservations.named(contract, key)
     tables, of = authorities.bound_to(agent_id, dfid)
@@ -145,9 +145,9 @@ def standing(
         (dfid, *counters, of, *paths, agent_id),
     )
     if not rows:
-        return Standing(Authority(), reservations.usage(store, contract, key))
+        return Seen(Authority(), reservations.usage(store, contract, key))
     usage = reservations.usage_in(paths, [row[5:9] for row in rows])
-    return Standing(authorities.authority_in(rows[0][:4]), usage, rows[0][4], Totals(counters, rows[0][9:]))
+    return Seen(authorities.authority_in(rows[0][:4]), usage, rows[0][4], (counters, rows[0][9:]))
 
 
 def _subtracted(fields: Mapping[str, Value | None], drawn: Mapping[str, int]) -> dict[str, Value]:

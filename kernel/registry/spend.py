@@ -35,6 +35,7 @@ _COUNTED = (
 )
 _TOTALS = "SELECT {columns} FROM (SELECT 1 AS one) o LEFT JOIN ledger l ON l.idx = (SELECT max(idx) FROM ledger)"
 _TOTAL = "(SELECT used FROM spend_totals WHERE scope = ?), "
+Totals = tuple[tuple[str, ...], Row]  # names of counters, and what a statement has read as their `columns`
 _MINUTES = "SELECT COALESCE(SUM(used), 0) FROM spend_totals WHERE scope > ? AND scope <= ?"
 _OLDEST_MINUTE = (
     "SELECT COALESCE(SUM(s.amount), 0) FROM spend s JOIN execution_log e ON e.dfid = s.dfid"
@@ -60,16 +61,8 @@ class Scopes:
     whom: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """What a statement has read as `columns` of some counters: what is used of each, and the ledger's last entry."""
-
-    names: tuple[str, ...]
-    row: Row
-
-
 def columns(names: tuple[str, ...]) -> str:
-    """Return what a statement reads for `Totals` beside the last entry `l`; the names are its values."""
+    """Return what a statement reads for `Totals` beside the ledger's last entry `l`; the names are its values."""
     return _TOTAL * len(names) + LAST
 
 
@@ -135,8 +128,8 @@ def left(
     """
     if not contract.spend:
         return None
-    totals = known if known and known.names == now.names else _totals(store, now.names)
-    used = _used(store, contract, now, totals.row, without)
+    totals = known[1] if known and known[0] == now.names else _totals(store, now.names)
+    used = _used(store, contract, now, totals, without)
     return max(0, min(limit.max_minor - taken for limit, taken in zip(contract.spend, used, strict=True)))
 
 
@@ -152,8 +145,8 @@ def _used(store: Reader, contract: Contract, now: Scopes, totals: Row, without: 
     return used
 
 
-def _totals(store: Reader, names: tuple[str, ...]) -> Totals:
-    return Totals(names, store.rows(_TOTALS.format(columns=columns(names)), names)[0])
+def _totals(store: Reader, names: tuple[str, ...]) -> Row:
+    return store.rows(_TOTALS.format(columns=columns(names)), names)[0]
 
 
 def of_order(store: Reader, dfid: str) -> dict[str, int]:
