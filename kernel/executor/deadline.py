@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+
+IDLE_MAX = 8  # threads that wait for a next call
+_idle: deque[_Thread] = deque()
+os.register_at_fork(after_in_child=_idle.clear)  # they are the parent's
 
 
 class LateError(Exception):
@@ -18,8 +24,22 @@ class EndingError(Exception):
     """What the call raised is meant to end a program, or a task, and has ended only the thread it was in."""
 
 
+class _Thread:
+    """Makes one call after the other: to start a thread takes longer than most calls. One that hangs makes no other."""
+
+    def __init__(self) -> None:
+        self.calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="sds-executor", daemon=True).start()
+
+    def _run(self) -> None:
+        self.calls.get()()
+        while len(_idle) < IDLE_MAX:
+            _idle.append(self)
+            self.calls.get()()
+
+
 class _Call(Generic[T]):
-    """One call in a thread of its own. Whoever comes second, the result or the end of waiting, finds the other."""
+    """One call in a thread that makes no other meanwhile. Whoever comes second, the result or the end of waiting, finds the other."""
 
     def __init__(self, work: Callable[[], T], late: Callable[[T], None]) -> None:
         self._work, self._late = work, late
@@ -62,5 +82,9 @@ def within(timeout_s: float, work: Callable[[], T], *, late: Callable[[T], None]
     A thread that hangs stays behind, as a daemon, and calls `late` with the result should there be one.
     """
     call = _Call(work, late)
-    threading.Thread(target=call, name="sds-executor", daemon=True).start()
+    try:
+        thread = _idle.pop()
+    except IndexError:
+        thread = _Thread()
+    thread.calls.put(call)
     return call.result(timeout_s)

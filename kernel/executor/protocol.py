@@ -73,8 +73,8 @@ class Executor(Protocol):
     def dispatch(self, intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:
         """Carry it out within `deadline_s` seconds. Anything not known for certain is `unknown`, never a guess.
 
-        Called in a thread of its own. Who is not back in time is not waited for: the order is UNKNOWN until the answer
-        comes, or is looked up.
+        Called in a thread that makes no other call meanwhile. Who is not back in time is not waited for: the order is
+        UNKNOWN until the answer comes, or is looked up.
         """
 
     def lookup(self, key: str, deadline_s: float) -> Receipt:

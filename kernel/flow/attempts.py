@@ -15,9 +15,10 @@ from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.envelope.bounds import MAGNITUDE_MAX
 from sds.kernel.errors import ModelError, StoreError, UsageError
 from sds.kernel.executor.breaker import Breaker
-from sds.kernel.registry import authority, reservations
+from sds.kernel.registry import authority, reservations, spend
 from sds.kernel.registry.authority import Authority
 from sds.kernel.registry.reservations import Usage
+from sds.kernel.registry.spend import Totals
 from sds.kernel.storage.ledger import GENESIS, Head
 from sds.kernel.storage.store import Reader, Row, Store
 from sds.kernel.storage.vault import ATTEMPT, Texts, key_of_case
@@ -30,7 +31,7 @@ _OPEN = f"""
 SELECT {", ".join(f"b.{column}" for column in FLOW.split(", "))},
        b.gate, b.event_id, k.wrapped, x.erased_at_ms, x.reason, {authority.COLUMNS}, o.failures, o.opened_at_ms, o.probe_at_ms,
        w.monitors, w.body, l.idx, l.entry_hash, (SELECT count(*) FROM attempts t WHERE t.dfid = b.dfid), d.deadline_ms,
-       a.rejections, EXISTS (SELECT 1 FROM execution_log e WHERE e.idempotency_key = ?), {reservations.COLUMNS}
+       a.rejections, EXISTS (SELECT 1 FROM execution_log e WHERE e.idempotency_key = ?), {reservations.COLUMNS}, {{totals}}
 FROM decision_flows b {authority.JOINS}
 LEFT JOIN agents a ON a.agent_id = ?
 LEFT JOIN flow_deadlines d ON d.dfid = b.dfid
@@ -43,6 +44,7 @@ LEFT JOIN resources u ON u.resource IN ({{marks}})
 WHERE b.dfid = ? AND b.state = 'ACTIVE'
 """
 _PARTS = tuple(pairwise(accumulate((10, 5, 4, 3, 2, 2, 4), initial=0)))  # of its columns
+_RESOURCE, _TOTALS = slice(30, 34), slice(34, None)
 _REJECTED_SO_FAR = """
 SELECT a.proposal, a.reasons FROM decision_flows f JOIN attempts a ON a.dfid = f.dfid
 WHERE f.dfid = ? AND f.state = 'ACTIVE' ORDER BY a.attempt_number
@@ -64,6 +66,7 @@ class OpenFlow:
     windows: Row
     head: Head
     usage: Usage
+    totals: Totals
     attempts: int
     deadline_ms: int | None
     rejections: int | None
@@ -79,22 +82,26 @@ class OpenFlow:
         return int(self.row[8])
 
 
-def asking_for_open(dfid: str, agent_id: str, key: str, resources: Mapping[str, str]) -> tuple[str, Row]:
+def asking_for_open(
+    dfid: str, agent_id: str, key: str, resources: Mapping[str, str], counters: tuple[str, ...]
+) -> tuple[str, Row]:
     """Return the statement that reads an open flow, and its values. `key`: of the order that it would have; `resources`: all
-    that it could draw on (`reservations.named`).
+    that it could draw on (`reservations.named`); `counters`: what it would be counted in (`spend.scopes`).
     """
-    return _OPEN.format(marks=reservations.marks(resources)), (key, agent_id, *resources, dfid)
+    sql = _OPEN.format(marks=reservations.marks(resources), totals=spend.columns(counters))
+    return sql, (key, *counters, agent_id, *resources, dfid)
 
 
-def open_flow(rows: list[Row], resources: Mapping[str, str]) -> OpenFlow | None:
+def open_flow(rows: list[Row], resources: Mapping[str, str], counters: tuple[str, ...]) -> OpenFlow | None:
     """Return what `asking_for_open` has found. None: there is no such flow, or it has ended."""
     if not rows:
         return None
     row, case, standing, broken, windows, last, more = (rows[0][first:end] for first, end in _PARTS)
     breaker = Breaker(*broken) if broken[0] is not None else Breaker()
     head = Head(*last) if last[0] else Head(0, GENESIS)
-    usage = reservations.usage_in(resources, [each[_PARTS[-1][1] :] for each in rows])
-    return OpenFlow(row, case, authority.authority_in(standing), breaker, windows, head, usage, *more)
+    usage = reservations.usage_in(resources, [each[_RESOURCE] for each in rows])
+    totals = (counters, rows[0][_TOTALS])
+    return OpenFlow(row, case, authority.authority_in(standing), breaker, windows, head, usage, totals, *more)
 
 
 @dataclass(frozen=True, slots=True)

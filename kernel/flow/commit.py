@@ -79,11 +79,20 @@ class Committer:
         dfid = attempt.packet.dfid
         key = self._order_key(attempt, dfid) if attempt.verdict.outcome == "ACCEPTED" else ""
         resources = reservations.named(self._contract, attempt.packet.key)
-        with self._store.transaction(*asking_for_open(dfid, self._contract.agent_id, key, resources)) as found:
-            flow = open_flow(found, resources)
+        counters = self._counters(attempt)
+        asking = asking_for_open(dfid, self._contract.agent_id, key, resources, counters)
+        with self._store.transaction(*asking) as found:
+            flow = open_flow(found, resources, counters)
             if flow is None:
                 raise UsageError(f"flow `{dfid}` is no longer open", reason_code="FLOW_CLOSED", dfid=dfid)
             yield replace(attempt, number=flow.attempts + 1, now_ms=self._now_ms(), flow=flow)
+
+    def _counters(self, attempt: Attempt) -> tuple[str, ...]:
+        """Return what an accepted decision would be counted in, by the time of its drift check."""
+        if attempt.report is None or attempt.report.observed is None:
+            return ()
+        checked_ms = attempt.packet.snapshot.taken_at_ms + attempt.report.age_ms
+        return spend.scopes(self._contract, attempt.report.observed.situation.fields, checked_ms).names
 
     def _order_key(self, attempt: Attempt, named_by: str) -> str:
         """Return the key of the order that an accepted decision would have."""
@@ -172,8 +181,9 @@ class Committer:
         claim = reservations.claim_of(self._contract, kind, amounts)
         spending = spend.scopes(self._contract, observed.situation.fields, attempt.now_ms)
         usage = flow.usage if flow else reservations.usage(self._store, self._contract, packet.key)
+        known = flow.totals if flow else None
         code = reservations.reserve(
-            self._store, self._contract, packet.dfid, packet.key, claim, usage, observed.epochs, spending
+            self._store, self._contract, packet.dfid, packet.key, claim, usage, observed.epochs, spending, known
         )
         if code is not None:
             return None, code, None

@@ -32,8 +32,8 @@ from sds.kernel.flow.answer import Answer, known_answer
 from sds.kernel.flow.attempts import Attempt
 from sds.kernel.flow.commit import Committer
 from sds.kernel.flow.dispatch import Dispatcher, Log, no_log
-from sds.kernel.flow.observe import Observer, authority_state
-from sds.kernel.registry import registry, reservations
+from sds.kernel.flow.observe import Observer, Seen, authority_state, standing
+from sds.kernel.registry import registry, reservations, spend
 from sds.kernel.storage.keyring import Keyring
 from sds.kernel.storage.store import Store
 
@@ -122,9 +122,10 @@ class Kernel:
         """
         decoding = decoding or Decoding()
         flow = {"dfid": packet.dfid}
-        verdict = self.judge(packet, data, decoding)
+        seen = self._standing(packet)
+        verdict = self.judge(packet, data, decoding, seen)
         self.log("stage.judged", flow)
-        report = self.just_in_time(packet, verdict) if verdict.outcome == "ACCEPTED" else None
+        report = self.just_in_time(packet, verdict, seen) if verdict.outcome == "ACCEPTED" else None
         order = self.commit(packet, data, decoding, verdict, report)
         self.log("stage.committed", flow)
         if order is not None:
@@ -154,23 +155,33 @@ class Kernel:
             deadline_ms=claimed.deadline_ms,
         )
 
-    def observe(self, key: str, now_ms: int, *, dfid: str = "", without: str = "") -> LiveState:
+    def observe(
+        self, key: str, now_ms: int, *, dfid: str = "", without: str = "", seen: Seen | None = None
+    ) -> LiveState:
         """Look at the world: see `Observer.observe`."""
-        return self._observer.observe(key, now_ms, dfid=dfid, without=without)
+        return self._observer.observe(key, now_ms, dfid=dfid, without=without, seen=seen)
 
     def envelope(self, situation: EnvelopeInputs) -> DecisionEnvelope:
         """Return the envelope in force: the contract's own, met with every safeguard."""
         return envelope_in_force(self.rules.envelope(situation.fields), situation, self._safeguards)
 
-    def judge(self, packet: DecisionPacket, data: bytes, decoding: Decoding) -> Verdict:
-        """Return the verdict on proposal bytes, as registry and store stand now. Changes nothing."""
-        return dim.judge(self.contract, packet, data, self.authority(packet), decoding, self.now_ms)
+    def judge(self, packet: DecisionPacket, data: bytes, decoding: Decoding, seen: Seen | None = None) -> Verdict:
+        """Return the verdict on proposal bytes, as registry and store stand now. Changes nothing. `seen`: see `_standing`."""
+        return dim.judge(self.contract, packet, data, self.authority(packet, seen), decoding, self.now_ms)
 
-    def authority(self, packet: DecisionPacket) -> AuthorityState:
+    def authority(self, packet: DecisionPacket, seen: Seen | None = None) -> AuthorityState:
         """Return what registry and store say at the moment of judgement."""
-        return authority_state(self.store, self.contract, packet)
+        return authority_state(self.store, packet, seen or self._standing(packet))
 
-    def just_in_time(self, packet: DecisionPacket, verdict: Verdict) -> JitReport:
+    def _standing(self, packet: DecisionPacket) -> Seen:
+        """Read once what judging and the drift check both ask of the record, right before them.
+
+        The world is read after it, and whatever of the record moves from here on the reserving transaction sees.
+        """
+        counters = spend.scopes(self.contract, packet.situation.fields, packet.snapshot.taken_at_ms).names
+        return standing(self.store, self.contract, packet.agent_id, packet.key, packet.dfid, counters)
+
+    def just_in_time(self, packet: DecisionPacket, verdict: Verdict, seen: Seen | None = None) -> JitReport:
         """Read the world again and tell whether an accepted decision still holds. Changes nothing.
 
         Nothing that would be ordered does while the record may not know what has been paid.
@@ -180,7 +191,7 @@ class Kernel:
         age_ms = now_ms - packet.snapshot.taken_at_ms
         if doubt is not None:
             return JitReport(False, age_ms, objections=(doubt.message,), code=doubt.code)
-        live = self.observe(packet.key, now_ms, dfid=packet.dfid)
+        live = self.observe(packet.key, now_ms, dfid=packet.dfid, seen=seen)
         if verdict.proposal is None or not live.situation.fields:
             return JitReport(False, age_ms, live.notes, code="STATE_DRIFT_DETECTED")
         return jit.check(self.contract, self.tolerances, packet, verdict.proposal, live, self.envelope, now_ms)

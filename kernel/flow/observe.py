@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from sds.kernel.canonical import in_words, one_line
@@ -21,6 +21,7 @@ from sds.kernel.registry import authority as authorities
 from sds.kernel.registry import reservations, spend
 from sds.kernel.registry.authority import Authority
 from sds.kernel.registry.reservations import Usage
+from sds.kernel.registry.spend import Totals
 from sds.kernel.storage.store import Store
 
 
@@ -34,16 +35,19 @@ class Observer:
         self._store, self._source, self._context, self._rules = store, source, context, rules
         self._effective_ms = int(datetime.fromisoformat(contract.effective_from).replace(tzinfo=UTC).timestamp() * 1000)
 
-    def observe(self, key: str, now_ms: int, *, dfid: str = "", without: str = "") -> LiveState:
+    def observe(
+        self, key: str, now_ms: int, *, dfid: str = "", without: str = "", seen: Seen | None = None
+    ) -> LiveState:
         """Read live state, reservations, spend limits, artifacts and authority.
 
         A field that is not of its declared type is left out, and `notes` say so: a foreign source may return anything.
         The resources' epochs are read before the state: what is reserved in between shows when this decision reserves. So is
         authority, which is asked for again there; an order in flight is not reserved again, so for it here.
         `dfid`: the flow it is for; without one, one that would be created now. `without`: an order in flight, looked at
-        as if it had taken nothing.
+        as if it had taken nothing. `seen`: what the record says of agent, key and flow, where that has just been read.
         """
-        authority, usage, _ = standing(self._store, self._contract, self._contract.agent_id, key, dfid)
+        seen = seen or standing(self._store, self._contract, self._contract.agent_id, key, dfid)
+        authority, usage = seen.authority, seen.usage
         own = reservations.of_order(self._store, without) if without else {}
         drawn = {
             path: amount - own.get(reservations.resource(self._contract, key, path), 0)
@@ -59,7 +63,7 @@ class Observer:
             agent_active=authority.active and authority.contract_hash == self._contract_hash,
             in_effect=now_ms >= self._effective_ms,
             halted=authority.halted,
-            spend_left=spend.left(self._store, self._contract, spending, without=without),
+            spend_left=spend.left(self._store, self._contract, spending, seen.totals, without=without),
             artifacts=artifacts,
             context_whole=not faults,
         )
@@ -101,36 +105,49 @@ class Observer:
             return None, [one_line(f"state cannot be read: {in_words(error)}", 200)]
 
 
-def authority_state(store: Store, contract: Contract, packet: DecisionPacket) -> AuthorityState:
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the record says of an agent, of what is reserved of a key, how many attempts a flow has had, and of counters."""
+
+    authority: Authority
+    usage: Usage
+    tries: int = 0
+    totals: Totals | None = None
+
+
+def authority_state(store: Store, packet: DecisionPacket, seen: Seen) -> AuthorityState:
     """Return what registry and store say of a packet's flow at the moment of judgement."""
-    authority, usage, tries = standing(store, contract, packet.agent_id, packet.key, packet.dfid)
+    authority = seen.authority
     under = authority.contract_hash == packet.contract_hash
-    rejected, spent = attempts.rejected(store, packet.dfid) if tries else (frozenset(), 0)
+    rejected, spent = attempts.rejected(store, packet.dfid) if seen.tries else (frozenset(), 0)
     return AuthorityState(
         agent_active=authority.active,
         halted=authority.halted,
         contract_hash=authority.contract_hash,
         # of another contract there is no mission to compare: gate 2 objects, and a human may still be asked
         mission_hash=authority.mission_hash if under else packet.mission_hash,
-        held=usage.held,
+        held=seen.usage.held,
         tokens_spent=spent,
         rejected=rejected,
     )
 
 
-def standing(store: Store, contract: Contract, agent_id: str, key: str, dfid: str) -> tuple[Authority, Usage, int]:
-    """Return, read in one statement, an agent's authority, what is reserved of a key, and how many attempts a flow has had."""
+def standing(
+    store: Store, contract: Contract, agent_id: str, key: str, dfid: str, counters: tuple[str, ...] = ()
+) -> Seen:
+    """Return it, read in one statement. `counters`: those of spend limits that will be asked for, as far as that is known."""
     paths = reservations.named(contract, key)
     tables, of = authorities.bound_to(agent_id, dfid)
     rows = store.rows(
-        f"SELECT {authorities.COLUMNS}, (SELECT count(*) FROM attempts t WHERE t.dfid = ?), {reservations.COLUMNS} {tables}"
+        f"SELECT {authorities.COLUMNS}, (SELECT count(*) FROM attempts t WHERE t.dfid = ?), {reservations.COLUMNS},"
+        f" {spend.columns(counters)} {tables} LEFT JOIN ledger l ON l.idx = (SELECT max(idx) FROM ledger)"
         f" LEFT JOIN resources u ON u.resource IN ({reservations.marks(paths)}) WHERE a.agent_id = ?",
-        (dfid, of, *paths, agent_id),
+        (dfid, *counters, of, *paths, agent_id),
     )
     if not rows:
-        return Authority(), reservations.usage(store, contract, key), 0
-    usage = reservations.usage_in(paths, [row[5:] for row in rows])
-    return authorities.authority_in(rows[0][:4]), usage, rows[0][4]
+        return Seen(Authority(), reservations.usage(store, contract, key))
+    usage = reservations.usage_in(paths, [row[5:9] for row in rows])
+    return Seen(authorities.authority_in(rows[0][:4]), usage, rows[0][4], (counters, rows[0][9:]))
 
 
 def _subtracted(fields: Mapping[str, Value | None], drawn: Mapping[str, int]) -> dict[str, Value]:

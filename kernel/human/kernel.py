@@ -20,6 +20,7 @@ from sds.kernel.flow import in_flight
 from sds.kernel.flow.attempts import Attempt
 from sds.kernel.flow.commit import Committer
 from sds.kernel.flow.kernel import Kernel
+from sds.kernel.flow.observe import Seen
 from sds.kernel.human import cases
 from sds.kernel.human.cases import Case
 from sds.kernel.registry import reservations
@@ -42,9 +43,11 @@ class HumanKernel(Kernel):
         """Tell whether a human may act for the agent now."""
         return authority.in_service and authority.contract_hash == self.registered.hash
 
-    def observe(self, key: str, now_ms: int, *, dfid: str = "", without: str = "") -> LiveState:
+    def observe(
+        self, key: str, now_ms: int, *, dfid: str = "", without: str = "", seen: Seen | None = None
+    ) -> LiveState:
         """Look at the world as the agent does. What it reads of memory and artifacts binds no human."""
-        live = super().observe(key, now_ms, dfid=dfid, without=without)
+        live = super().observe(key, now_ms, dfid=dfid, without=without, seen=seen)
         permitted = self.permits(authority_now(self.store, self.contract.agent_id))
         situation = replace(live.situation, agent_active=permitted, context_whole=True)
         others = [note for note in live.notes if note not in standing_notes(live.situation)]
@@ -69,7 +72,7 @@ class HumanKernel(Kernel):
             expires_at_ms=now_ms + self.contract.budget.ttl_ms,
         )
 
-    def authority(self, packet: DecisionPacket) -> AuthorityState:
+    def authority(self, packet: DecisionPacket, seen: Seen | None = None) -> AuthorityState:  # noqa: ARG002
         """Return what registry and store say at the moment of judgement: a human's decision has no attempts."""
         authority = authority_now(self.store, packet.agent_id)
         permitted = self.permits(authority)

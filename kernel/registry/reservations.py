@@ -119,16 +119,17 @@ def reserve(
     now: Usage,
     epochs: Mapping[str, int],
     spending: spend.Scopes,
+    known: spend.Totals | None = None,
 ) -> str | None:
     """Reserve everything, or change nothing and return the reason code.
 
     `now`: as the transaction has found it. `epochs` are those read just before the live state that was checked: had anything
-    of this key been reserved or settled since, even another field, that check would not hold. `spending`: the spend counters of this moment. Taking
-    nothing of a resource leaves it alone.
+    of this key been reserved or settled since, even another field, that check would not hold. `spending`: the spend counters of this moment, and
+    `known` what the transaction has read of them. Taking nothing of a resource leaves it alone.
     """
     if now.epochs != epochs or any(path in now.held for path, _ in claim.draws):
         return "RESOURCE_CONTENTION"
-    left = spend.left(store, contract, spending)
+    left = spend.left(store, contract, spending, known)
     if claim.spends and left is not None and claim.spends > left:
         return "SPEND_LIMIT_EXCEEDED"
     _draw(store, taken(contract, dfid, key, claim), kept=True, status="live", epochs=1)

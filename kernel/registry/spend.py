@@ -33,10 +33,9 @@ _COUNTED = (
     "e.status <> 'FAILED' AND NOT EXISTS"
     " (SELECT 1 FROM saga_reversals r WHERE r.dfid = e.dfid AND r.status = 'REVERTED')"
 )
-_TOTALS = (
-    f"SELECT t.scope, t.used, {LAST} FROM (SELECT 1 AS one) o LEFT JOIN ledger l ON l.idx = (SELECT max(idx) FROM ledger)"
-    " LEFT JOIN spend_totals t ON t.scope IN ({marks})"
-)
+_TOTALS = "SELECT {columns} FROM (SELECT 1 AS one) o LEFT JOIN ledger l ON l.idx = (SELECT max(idx) FROM ledger)"
+_TOTAL = "(SELECT used FROM spend_totals WHERE scope = ?), "
+Totals = tuple[tuple[str, ...], Row]  # names of counters, and what a statement has read as their `columns`
 _MINUTES = "SELECT COALESCE(SUM(used), 0) FROM spend_totals WHERE scope > ? AND scope <= ?"
 _OLDEST_MINUTE = (
     "SELECT COALESCE(SUM(s.amount), 0) FROM spend s JOIN execution_log e ON e.dfid = s.dfid"
@@ -60,6 +59,11 @@ class Scopes:
     at_ms: int
     names: tuple[str, ...]
     whom: tuple[str, ...]
+
+
+def columns(names: tuple[str, ...]) -> str:
+    """Return what a statement reads for `Totals` beside the ledger's last entry `l`; the names are its values."""
+    return _TOTAL * len(names) + LAST
 
 
 def scopes(contract: Contract, fields: Fields, at_ms: int) -> Scopes:
@@ -115,21 +119,24 @@ def _end(at_ms: int) -> int:
     return ((at_ms + BACK_MS) // MINUTE_MS + 1) * MINUTE_MS
 
 
-def left(store: Reader, contract: Contract, now: Scopes, *, without: str = "") -> int | None:
+def left(
+    store: Reader, contract: Contract, now: Scopes, known: Totals | None = None, *, without: str = ""
+) -> int | None:
     """Return what is left under the tightest limit, in minor units; None when there is no limit.
 
-    `without`: an order in flight that is not counted.
+    `known`: what was read already, perhaps of other counters. `without`: an order in flight that is not counted.
     """
     if not contract.spend:
         return None
-    used = _used(store, contract, now, without)
+    totals = known[1] if known and known[0] == now.names else _totals(store, now.names)
+    used = _used(store, contract, now, totals, without)
     return max(0, min(limit.max_minor - taken for limit, taken in zip(contract.spend, used, strict=True)))
 
 
-def _used(store: Reader, contract: Contract, now: Scopes, without: str) -> list[int]:
-    totals, last = _totals(store, now.names, without)
-    used = [totals.get(name, 0) for name in now.names]
-    stepped = steps(store, last, now.at_ms, WINDOW_MS_MAX)
+def _used(store: Reader, contract: Contract, now: Scopes, totals: Row, without: str) -> list[int]:
+    own = of_order(store, without) if without else {}
+    used = [(total or 0) - own.get(name, 0) for name, total in zip(now.names, totals, strict=False)]
+    stepped = steps(store, totals[len(used) :], now.at_ms, WINDOW_MS_MAX)
     for index, (limit, who) in enumerate(zip(contract.spend, now.whom, strict=True)):
         if limit.sliding:
             used[index] = _within(store, limit, _minutes(contract.gate, limit, who), now.at_ms, without)
@@ -138,13 +145,8 @@ def _used(store: Reader, contract: Contract, now: Scopes, without: str) -> list[
     return used
 
 
-def _totals(store: Reader, names: tuple[str, ...], without: str) -> tuple[dict[str, int], Row]:
-    """Return what is used of each counter that there is, and the ledger's last entry as `clock.steps` takes it."""
-    rows = store.rows(_TOTALS.format(marks=", ".join("?" for _ in names)), names)
-    used: dict[str, int] = {scope: amount for scope, amount, *_ in rows if scope is not None}
-    for scope, amount in of_order(store, without).items() if without else ():
-        used[scope] = used.get(scope, 0) - amount
-    return used, rows[0][2:]
+def _totals(store: Reader, names: tuple[str, ...]) -> Row:
+    return store.rows(_TOTALS.format(columns=columns(names)), names)[0]
 
 
 def of_order(store: Reader, dfid: str) -> dict[str, int]:

@@ -127,7 +127,7 @@ class MenuKernel(ChildKernel):
             return ESCALATE_ONLY
         return DecisionEnvelope(tuple(KindBound(name, _REASONS[name]) for name in self._possible(situation.fields)))
 
-    def observe(self, key: str, now_ms: int, *, dfid: str = "", without: str = "") -> LiveState:  # noqa: ARG002
+    def observe(self, *_: object, **__: object) -> LiveState:
         """Look at what became of the steps: the fields are `step.1`, `step.2` ... None of them may move."""
         authority = authority_now(self.store, self.contract.agent_id, self._parent.dfid)
         situation = EnvelopeInputs(

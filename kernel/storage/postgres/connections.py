@@ -15,8 +15,7 @@ from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
 from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.storage.postgres.errors import REFUSED, is_lost, mend, refused, said
-
-Connection = psycopg.Connection[Any]
+from sds.kernel.storage.postgres.pipelined import Connection
 
 # What was committed before a transaction had its lock must be seen in it, whatever a server, role or URL sets.
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
@@ -90,7 +89,7 @@ def set_up(db: Connection, schema: str) -> None:
 def connected(url: Url, schema: str) -> Connection:
     """Return a connection apart from the pool. Raises StoreError."""
     try:
-        db = psycopg.connect(url.conninfo, autocommit=True)
+        db = Connection.connect(url.conninfo, autocommit=True)
         try:
             _check_server(db)
             set_up(db, schema)
@@ -125,6 +124,7 @@ class Pool:
         self._url, self.lost = url, 0  # how many connections were found to have ended
         self._pool: ConnectionPool[Connection] = ConnectionPool(
             url.conninfo,
+            connection_class=Connection,
             kwargs={"autocommit": True},
             configure=lambda db: set_up(db, schema),
             min_size=1,

@@ -18,10 +18,11 @@ _OPTIONS = re.compile(r"\) STRICT(, WITHOUT ROWID)?;")
 
 
 @lru_cache(STATEMENTS_MAX)
-def translated(sql: str) -> str:
-    """Return a statement whose values are bound in the place of `?` as one where they are bound in the place of `%s`."""
+def translated(sql: str) -> bytes:
+    """Return a statement whose values are bound in the place of `?` as one where they are bound in that of `$1`, `$2` ..."""
     sql = _PLANNER.sub("", sql).replace("CROSS JOIN", "JOIN").replace("IN ()", "IN (NULL)")
-    return sql.replace("%", "%%").replace("?", "%s")
+    first, *others = sql.split("?")
+    return (first + "".join(f"${number}{text}" for number, text in enumerate(others, start=1))).encode()
 
 
 def defined(statement: str) -> str | None:

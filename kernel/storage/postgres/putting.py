@@ -8,8 +8,9 @@ import psycopg
 
 from sds.kernel.errors import UsageError
 from sds.kernel.storage.postgres import schema as schemas
-from sds.kernel.storage.postgres.connections import BEGIN, Connection, Url, connected
+from sds.kernel.storage.postgres.connections import BEGIN, Url, connected
 from sds.kernel.storage.postgres.errors import refused
+from sds.kernel.storage.postgres.pipelined import Connection
 
 
 def put_in_place(url: str, aside: str, schema: str) -> None:

@@ -17,9 +17,9 @@ import psycopg
 from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.storage.keyring import Keyring
 from sds.kernel.storage.postgres import schema as schemas
-from sds.kernel.storage.postgres.connections import BEGIN, Connection, Pool, Url, connected
-from sds.kernel.storage.postgres.dialect import translated
+from sds.kernel.storage.postgres.connections import BEGIN, Pool, Url, connected
 from sds.kernel.storage.postgres.errors import NO_READ, NO_WRITE, REFUSED, is_worth_again, mend, refused, said
+from sds.kernel.storage.postgres.pipelined import Connection
 from sds.kernel.storage.postgres.transaction import Transaction
 from sds.kernel.storage.store import SCHEMA_VERSION, SUPERSEDED, UPGRADABLE, Reader, Result, Row, Store, Witness
 
@@ -29,10 +29,6 @@ AGAIN_MAX = 5
 _SCHEMA = re.compile("[a-z][a-z0-9_]{0,62}")
 _NAME = re.compile("[a-z][a-z_]{0,31}")
 _MOMENT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL idle_in_transaction_session_timeout = 0"
-
-
-def _fetched(db: Connection, sql: str, values: Row) -> list[Row]:
-    return db.execute(translated(sql), values).fetchall()
 
 
 class _CatalogueReader(Reader):
@@ -78,7 +74,7 @@ class PostgresReader(_CatalogueReader):
         self._db, self._schema_name, self._expected, self._lock = db, schema, expected, threading.RLock()
 
     def rows(self, sql: str, values: Row = ()) -> list[Row]:
-        found: list[Row] = self._on_connection(lambda db: _fetched(db, sql, values))
+        found: list[Row] = self._on_connection(lambda db: db.together((sql, values)).rows)
         return found
 
     def _on_connection(self, ask: Callable[[Connection], Any]) -> Any:
@@ -188,7 +184,9 @@ class PostgresStore(_CatalogueReader, Store):
 
     def rows(self, sql: str, values: Row = ()) -> list[Row]:
         """Return all rows of a statement: inside this thread's transaction, else as they were last committed."""
-        found: list[Row] = self._on_connection(lambda db: _fetched(db, sql, values))
+        if (own := self._transaction_of_thread()) is not None:
+            return own.done(sql, values, NO_READ).rows
+        found: list[Row] = self._on_connection(lambda db: db.together((sql, values)).rows)
         return found
 
     def _on_connection(self, ask: Callable[[Connection], Any]) -> Any:
@@ -229,13 +227,11 @@ class PostgresStore(_CatalogueReader, Store):
 
     def _begin(self, db: Connection, first: str, values: Row) -> list[Row]:
         """Begin a transaction, take the record's lock, and read, in one round trip."""
-        if not first:
-            db.execute(f"{BEGIN}; {self._lock}", prepare=False)
-            return []
-        with db.pipeline():
-            db.execute(BEGIN)
-            db.execute(self._lock)
-            return _fetched(db, first, values)
+        begin = (BEGIN, ()), (self._lock, ())
+        if first:
+            return db.together(*begin, (first, values)).rows
+        db.together(*begin)
+        return []
 
     def atomically(self, work: Callable[[], Result]) -> Result:
         for left in reversed(range(AGAIN_MAX)):
@@ -277,10 +273,10 @@ class PostgresStore(_CatalogueReader, Store):
         return False
 
     def run(self, sql: str, values: Row = ()) -> int:
-        return self._within().counted(translated(sql), values)
+        return self._within().done(sql, values, NO_WRITE).changed
 
     def write(self, sql: str, values: Row = ()) -> None:
-        self._within().waiting.append((translated(sql), values))
+        self._within().waiting.append((sql, values))
 
     def _within(self) -> Transaction:
         own = self._transaction_of_thread()

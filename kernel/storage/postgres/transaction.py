@@ -4,15 +4,15 @@ statement of its own would cost a round trip while the record is locked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 import psycopg
 
 from sds.kernel.errors import StoreError
-from sds.kernel.storage.postgres.connections import Connection
 from sds.kernel.storage.postgres.errors import NO_WRITE, REFUSED, UNKNOWN_END, is_lost, mend, refused
+from sds.kernel.storage.postgres.pipelined import Connection, Done
 from sds.kernel.storage.store import Row
 
 Found = TypeVar("Found")
@@ -27,31 +27,30 @@ class Transaction:
 
     def ask(self, ask: Callable[[Connection], Found], what: str) -> Found:
         """Return what is asked behind all that waits. Raises StoreError, whatever of it was refused."""
-        what = NO_WRITE if self.waiting else what
         try:
-            with self._behind_what_waits():
-                return ask(self._db)
+            if self.waiting:
+                what, waiting, self.waiting = NO_WRITE, self.waiting, []
+                self._db.together(*waiting)
+            return ask(self._db)
         except REFUSED as error:
             raise refused(error, what) from error
 
-    def counted(self, sql: str, values: Row) -> int:
-        """Execute a statement; return how many rows it changed."""
+    def done(self, sql: str, values: Row, what: str) -> Done:
+        """Execute a statement, along with all that waits. Raises StoreError, whatever of it was refused."""
+        what = NO_WRITE if self.waiting else what
         try:
-            with self._behind_what_waits():
-                done = self._db.execute(sql, values)
+            return self._behind_what_waits(sql, values)
         except REFUSED as error:
-            raise refused(error, NO_WRITE) from error
-        return done.rowcount
+            raise refused(error, what) from error
 
     def commit(self) -> None:
         try:
-            with self._behind_what_waits():
-                done = self._db.execute("COMMIT", prepare=False)
+            done = self._behind_what_waits("COMMIT", ())
         except REFUSED as error:
             if is_lost(error):
                 raise StoreError(f"{NO_WRITE}: {UNKNOWN_END}", hint=mend(error)) from error
             raise refused(error, NO_WRITE) from error
-        if done.statusmessage != "COMMIT":  # a statement before had failed, and its error was let pass
+        if done.word != "COMMIT":  # a statement before had failed, and its error was let pass
             raise StoreError(f"{NO_WRITE}: a statement of the transaction had failed")
 
     def roll_back(self) -> None:
@@ -60,15 +59,6 @@ class Transaction:
             if not self._db.closed:
                 self._db.execute("ROLLBACK", prepare=False)
 
-    @contextmanager
-    def _behind_what_waits(self) -> Iterator[None]:
+    def _behind_what_waits(self, sql: str, values: Row) -> Done:
         waiting, self.waiting = self.waiting, []
-        if not waiting:
-            yield
-            return
-        with self._db.pipeline() as pipeline:
-            cursor = self._db.cursor()  # one for all: what each has to say is an error, or nothing
-            for sql, values in waiting:
-                cursor.execute(sql, values)
-            yield
-            pipeline.sync()
+        return self._db.together(*waiting, (sql, values))

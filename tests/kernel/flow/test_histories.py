@@ -43,7 +43,7 @@ class Auditor:
         assert len(paid) == len({payment[0] for payment in paid}), "a flow was paid twice"
         amounts = {dfid: (ticket, kind, amount) for dfid, ticket, kind, amount in paid}
         orders = store.rows(
-            "SELECT e.dfid, resource_key, kind, json_extract(params, '$.amount'), e.status, COALESCE(r.status, '')"
+            "SELECT e.dfid, resource_key, kind, CAST(json_extract(params, '$.amount') AS BIGINT), e.status, COALESCE(r.status, '')"
             " FROM execution_log e LEFT JOIN saga_reversals r USING (dfid)"
         )
         assert amounts.keys() <= {order[0] for order in orders}, "paid, and no order for it"

@@ -11,8 +11,6 @@ import pytest
 from sds.kernel.audit import verify
 from sds.kernel.canonical import digest
 from sds.kernel.contract.schema import Contract
-from sds.kernel.decision.dim import Verdict
-from sds.kernel.decision.jit import JitReport
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.errors import StoreError
 from sds.kernel.executor.protocol import ExecutionIntent
@@ -106,20 +104,22 @@ def test_a_draw_that_comes_between_reasoning_and_reservation_is_seen(world: Worl
 
 
 @pytest.mark.parametrize("between", [refund("150.00"), compensate], ids=["the same field", "another field"])
-def test_whatever_is_drawn_from_a_ticket_after_the_last_look_at_it_is_seen_by_its_epoch(folder: Path, between: Propose):
-    """Between the just-in-time check and the reserving transaction only the resources' epochs can tell."""
+@pytest.mark.parametrize("after", ["judge", "just_in_time"])
+def test_whatever_is_drawn_from_a_ticket_after_the_last_look_at_it_is_seen_by_its_epoch(
+    folder: Path, between: Propose, after: str
+):
+    """Between the last look at the record and the reserving transaction only the resources' epochs can tell."""
     with opened(folder, contract(more="\ndraws_settle_in: source\n")) as world:
         packet = world.packet("C1")
-        look = world.kernel.just_in_time
+        look = getattr(world.kernel, after)
 
-        def and_then(packet: DecisionPacket, verdict: Verdict) -> JitReport:
-            world.kernel.just_in_time = look  # type: ignore[method-assign]
-            report = look(packet, verdict)
-            assert report.ok
+        def and_then(*given: object) -> object:
+            setattr(world.kernel, after, look)
+            found = look(*given)
             assert "SUCCESS" == world.decide(between, "C2").execution
-            return report
+            return found
 
-        world.kernel.just_in_time = and_then  # type: ignore[method-assign]
+        setattr(world.kernel, after, and_then)
         answer = world.kernel.decide(packet, refund("10.00")(packet))
         assert ("ABORTED", "RESOURCE_CONTENTION") == (answer.state, answer.tag)
 

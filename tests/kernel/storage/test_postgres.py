@@ -13,6 +13,7 @@ import psycopg
 import pytest
 
 from sds.kernel.errors import StoreError
+from sds.kernel.storage.postgres import pipelined
 from sds.kernel.storage.postgres import store as stores
 from sds.kernel.storage.postgres.connections import Url
 from sds.kernel.storage.postgres.dialect import translated
@@ -77,6 +78,21 @@ def test_a_statement_that_fails_takes_its_whole_transaction_with_it(store: Postg
     with pytest.raises(StoreError, match='violates check constraint "resources_drawn_check"'):
         both()
     assert [] == drawn(store)
+
+
+def test_what_comes_after_a_refusal_is_not_executed_and_not_taken_to_be_prepared(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+):
+    for most in (256, 3):  # and with fewer prepared than there are statements
+        monkeypatch.setattr(pipelined, "PREPARED_MAX", most)
+        for refused in (True, False):
+            with suppress(StoreError), store.transaction():
+                put(store, f"a {most}")
+                store.write("INSERT INTO resources VALUES ('b', 0, ?)", (-1 if refused else most,))
+                store.write("UPDATE resources SET drawn = drawn + ? WHERE resource = 'b'", (most,))
+            assert ([] if refused else [0, 2 * most]) == drawn(store)
+        with store.transaction():
+            store.run("DELETE FROM resources")
 
 
 def test_a_failure_that_was_let_pass_cannot_be_committed(store: PostgresStore):
@@ -202,7 +218,7 @@ def test_nothing_is_among_none(store: PostgresStore):
 
 
 def test_what_is_for_sqlites_planner_alone_is_left_out():
-    assert "SELECT 1 FROM a JOIN b ON b.x LIKE '%%' WHERE a.y = %s" == translated(
+    assert b"SELECT 1 FROM a JOIN b ON b.x LIKE '%' WHERE a.y = $1" == translated(
         "SELECT 1 FROM a INDEXED BY i CROSS JOIN b ON b.x LIKE '%' WHERE a.y = ?"
     )
 
@@ -298,9 +314,9 @@ class LosesReply:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._db, name)
 
-    def execute(self, sql: str, *values: Any, **more: Any) -> Any:
-        done = self._db.execute(sql, *values, **more)
-        if sql == "COMMIT":
+    def together(self, *asked: Any) -> Any:
+        done = self._db.together(*asked)
+        if asked[-1][0] == "COMMIT":
             self._db.close()
             raise psycopg.OperationalError("server closed the connection unexpectedly")
         return done
