@@ -8,8 +8,10 @@ TESTABLE := $(VENV)/.testable
 # llama.cpp is compiled for this processor, but for AMX, whose products end the process by SIGILL (docs/limits.md).
 NO_AMX := -mno-amx-tile -mno-amx-int8 -mno-amx-bf16
 ifneq ($(shell echo | c++ $(NO_AMX) -x c++ -c -o /dev/null - 2>/dev/null && echo known),)
-export CMAKE_ARGS := $(CMAKE_ARGS) -DCMAKE_C_FLAGS='$(NO_AMX)' -DCMAKE_CXX_FLAGS='$(NO_AMX)'
+CMAKE_ARGS += -DCMAKE_C_FLAGS='$(NO_AMX)' -DCMAKE_CXX_FLAGS='$(NO_AMX)'
 endif
+# And of it what is called: no pictures, no programs.
+export CMAKE_ARGS := $(CMAKE_ARGS) -DLLAVA_BUILD=OFF '-DCMAKE_PROJECT_llama_cpp_INCLUDE=$(CURDIR)/deploy/llama.cmake'
 
 .DEFAULT_GOAL := help
 .PHONY: help install fit openvino demo test types style mutation bench peers docs clean

@@ -58,6 +58,9 @@ __all__ = [
 os.environ["SDS_CACHE"] = tempfile.mkdtemp(prefix="sds-cache-")
 atexit.register(shutil.rmtree, os.environ["SDS_CACHE"], ignore_errors=True)
 
+# A worker a core: threads of one beside it would wait for each other by spinning. Workers and what they begin inherit it.
+os.environ.update(dict.fromkeys(("SDS_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"))
+
 
 LONG = ("tests/test_readme", "tests/test_storms", "tests/test_attack", "tests/test_wheel", "tests/benchmarks/test_card")
 

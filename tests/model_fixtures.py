@@ -158,7 +158,7 @@ def own_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def embedded() -> Iterator[LlamaBackend]:
-    backend = LlamaBackend(embedded_model())
+    backend = LlamaBackend(embedded_model(), threads=TINY_THREADS)
     yield backend
     backend.close()
 

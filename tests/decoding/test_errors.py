@@ -71,7 +71,7 @@ def _with(value: float, at: int) -> Callable[[Logits], Logits]:
     "spoil",
     [
         _with(np.nan, 0),
-        _with(np.inf, 49151),
+        _with(np.inf, -1),
         _with(-np.inf, 20),
         lambda logits: logits * np.nan,
         lambda logits: logits[:, :-1],

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sds.models.protocol import Backend, BackendError, Row
-from tests.hostile import Vocabulary
+from tests.hostile import TINY_VOCABULARY, Vocabulary
 from tests.scale import scale, seeded
 
 CONTROL_TOKENS = range(17)
@@ -22,7 +22,7 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
 def sections_of(seed: int, *lengths: int) -> list[list[int]]:
     rng = np.random.default_rng(seed)
-    return [[int(token) for token in rng.integers(17, 49152, length)] for length in lengths]
+    return [[int(token) for token in rng.integers(17, TINY_VOCABULARY, length)] for length in lengths]
 
 
 @pytest.mark.parametrize("which", ["tiny", "embedded", "tiny_hf", "own_hf", "tiny_vino", "own_vino", "tiny_int"])
@@ -74,7 +74,7 @@ def test_a_section_longer_than_a_call_is_cut_the_same_way_every_time(backend: Ba
 def test_logits_have_one_entry_for_each_token(backend: Backend):
     backend.prefill([])
     logits = backend.forward_one([20])
-    assert (49152,) == logits.shape == (backend.vocab_size,)
+    assert (TINY_VOCABULARY,) == logits.shape == (backend.vocab_size,)
     assert np.float32 == logits.dtype
 
 
@@ -113,7 +113,7 @@ def test_a_prompt_beyond_the_context_is_refused_and_the_model_goes_on(opened: Ca
     ("tokens", "message"),
     [
         ([], "a step needs at least one token"),
-        ([49152], "a token is outside the vocabulary"),
+        ([TINY_VOCABULARY], "a token is outside the vocabulary"),
         ([20, -1], "a token is outside the vocabulary"),
     ],
 )
@@ -168,7 +168,7 @@ def test_a_row_gives_as_many_logits_as_were_asked_for_and_the_same_ones(backend:
     for outputs in range(4):
         backend.prefill(sections)
         found.append(backend.run([Row(0, [20, 21, 22], outputs)])[0])
-        assert (outputs, 49152) == found[-1].shape
+        assert (outputs, TINY_VOCABULARY) == found[-1].shape
     for outputs in range(1, 4):
         assert np.allclose(found[3][-outputs:], found[outputs], rtol=0, atol=1e-4)
 
@@ -253,7 +253,7 @@ def test_forks_are_counted(backend: Backend):
         ([Row(-1, [20])], "there is no slot -1"),
         ([Row(0, [20], 2)], "2 outputs of 1 tokens were asked for"),
         ([Row(0, [20], -1)], "-1 outputs of 1 tokens were asked for"),
-        ([Row(0, [20, 49152])], "a token is outside the vocabulary"),
+        ([Row(0, [20, TINY_VOCABULARY])], "a token is outside the vocabulary"),
         ([Row(0, [20] * 4096)], "4098 tokens are more than the model's context of 4096"),
     ],
 )
@@ -311,7 +311,7 @@ def test_every_slot_can_be_full_at_once(opened: Callable[..., Backend]):
     backend = opened(slots=3, n_ctx=256)
     for slot in range(3):
         backend.prefill([[20 + slot] * 255], slot=slot)
-    assert [(1, 49152)] * 3 == [logits.shape for logits in backend.run([Row(slot, [30]) for slot in range(3)])]
+    assert [(1, TINY_VOCABULARY)] * 3 == [logits.shape for logits in backend.run([Row(slot, [30]) for slot in range(3)])]
     with pytest.raises(BackendError, match=r"257 tokens are more than the model's context of 256"):
         backend.forward_one([31], slot=1)
 

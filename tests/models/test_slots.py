@@ -17,7 +17,7 @@ from sds.models.cache.prefix_cache import PrefixCache
 from sds.models.llamacpp.backend import FORK_TOKENS_MAX, FRAGMENTED_CELLS_MIN, SHARED_PASS_TOKENS_MAX, LlamaBackend
 from sds.models.llamacpp.context import TokenBatch
 from sds.models.protocol import FORKS_MAX, SLOTS_MAX, BackendError, Row
-from tests.hostile import Vocabulary, tiny_checkpoint
+from tests.hostile import TINY_VOCABULARY, Vocabulary, tiny_checkpoint
 from tests.model_fixtures import TINY_THREADS
 from tests.models.test_backends import sections_of
 from tests.scale import scale, seeded
@@ -157,7 +157,7 @@ def test_in_any_company_a_row_gives_the_bits_it_gives_alone(weights: Weights, vo
 def test_a_pass_of_several_slots_is_short_and_never_of_one_token(four: LlamaBackend, monkeypatch: pytest.MonkeyPatch):
     passes = passes_of(four, monkeypatch)
     four.prefill([[20], [21] * 64])
-    assert [(1, 49152)] == [four.run([Row(0, [22])])[0].shape]
+    assert [(1, TINY_VOCABULARY)] == [four.run([Row(0, [22])])[0].shape]
     four.run([Row(0, [23] * (2 * SHARED_PASS_TOKENS_MAX + 1), 0)])
     assert [2, 32, 32, 2, 43, 43, 41] == passes
 
@@ -195,7 +195,7 @@ def test_a_cache_that_never_rests_fails_once_and_forgets(four: LlamaBackend):
     assert "the cache is worn out" == str(caught.value)
     assert "let the backend rest between two decisions" == caught.value.hint
     assert not four.fragmented
-    assert (512, 49152) == four.run([Row(0, [20] * 512, 512)])[0].shape
+    assert (512, TINY_VOCABULARY) == four.run([Row(0, [20] * 512, 512)])[0].shape
 
 
 def test_one_prompt_after_the_other_needs_nobody_to_call_for_a_rest(four: LlamaBackend):
@@ -273,7 +273,9 @@ def test_more_rows_than_a_pass_holds_are_cut_in_order_and_evenly(
 
 
 def test_a_pass_without_outputs_gives_none(four: LlamaBackend):
-    assert [(0, 49152), (0, 49152)] == [found.shape for found in four.run([Row(0, [20], 0), Row(3, [21, 22], 0)])]
+    assert [(0, TINY_VOCABULARY), (0, TINY_VOCABULARY)] == [
+        found.shape for found in four.run([Row(0, [20], 0), Row(3, [21, 22], 0)])
+    ]
 
 
 def test_a_failed_pass_forgets_every_slot_and_every_fork(four: LlamaBackend, monkeypatch: pytest.MonkeyPatch):

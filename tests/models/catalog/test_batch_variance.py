@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from sds.models.catalog.batch_variance import batch_variance
 from sds.models.llamacpp.backend import LlamaBackend
 from sds.models.protocol import BackendError, Row
+from tests.hostile import TINY_VOCABULARY
 from tests.model_fixtures import TINY_THREADS
 from tests.small_models import sentencepiece_gguf
 
@@ -88,7 +89,7 @@ def test_prompts_of_ones_own_may_be_measured(single: MovedByCompany):
 def test_the_slots_are_left_empty(single: MovedByCompany):
     batch_variance(single)
     for slot in range(3):
-        assert (1, 49152) == single.run([Row(slot, [20] * 512)])[0].shape  # all of its context
+        assert (1, TINY_VOCABULARY) == single.run([Row(slot, [20] * 512)])[0].shape  # all of its context
 
 
 def test_a_vocabulary_of_hardly_any_text_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

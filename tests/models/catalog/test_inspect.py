@@ -17,6 +17,7 @@ import pytest
 from sds.models.catalog.catalog import embedded_model, models_in
 from sds.models.catalog.inspect import inspect_model
 from sds.models.protocol import Backend, BackendError, ChatFrame
+from tests.hostile import TINY_VOCABULARY
 from tests.small_models import sentencepiece_gguf
 
 CHATML = ChatFrame("<|im_start|>system\n", "<|im_end|>\n<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n")
@@ -54,7 +55,7 @@ def test_a_checkpoint_folder_is_known_from_its_files(folder: Path, tiny_hf: Back
     with inspect_model(folder) as model:
         card = model.card
     assert ("mine", "checkpoint folder", "LlamaForCausalLM") == (card.name, card.form, card.architecture)
-    assert (3_219_776, "F16", 8192, 49152, "BPE") == (
+    assert (74_048 + 64 * TINY_VOCABULARY, "F16", 8192, TINY_VOCABULARY, "BPE") == (
         card.parameters,
         card.weights,
         card.context_tokens,
@@ -65,9 +66,9 @@ def test_a_checkpoint_folder_is_known_from_its_files(folder: Path, tiny_hf: Back
     assert (tiny_hf.fingerprint, tiny_hf.frame()) == (card.sha256, card.turn)  # as the record names it
 
 
-def test_the_vocabulary_of_both_forms_is_one(folder: Path):
+def test_the_vocabulary_of_both_forms_is_one(folder: Path, tiny_path: Callable[[int], Path]):
     text = b'late <|im_end|> {"amount":150.05}'
-    with inspect_model(folder) as other, inspect_model(embedded_model()) as file:
+    with inspect_model(folder) as other, inspect_model(tiny_path(1)) as file:
         assert other.words.encode(text, special=True) == file.words.encode(text, special=True)
 
 
@@ -97,7 +98,7 @@ def test_a_template_without_a_turn_is_no_error_here(folder: Path):
         assert (True, None) == (model.card.has_chat_template, model.card.turn)
 
 
-@pytest.mark.parametrize("kept", [4, 20, 200, 1000, 3_000_000, -1, -4_000_000])
+@pytest.mark.parametrize("kept", [4, 20, 200, 1000, 300_000, -1, -1_000_000])
 def test_a_gguf_that_is_cut_short_is_refused_without_noise(
     kept: int, tiny_path: Callable[[int], Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):

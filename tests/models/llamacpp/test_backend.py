@@ -87,7 +87,7 @@ def test_a_file_of_another_kind_is_refused_before_it_is_loaded(tmp_path: Path):
     assert f"`{path}` is not a GGUF file" == str(caught.value)
 
 
-@pytest.mark.parametrize("kept", [4, 20, 1000, 3_000_000])
+@pytest.mark.parametrize("kept", [4, 20, 1000, 300_000])
 def test_a_truncated_model_is_refused_without_noise(
     kept: int, tiny_path: Callable[[int], Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):

@@ -26,6 +26,7 @@ from sds.models.llamacpp.backend import LlamaBackend
 from sds.models.protocol import Backend, BackendError, extra_hint
 from sds.models.transformers_ import backend as hf
 from sds.models.transformers_.backend import HfBackend
+from tests.hostile import TINY_VOCABULARY
 from tests.model_fixtures import CONTEXT_REF, TINY_THREADS, refund_envelope
 from tests.models.test_backends import CONTROL_TOKENS, sections_of
 
@@ -152,19 +153,19 @@ def test_entries_beyond_the_tokenizer_have_no_piece_and_are_never_permitted(fold
         weights["model.embed_tokens.weight"] = np.vstack([rows, np.full((PADDING, rows.shape[1]), 9, rows.dtype)])
 
     edit_weights(folder, pad)
-    edit(folder / "config.json", vocab_size=49152 + PADDING)
+    edit(folder / "config.json", vocab_size=TINY_VOCABULARY + PADDING)
     backend = opened(folder)
-    assert 49152 + PADDING == backend.vocab_size
-    assert {b""} == {backend.piece(token) for token in range(49152, backend.vocab_size)}
+    assert TINY_VOCABULARY + PADDING == backend.vocab_size
+    assert {b""} == {backend.piece(token) for token in range(TINY_VOCABULARY, backend.vocab_size)}
     check_mask_constrains(backend)
     matcher = GrammarCompiler(backend).matcher(refund_envelope(), CONTEXT_REF)
     matcher.accept_forced()
     while not matcher.finished:
         tokens = matcher.choice_point().tokens
-        assert tokens.max() < 49152
+        assert tokens.max() < TINY_VOCABULARY
         matcher.accept(int(tokens.min()))
         matcher.accept_forced()
-    assert max(matcher.tokens) < 49152
+    assert max(matcher.tokens) < TINY_VOCABULARY
     backend.close()
 
 
@@ -307,7 +308,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(folder: Path):
 
 
 def test_a_token_that_the_tokenizer_has_not_is_refused(folder: Path):
-    edit(folder / "tokenizer_config.json", added_tokens_decoder={"49152": {"content": "<|pay|>"}})
+    edit(folder / "tokenizer_config.json", added_tokens_decoder={str(TINY_VOCABULARY): {"content": "<|pay|>"}})
     assert f"`{folder}` names a token `<|pay|>` that its tokenizer.json has not" == str(refused(folder))
 
 
