@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from sds.kernel.errors import NOT_AS_WRITTEN, SdsError, unreadable
 from sds.kernel.flow.states import FINAL, UNDECIDED_TAGS
@@ -51,7 +51,8 @@ class Answer:
 
     def as_data(self) -> dict[str, object]:
         """Return it as JSON data."""
-        return {**asdict(self), "pending": self.pending, "retryable": self.retryable}
+        columns = {name: getattr(self, name) for name in _COLUMNS}
+        return {**columns, "params": dict(self.params), "pending": self.pending, "retryable": self.retryable}
 
 
 _SQL = """
