@@ -54,15 +54,16 @@ class Decisions:
         try:
             reply = await self._decided(gate, scope, receive)
             status, headers, body = reply.status, _headers_of(reply), reply.body
+            if reply.replayed:
+                self._metrics.saved.labels(gate).inc()
         except Exception as error:  # noqa: BLE001  whatever it is, the caller gets a problem
             response = self._problem(error)
             status, headers, body = response.status_code, with_safe_headers(response.raw_headers), bytes(response.body)
-        else:
-            if reply.replayed:
-                self._metrics.saved.labels(gate).inc()
-        self._took(status).observe(time.perf_counter() - began_s)
+        took_s = time.perf_counter() - began_s
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
+        self._took(status).observe(took_s)
+        self._metrics.settle()
 
     async def _decided(self, gate: str, scope: Scope, receive: Receive) -> DecisionReply:
         arrived_s, service, headers = time.monotonic(), self._service, headers_of(scope)

@@ -218,10 +218,11 @@ def _in_one(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Applicat
 
     async def wrapped(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         start: HTTPResponseStartEvent | None = None
+        heads = cycle.scope["method"] == "HEAD"
 
         async def sent(message: ASGISendEvent) -> None:
             nonlocal start
-            if message["type"] == "http.response.start" and scope["type"] == "http" and scope["method"] != "HEAD" and _has_length(message):
+            if message["type"] == "http.response.start" and not heads and _has_length(message):
                 start = message
                 return
             if start is not None and message["type"] == "http.response.body":
