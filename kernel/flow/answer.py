@@ -80,8 +80,7 @@ def answer(store: Reader, dfid: str) -> Answer | None:
     *columns, proposal, rationale = row
     found = dict(zip(_COLUMNS, columns, strict=True))
     try:
-        texts = Texts(store, dfid, shown=True)
-        found["justification"] = _justified(texts, found["justification"], proposal, rationale)
+        found["justification"] = _justified(Texts(store, dfid, shown=True), found["justification"], proposal, rationale)
         found["params"] = numbers_of(found["params"])
         found["reasons"] = tuple(
             f"gate {gate}: {code}: {line}" for gate, code, line in json.loads(found["reasons"] or "[]")

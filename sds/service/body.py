@@ -1,27 +1,16 @@
-"""Reads the headers and the body of a request: JSON in UTF-8, so many bytes at most. The rest of a longer one is not read."""
+"""Reads the body of a request: JSON in UTF-8, so many bytes at most. The rest of a longer one is not read."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 from starlette.requests import Request
-from starlette.types import Receive, Scope
+from starlette.types import Receive
 
+from sds.service.deciding.terms import Headers, headers_of
 from sds.service.problems import Problem
 from sds.service.state import service
 
-Headers = Mapping[str, Sequence[str]]  # by name in lower case, in the order in which they came
-
 CLOSE = {"Connection": "close"}  # what was not read of a body would be taken for the next request
 _NONE = ("",)
-
-
-def headers_of(scope: Scope) -> Headers:
-    """Return the headers of a request, read once."""
-    found = dict[str, list[str]]()
-    for name, value in scope["headers"]:
-        found.setdefault(name.decode("latin-1"), []).append(value.decode("latin-1"))
-    return found
 
 
 async def read_body(request: Request) -> bytes:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from starlette.datastructures import QueryParams
+from starlette.types import Scope
 
-from sds.service.body import Headers
 from sds.service.problems import Problem
 
 DEADLINE_HEADER, DEADLINE_QUERY = "Deadline-Ms", "deadline_ms"
@@ -17,6 +17,9 @@ _NUMBER = re.compile(r"[0-9]{1,12}")
 _BARE = re.compile(rf"[ -~]{{1,{KEY_CHARS_MAX}}}")
 _QUOTED = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"')  # a string of structured fields (RFC 9651)
 _ESCAPED = re.compile(r'\\(["\\])')
+
+
+Headers = Mapping[str, Sequence[str]]  # by name in lower case, in the order in which they came
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,14 @@ class Terms:
     respond_async: bool
     key: str | None
     traceparent: str = ""
+
+
+def headers_of(scope: Scope) -> Headers:
+    """Return the headers of a request, read once."""
+    found = dict[str, list[str]]()
+    for name, value in scope["headers"]:
+        found.setdefault(name.decode("latin-1"), []).append(value.decode("latin-1"))
+    return found
 
 
 def terms_of(headers: Headers, query: bytes, deadline_ms_max: int) -> Terms:

@@ -64,6 +64,7 @@ class Observer:
         self._thread = threading.local()
         self._flows = OrderedDict[str, Flow]()
         self._stage_s = {stage: metrics.stage_s.labels(gate, stage) for stage in STAGES}
+        self._validation_ms = {kind: metrics.validation_ms.labels(gate, kind) for kind in ("hard", "soft")}
         self._saved, self._stale = metrics.saved.labels(gate), metrics.stale.labels(gate)
         self._decision_s, self._tokens = metrics.decision_s.labels(gate), metrics.tokens.labels(gate)
         self._heard = {
@@ -145,6 +146,6 @@ class Observer:
         for stage, from_ns, to_ns in flow.stages:
             self._stage_s[stage].observe((to_ns - from_ns) / 1e9)
         for kind, took_ms in flow.validated_ms:
-            self._metrics.validation_ms.labels(self._gate, kind).observe(took_ms)
+            self._validation_ms[kind].observe(took_ms)
         for rows in flow.rows:
             self._metrics.rows.labels(self._gate).observe(rows)

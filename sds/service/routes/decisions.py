@@ -13,9 +13,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from sds.kernel.errors import SdsError
-from sds.service.body import CLOSE, Headers, headers_of, received_body
+from sds.service.body import CLOSE, received_body
 from sds.service.callers import Submitter
-from sds.service.deciding.terms import terms_of
+from sds.service.deciding.terms import Headers, headers_of, terms_of
 from sds.service.operations.metrics import Metrics
 from sds.service.problems import SAFE, Problem, foreseen, response_of, unforeseen, with_safe_headers
 from sds.service.routes import described, submitting

@@ -174,8 +174,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answered = cycle
-        chunks = cycle.scope["http_version"] == "1.1"
-        super()._start_asgi_task(cycle, _in_one(cycle, app if chunks else _without_chunks(cycle, app)))
+        super()._start_asgi_task(cycle, _in_one(cycle, app))
 
     def _await_head(self) -> None:
         self._head_timer = self.loop.call_later(self.settings.head_within_s, self.transport.abort)
@@ -191,45 +190,34 @@ class BoundedConnection(HttpToolsProtocol):
             self._write_timer = None
 
 
-def _without_chunks(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
-    """Wrap an application for HTTP/1.0, which knows no chunks: an answer without a length ends with its connection."""
-
-    async def wrapped(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
-        endless = False
-
-        async def sent(message: ASGISendEvent) -> None:
-            nonlocal endless
-            if message["type"] == "http.response.start":
-                endless = not _has_length(message)
-                cycle.chunked_encoding = False if endless else None
-            elif endless and message["type"] == "http.response.body":
-                cycle.expected_content_length = len(message.get("body", b""))  # of each part its own
-            await send(message)
-
-        await app(scope, receive, sent)
-
-    return wrapped
-
-
 def _in_one(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
     """Wrap an application so that an answer that is there as a whole is written at once: uvicorn writes its head first, looks at
-    each header by itself, and wakes the client twice.
+    each header by itself, and wakes the client twice. HTTP/1.0 knows no chunks: an answer without a length ends with its
+    connection.
     """
+    heads, chunks = cycle.scope["method"] == "HEAD", cycle.scope["http_version"] == "1.1"
 
     async def wrapped(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         start: HTTPResponseStartEvent | None = None
-        heads = cycle.scope["method"] == "HEAD"
+        endless = False
 
         async def sent(message: ASGISendEvent) -> None:
-            nonlocal start
-            if message["type"] == "http.response.start" and not heads and _has_length(message):
-                start = message
-                return
-            if start is not None and message["type"] == "http.response.body":
-                begun, start = start, None
-                if _written(cycle, begun, message):
+            nonlocal start, endless
+            if message["type"] == "http.response.start":
+                has_length = any(name == b"content-length" for name, _ in message.get("headers", ()))
+                if has_length and not heads:
+                    start = message
                     return
-                await send(begun)
+                endless = not chunks and not has_length
+                cycle.chunked_encoding = False if endless else None
+            elif message["type"] == "http.response.body":
+                if endless:
+                    cycle.expected_content_length = len(message.get("body", b""))  # of each part its own
+                begun, start = start, None
+                if begun is not None and _written(cycle, begun, message):
+                    return
+                if begun is not None:
+                    await send(begun)
             await send(message)
 
         await app(scope, receive, sent)
@@ -255,10 +243,6 @@ def _written(cycle: RequestResponseCycle, start: HTTPResponseStartEvent, message
     cycle.message_event.set()
     cycle.on_response()
     return True
-
-
-def _has_length(start: HTTPResponseStartEvent) -> bool:
-    return any(name == b"content-length" for name, _ in start.get("headers", ()))
 
 
 def connection_class(settings: ServiceSettings) -> type[BoundedConnection]:
