@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from sds.kernel.errors import NOT_AS_WRITTEN, SdsError, unreadable
 from sds.kernel.flow.states import FINAL, UNDECIDED_TAGS
@@ -51,7 +51,8 @@ class Answer:
 
     def as_data(self) -> dict[str, object]:
         """Return it as JSON data."""
-        return {**asdict(self), "pending": self.pending, "retryable": self.retryable}
+        columns = {name: getattr(self, name) for name in _COLUMNS}
+        return {**columns, "params": dict(self.params), "pending": self.pending, "retryable": self.retryable}
 
 
 _SQL = """
@@ -79,8 +80,7 @@ def answer(store: Reader, dfid: str) -> Answer | None:
     *columns, proposal, rationale = row
     found = dict(zip(_COLUMNS, columns, strict=True))
     try:
-        texts = Texts(store, dfid, shown=True)
-        found["justification"] = _justified(texts, found["justification"], proposal, rationale)
+        found["justification"] = _justified(Texts(store, dfid, shown=True), found["justification"], proposal, rationale)
         found["params"] = numbers_of(found["params"])
         found["reasons"] = tuple(
             f"gate {gate}: {code}: {line}" for gate, code, line in json.loads(found["reasons"] or "[]")

@@ -1,37 +1,46 @@
-"""Reads the body of a request: JSON in UTF-8, so many bytes at most, within so long. The rest of a longer one is not read."""
+"""Reads the body of a request: JSON in UTF-8, so many bytes at most. The rest of a longer one is not read."""
 
 from __future__ import annotations
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
+from starlette.types import Receive
 
+from sds.service.deciding.terms import Headers, headers_of
 from sds.service.problems import Problem
 from sds.service.state import service
 
-_CLOSE = {"Connection": "close"}  # what was not read of a body would be taken for the next request
+CLOSE = {"Connection": "close"}  # what was not read of a body would be taken for the next request
+_NONE = ("",)
 
 
 async def read_body(request: Request) -> bytes:
-    """Return the raw bytes of a JSON body. Raises Problem: 408, 413, 415."""
-    _check_headers(request)
-    settings = service(request).settings
-    limit = settings.body_bytes_max
-    if (length := request.headers.get("content-length")) is not None and (not length.isdigit() or int(length) > limit):
-        raise Problem("BODY_TOO_LARGE", headers=_CLOSE)
-    found = bytearray()
-    try:
-        async for chunk in request.stream():  # `app.Outermost` ends it when it takes too long
-            found += chunk
-            if len(found) > limit:
-                raise Problem("BODY_TOO_LARGE", headers=_CLOSE)
-    except ClientDisconnect:
-        raise Problem("TOO_SLOW", headers=_CLOSE) from None
+    """Return the raw bytes of a JSON body. Raises Problem: 408, 413, 415. `app.Outermost` ends it when it takes too long."""
+    limit = service(request).settings.body_bytes_max
+    return await received_body(headers_of(request.scope), request.receive, limit)
+
+
+async def received_body(headers: Headers, receive: Receive, limit: int) -> bytes:
+    """Return the raw bytes of a JSON body of `limit` bytes at most. Raises Problem: 408, where the client is gone, 413, 415."""
+    _check_headers(headers)
+    length = headers.get("content-length", ("0",))[0]
+    if not length.isdigit() or int(length) > limit:
+        raise Problem("BODY_TOO_LARGE", headers=CLOSE)
+    found, more = bytearray(), True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Problem("TOO_SLOW", headers=CLOSE)
+        found += message.get("body", b"")
+        if len(found) > limit:
+            raise Problem("BODY_TOO_LARGE", headers=CLOSE)
+        more = message.get("more_body", False)
     return bytes(found)
 
 
-def _check_headers(request: Request) -> None:
-    kind, _, parameters = request.headers.get("content-type", "").partition(";")
+def _check_headers(headers: Headers) -> None:
+    kind, _, parameters = headers.get("content-type", _NONE)[0].partition(";")
     charset = parameters.strip().lower().replace('"', "")
     if kind.strip().lower() != "application/json" or charset not in ("", "charset=utf-8"):
-        raise Problem("MEDIA_TYPE", headers=_CLOSE)
-    if request.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
-        raise Problem("MEDIA_TYPE", "a content encoding is not taken", headers=_CLOSE)
+        raise Problem("MEDIA_TYPE", headers=CLOSE)
+    if headers.get("content-encoding", _NONE)[0].strip().lower() not in ("", "identity"):
+        raise Problem("MEDIA_TYPE", "a content encoding is not taken", headers=CLOSE)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import orjson
@@ -33,6 +33,7 @@ SAFE_HEADERS = {  # what every answer carries, for browsers
     "x-frame-options": "DENY",
 }
 DETAIL_CHARS_MAX = 300
+SAFE = tuple((name.encode(), value.encode()) for name, value in SAFE_HEADERS.items())
 RETRY_AFTER_S = 1.0
 _BY_STATUS = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "BODY_TOO_LARGE", 415: "MEDIA_TYPE", 400: "USAGE"}
 # What reading a gate raises that has just been closed
@@ -101,14 +102,21 @@ def response_of(problem: Problem, *, instance: str = "") -> Response:
     return Response(orjson.dumps(data), reason.status, headers, MEDIA_TYPE)
 
 
-def foreseen(request: Request, error: Exception) -> Response:
-    """Return what answers a Problem or an SdsError that a route has raised."""
+def with_safe_headers(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Return the headers of an answer, with those that it lacks of what every answer carries."""
+    there = {name.lower() for name, _ in headers}
+    return [*headers, *(each for each in SAFE if each[0] not in there)]
+
+
+def foreseen(error: Exception, *, draining: bool, again: bool) -> Problem:
+    """Return what a Problem or an SdsError is answered with. `again`: the request may be repeated, for it only reads, or asks
+    for a decision, which is made once for an event.
+    """
     if not isinstance(error, SdsError):
-        return response_of(error if isinstance(error, Problem) else Problem("INTERNAL"))
-    closing = _WHILE_CLOSING if _may_be_repeated(request) else _BEFORE_AN_ACT
-    if request.app.state.service.draining and code_of(error) in closing:
-        return response_of(Problem("DRAINING"))
-    return response_of(of_error(error))
+        return error if isinstance(error, Problem) else Problem("INTERNAL")
+    if draining and code_of(error) in (_WHILE_CLOSING if again else _BEFORE_AN_ACT):
+        return Problem("DRAINING")
+    return of_error(error)
 
 
 def add_to(app: FastAPI) -> None:
@@ -126,15 +134,14 @@ def add_to(app: FastAPI) -> None:
         where = ".".join(str(part) for part in found.get("loc", ()))
         return response_of(Problem("USAGE", f"`{where}`: {found.get('msg', 'cannot be used')}"))
 
-    app.add_exception_handler(Problem, foreseen)
-    app.add_exception_handler(SdsError, foreseen)
+    def raised(request: Request, error: Exception) -> Response:
+        draining, again = app.state.service.draining, request.method in ("GET", "HEAD")
+        return response_of(foreseen(error, draining=draining, again=again))
+
+    app.add_exception_handler(Problem, raised)
+    app.add_exception_handler(SdsError, raised)
     app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(RequestValidationError, invalid)
-
-
-def _may_be_repeated(request: Request) -> bool:
-    """Tell whether a request only reads, or asks for a decision, which is made once for an event."""
-    return request.method in ("GET", "HEAD") or request.url.path.endswith("/decisions")
 
 
 def unforeseen(error: Exception, instance: str) -> tuple[Response, dict[str, object]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from sds.kernel.errors import UsageError
 
+WORKERS_MAX = PARALLEL_MAX = 64
 LOOPBACK_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhost"})
 
 

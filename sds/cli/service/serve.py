@@ -12,6 +12,7 @@ import typer
 from sds.cli.service import needs_service
 from sds.definitions.registry import find
 from sds.kernel.errors import UsageError
+from sds.service.settings import PARALLEL_MAX, WORKERS_MAX, ServiceSettings
 
 StoreUrl = Annotated[
     str,
@@ -30,7 +31,9 @@ class Listening:
 
     host: Annotated[str, typer.Option("--host", help="The address to listen at.")] = "127.0.0.1"
     port: Annotated[int, typer.Option("--port", min=0, max=65_535, help="The port; 0 takes any.")] = 8080
-    workers: Annotated[int, typer.Option("--workers", min=1, max=64, help="Processes; each loads its own model.")] = 1
+    workers: Annotated[
+        int, typer.Option("--workers", min=1, max=WORKERS_MAX, help="Processes; each loads its own model.")
+    ] = 1
     metrics_open: Annotated[
         bool,
         typer.Option(
@@ -44,7 +47,7 @@ class Limits:
     """How much one process takes on."""
 
     parallel: Annotated[
-        int, typer.Option("--parallel", min=1, max=64, help="Decisions at once of one process's model.")
+        int, typer.Option("--parallel", min=1, max=PARALLEL_MAX, help="Decisions at once of one process's model.")
     ] = 1
     queue_max: Annotated[int, typer.Option("--queue", min=1, help="Decisions in hand at once, in one process.")] = 256
     rate_per_s: Annotated[
@@ -74,7 +77,6 @@ def serve(
         from sds.service import callers  # noqa: PLC0415  the extra is loaded by who serves
         from sds.service.server import serving  # noqa: PLC0415
         from sds.service.server.workers import Supervisor  # noqa: PLC0415
-        from sds.service.settings import ServiceSettings  # noqa: PLC0415
     key = callers.new_key() if dev else ""
     settings = ServiceSettings(
         gates=tuple(gate),

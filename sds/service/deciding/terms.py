@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from starlette.requests import Request
+from starlette.datastructures import QueryParams
+from starlette.types import Scope
 
 from sds.service.problems import Problem
 
@@ -15,6 +17,9 @@ _NUMBER = re.compile(r"[0-9]{1,12}")
 _BARE = re.compile(rf"[ -~]{{1,{KEY_CHARS_MAX}}}")
 _QUOTED = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"')  # a string of structured fields (RFC 9651)
 _ESCAPED = re.compile(r'\\(["\\])')
+
+
+Headers = Mapping[str, Sequence[str]]  # by name in lower case, in the order in which they came
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +35,26 @@ class Terms:
     traceparent: str = ""
 
 
-def terms_of(request: Request, deadline_ms_max: int) -> Terms:
+def headers_of(scope: Scope) -> Headers:
+    """Return the headers of a request, read once."""
+    found = dict[str, list[str]]()
+    for name, value in scope["headers"]:
+        found.setdefault(name.decode("latin-1"), []).append(value.decode("latin-1"))
+    return found
+
+
+def terms_of(headers: Headers, query: bytes, deadline_ms_max: int) -> Terms:
     """Read headers and query of a request. Raises Problem: 400."""
     return Terms(
-        _deadline(request, deadline_ms_max),
-        _responds_async(request),
-        _key(request),
-        request.headers.get("traceparent", ""),
+        _deadline(headers, query, deadline_ms_max),
+        _responds_async(headers),
+        _key(headers.get("idempotency-key", ())),
+        headers.get("traceparent", ("",))[0],
     )
 
 
-def _deadline(request: Request, most: int) -> int | None:
-    given = [*request.headers.getlist(DEADLINE_HEADER), *request.query_params.getlist(DEADLINE_QUERY)]
+def _deadline(headers: Headers, query: bytes, most: int) -> int | None:
+    given = [*headers.get(DEADLINE_HEADER.lower(), ()), *(QueryParams(query).getlist(DEADLINE_QUERY) if query else ())]
     if not given:
         return None
     if len(given) > 1:
@@ -51,13 +64,12 @@ def _deadline(request: Request, most: int) -> int | None:
     return int(given[0])
 
 
-def _responds_async(request: Request) -> bool:
-    preferences = ",".join(request.headers.getlist("Prefer")).split(",")
+def _responds_async(headers: Headers) -> bool:
+    preferences = ",".join(headers.get("prefer", ())).split(",")
     return any(each.partition(";")[0].strip().lower() == "respond-async" for each in preferences)
 
 
-def _key(request: Request) -> str | None:
-    given = request.headers.getlist("Idempotency-Key")
+def _key(given: Sequence[str]) -> str | None:
     if not given:
         return None
     key = given[0].strip(" \t") if len(given) == 1 else ""

@@ -40,6 +40,7 @@ class Standing:
     def sample(self) -> None:
         """Set the gauges of what this process has in hand: several processes' are added up."""
         service, metrics = self._service, self._metrics
+        metrics.settle()
         for name, each in service.gates.items():
             metrics.expected_s.labels(name).set(service.admission.expected_ms(name) / 1_000)
             metrics.queued.labels(name, "waiting").set(each.gate.queued)

@@ -8,8 +8,9 @@ them up. What stands in a record or in the service's database is read at the scr
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from tempfile import TemporaryDirectory
 from typing import Literal
 
@@ -35,6 +36,7 @@ class Metrics:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self._read = list[Callable[[], Iterable[Metric]]]()
+        self._put_off = deque[Callable[[], object]]()
         self._of_decisions()
         self._of_requests()
         self._of_work()
@@ -83,6 +85,16 @@ class Metrics:
         self.refused.labels(code).inc()
         self.request_s.labels("none", "POST", "503").observe(took_s)
 
+    def put_off(self, count: Callable[[], object]) -> None:
+        """Have something counted when `settle` is called next: soon, but by nobody whom somebody waits for."""
+        self._put_off.append(count)
+
+    def settle(self) -> None:
+        """Count what was put off."""
+        while self._put_off:
+            with suppress(IndexError):  # another thread has just taken the last
+                self._put_off.popleft()()
+
     def _counter(self, name: str, what: str, labels: tuple[str, ...]) -> Counter:
         return Counter(name, what, labels, registry=self._registry)
 
@@ -99,6 +111,7 @@ class Metrics:
 
     def render(self) -> bytes:
         """Return all there is in Prometheus' text format. Blocks on what is read at the scrape."""
+        self.settle()
         if not os.environ.get(SHARED):
             return generate_latest(self._registry)
         shared = CollectorRegistry()

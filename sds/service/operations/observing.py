@@ -2,7 +2,8 @@
 
     begun ─ open ─ opened ─ propose ─ proposed ─ decide (the gates, the drift check, one transaction) ─ committed ─ dispatch
 
-It hears of the end of each stage in the thread at work, and costs some thirty microseconds a decision. Facts are codes and ids.
+It hears of the end of each stage in the thread at work, where it only notes the time: who waits for the answer does not wait until
+that is counted. Facts are codes and ids.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from sds.service.operations.metrics import STAGES, Metrics
 
@@ -32,6 +34,8 @@ class Flow:
     last_ns: int
     tokens: int = 0
     stages: list[tuple[str, int, int]] = field(default_factory=list)
+    validated_ms: list[tuple[str, float]] = field(default_factory=list)
+    rows: list[float] = field(default_factory=list)
     facts: Facts = field(default_factory=dict)
 
     @property
@@ -60,7 +64,7 @@ class Observer:
         self._thread = threading.local()
         self._flows = OrderedDict[str, Flow]()
         self._stage_s = {stage: metrics.stage_s.labels(gate, stage) for stage in STAGES}
-        self._hard_ms, self._soft_ms = (metrics.validation_ms.labels(gate, kind) for kind in ("hard", "soft"))
+        self._validation_ms = {kind: metrics.validation_ms.labels(gate, kind) for kind in ("hard", "soft")}
         self._saved, self._stale = metrics.saved.labels(gate), metrics.stale.labels(gate)
         self._decision_s, self._tokens = metrics.decision_s.labels(gate), metrics.tokens.labels(gate)
         self._heard = {
@@ -95,15 +99,16 @@ class Observer:
 
     def _proposed(self, facts: Facts, now_ns: int) -> None:
         if flow := self._flows.get(str(facts["dfid"])):
-            self._soft_ms.observe(self._end(flow, "propose", now_ns) * 1_000)
+            flow.validated_ms.append(("soft", (now_ns - flow.last_ns) / 1e6))
+            self._end(flow, "propose", now_ns)
             tokens, rows = facts["tokens"], facts["rows"]
             flow.tokens += tokens if isinstance(tokens, int) else 0
             if isinstance(rows, tuple) and rows:
-                self._metrics.rows.labels(self._gate).observe(sum(rows) / len(rows))
+                flow.rows.append(sum(rows) / len(rows))
 
     def _judged(self, facts: Facts, now_ns: int) -> None:
         if flow := self._flows.get(str(facts["dfid"])):
-            self._hard_ms.observe((now_ns - flow.last_ns) / 1e6)
+            flow.validated_ms.append(("hard", (now_ns - flow.last_ns) / 1e6))
 
     def _committed(self, facts: Facts, now_ns: int) -> None:
         if flow := self._flows.get(str(facts["dfid"])):
@@ -114,28 +119,33 @@ class Observer:
             self._end(flow, "dispatch", now_ns)
 
     def _decided(self, facts: Facts, now_ns: int) -> None:
-        """Count how a flow stands after an attempt; one that is still ACTIVE goes on to the next."""
-        state, tag = str(facts["state"]), str(facts["tag"] or "")
-        reason = str(facts["reason_code"] or tag)
-        if DRIFT in (tag, reason):
+        """End a flow, unless it is still ACTIVE after an attempt: then it goes on to the next."""
+        if DRIFT in (facts["tag"], facts["reason_code"]):
             self._stale.inc()
-        if state == "ACTIVE" or (flow := self._flows.pop(str(facts["dfid"]), None)) is None:
+        if facts["state"] == "ACTIVE" or (flow := self._flows.pop(str(facts["dfid"]), None)) is None:
             return
         if len(flow.stages) == 1:  # what proposes failed, or got no turn
             self._end(flow, "propose", now_ns)
-        if state == "ESCALATED":
-            self._metrics.escalations.labels(self._agent_id, reason).inc()
-        self._metrics.decided.labels(self._gate, state, tag).inc()
-        self._decision_s.observe((now_ns - flow.began_ns) / 1e9)
-        self._tokens.observe(flow.tokens)
         flow.facts = facts
+        self._metrics.put_off(partial(self._count, flow, now_ns))
         if self._ended is not None:
             self._ended(flow)
 
-    def _end(self, flow: Flow, stage: str, now_ns: int) -> float:
-        """End a stage of a flow; return its seconds."""
-        took_s = (now_ns - flow.last_ns) / 1e9
+    def _end(self, flow: Flow, stage: str, now_ns: int) -> None:
         flow.stages.append((stage, flow.last_ns, now_ns))
         flow.last_ns = now_ns
-        self._stage_s[stage].observe(took_s)
-        return took_s
+
+    def _count(self, flow: Flow, ended_ns: int) -> None:
+        """Count a flow that has ended, and all of its stages."""
+        state, tag = str(flow.facts["state"]), str(flow.facts["tag"] or "")
+        if state == "ESCALATED":
+            self._metrics.escalations.labels(self._agent_id, str(flow.facts["reason_code"] or tag)).inc()
+        self._metrics.decided.labels(self._gate, state, tag).inc()
+        self._decision_s.observe((ended_ns - flow.began_ns) / 1e9)
+        self._tokens.observe(flow.tokens)
+        for stage, from_ns, to_ns in flow.stages:
+            self._stage_s[stage].observe((to_ns - from_ns) / 1e9)
+        for kind, took_ms in flow.validated_ms:
+            self._validation_ms[kind].observe(took_ms)
+        for rows in flow.rows:
+            self._metrics.rows.labels(self._gate).observe(rows)

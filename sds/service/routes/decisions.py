@@ -1,67 +1,107 @@
-"""Decisions: asking for one, and looking at those that were made."""
+"""Decisions: asking for one."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
+from collections.abc import Callable
+from functools import cache
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from sds.kernel.errors import SdsError
-from sds.service.body import read_body
-from sds.service.callers import Caller, Submitter, authorized
-from sds.service.deciding.terms import terms_of
-from sds.service.problems import Problem, foreseen
+from sds.service.body import CLOSE, received_body
+from sds.service.callers import Submitter
+from sds.service.deciding.terms import Headers, headers_of, terms_of
+from sds.service.operations.metrics import Metrics
+from sds.service.problems import SAFE, Problem, foreseen, response_of, unforeseen, with_safe_headers
 from sds.service.routes import described, submitting
-from sds.service.state import service
+from sds.service.routes.submitting import DecisionReply, DecisionRequest
+from sds.service.state import Service
 
 router = APIRouter(tags=["decisions"])
 _ASKED = re.compile(re.escape(described.DECIDE).replace(r"\{gate\}", "([^/]+)"))
+_HEADERS = ((b"content-type", b"application/json"), *SAFE)
 
 
 @router.post(described.DECIDE, responses=described.DECIDED, openapi_extra=described.ASKING, response_class=Response)
-async def decide(request: Request, gate: str, who: Submitter) -> Response:
+async def decide(gate: str, who: Submitter) -> Response:
     """Decide one event of a gate and answer with the decision, whatever it is; the same event again gives the same one.
 
     `Prefer: respond-async` answers 202 as soon as the event is on record.
     """
-    return await _decided(request, gate, who)
+    raise NotImplementedError(gate, who.name)  # the route describes what `Decisions` answers
+
+
+def gate_asked(path: str) -> str:
+    """Return the gate of which a path asks for a decision; "": it asks for none."""
+    asked = _ASKED.fullmatch(path)
+    return "" if asked is None else asked[1]
 
 
 class Decisions:
-    """Wraps an application and answers requests for decisions itself, as its route would, which describes them: FastAPI's
-    dependencies and stacks would take half of the time that HTTP adds to a decision.
-    """
+    """The ASGI application that answers requests for decisions, from the first header to the last byte, and measures them."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, service: Service, metrics: Metrics, token: Callable[[int], str]) -> None:
+        self._service, self._metrics, self._token = service, metrics, token
+        self._took = cache(lambda status: metrics.request_s.labels(described.DECIDE, "POST", str(status)))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        asking = scope["type"] == "http" and scope["method"] == "POST"
-        asked = _ASKED.fullmatch(scope["path"]) if asking else None
-        if asked is None:
-            await self._app(scope, receive, send)
-            return
-        scope["path_params"], scope["route"] = {"gate": asked[1]}, router.routes[0]
-        request = Request(scope, receive, send)
+        began_s, gate = time.perf_counter(), gate_asked(scope["path"])
         try:
-            response = await _decided(request, asked[1], await authorized(request, "submit"))
-        except (Problem, SdsError) as error:
-            response = foreseen(request, error)
-        await response(scope, receive, send)
+            reply = await self._decided(gate, scope, receive)
+            status, headers, body = reply.status, _headers_of(reply), reply.body
+            if reply.replayed:
+                self._metrics.saved.labels(gate).inc()
+        except Exception as error:  # noqa: BLE001  whatever it is, the caller gets a problem
+            response = self._problem(error)
+            status, headers, body = response.status_code, with_safe_headers(response.raw_headers), bytes(response.body)
+        took_s = time.perf_counter() - began_s
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+        self._took(status).observe(took_s)
+        self._metrics.settle()
+
+    async def _decided(self, gate: str, scope: Scope, receive: Receive) -> DecisionReply:
+        arrived_s, service, headers = time.monotonic(), self._service, headers_of(scope)
+        who = await service.callers.of(headers.get("authorization", ("",))[0])
+        who.check("submit", gate)
+        opened = service.gate(gate)
+        if service.draining:
+            raise Problem("DRAINING")
+        terms = terms_of(headers, scope["query_string"], opened.deadline_ms_max)
+        body = await self._body(headers, receive)
+        return await submitting.decide(service, DecisionRequest(opened, who.name, body, terms, arrived_s))
+
+    async def _body(self, headers: Headers, receive: Receive) -> bytes:
+        settings = self._service.settings
+        try:
+            async with asyncio.timeout(settings.body_within_s):
+                return await received_body(headers, receive, settings.body_bytes_max)
+        except TimeoutError:
+            raise Problem("TOO_SLOW", headers=CLOSE) from None
+
+    def _problem(self, error: Exception) -> Response:
+        """Count and answer what went wrong. Of what nobody foresaw only that there was something is said: the log has its kind
+        and place.
+        """
+        if isinstance(error, Problem | SdsError):
+            problem = foreseen(error, draining=self._service.draining, again=True)
+            self._metrics.refused.labels(problem.code).inc()
+            return response_of(problem)
+        response, facts = unforeseen(error, f"urn:sds:{self._token(16)}")
+        self._service.log("service.failed", {**facts, "route": described.DECIDE})
+        self._metrics.refused.labels("INTERNAL").inc()
+        return response
 
 
-async def _decided(request: Request, gate: str, who: Caller) -> Response:
-    arrived_s, state = time.monotonic(), service(request)
-    opened = state.gate(gate)
-    if state.draining:
-        raise Problem("DRAINING")
-    terms = terms_of(request, opened.deadline_ms_max)
-    body = await read_body(request)
-    decided = await submitting.decide(state, submitting.DecisionRequest(opened, who.name, body, terms, arrived_s))
-    headers = {"Idempotent-Replayed": "true"} if decided.replayed else {}
-    if decided.status == 202:
-        headers |= {"Location": f"/v1/decisions/{decided.dfid}", "Preference-Applied": "respond-async"}
-    return Response(decided.body, decided.status, headers, "application/json")
+def _headers_of(reply: DecisionReply) -> list[tuple[bytes, bytes]]:
+    found = [(b"content-length", b"%d" % len(reply.body)), *_HEADERS]
+    if reply.replayed:
+        found.append((b"idempotent-replayed", b"true"))
+    if reply.status == 202:
+        found += [(b"location", f"/v1/decisions/{reply.dfid}".encode()), (b"preference-applied", b"respond-async")]
+    return found

@@ -31,11 +31,14 @@ _ENDED = {"DRAINING": "DRAINING", "QUEUE_FULL": "QUEUE_FULL"}  # why a flow ende
 
 @dataclass(frozen=True, slots=True)
 class DecisionReply:
-    """What a request is answered with. `replayed`: it was answered so before, under the same key."""
+    """What a request is answered with. `retryable`: the event may be decided afresh. `replayed`: it was answered so before, under
+    the same key.
+    """
 
     status: int
     dfid: str
     body: bytes
+    retryable: bool = False
     replayed: bool = False
 
 
@@ -223,7 +226,7 @@ def _of_answer(answer: Answer, status: int = 200) -> DecisionReply:
     """Return what tells an answer. Raises Problem for one that says that nobody has decided."""
     if answer.state == "ABORTED" and answer.tag == NOT_DECIDED:
         raise Problem(_ENDED.get(answer.reason_code or "", NOT_DECIDED), dfid=answer.dfid)
-    return DecisionReply(status, answer.dfid, orjson.dumps(answer.as_data()))
+    return DecisionReply(status, answer.dfid, orjson.dumps(answer.as_data()), answer.retryable)
 
 
 def _keep_known(
@@ -236,7 +239,7 @@ def _keep_known(
 
 def _kept(kept: KeptAnswers, claim: KeyClaim, decided: DecisionReply) -> DecisionReply:
     """Keep an answer; what may be decided afresh is not kept."""
-    if orjson.loads(decided.body)["retryable"]:
+    if decided.retryable:
         kept.release(claim)
         return decided
     first = kept.keep(claim, KeptAnswer(decided.status, decided.dfid, decided.body))

@@ -13,13 +13,27 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import (
+    HEADER_RE,
+    HEADER_VALUE_RE,
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from sds.service.problems import Problem, response_of
 from sds.service.settings import ServiceSettings
 
 if TYPE_CHECKING:
-    from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, ASGISendEvent, Scope
+    from uvicorn._types import (
+        ASGI3Application,
+        ASGIReceiveCallable,
+        ASGISendCallable,
+        ASGISendEvent,
+        HTTPResponseBodyEvent,
+        HTTPResponseStartEvent,
+        Scope,
+    )
 
 REQUEST_BYTES_MAX = 8 << 20  # as they come: of a body within its limit the frames of the smallest chunks, too
 WAITING_MAX = 16  # requests of one connection behind the one that is answered; beyond them nothing more is read of it
@@ -109,14 +123,16 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Begin to answer a request. What is raised is a 400."""
-        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > self.settings.head_bytes_max:
+        size, hosts, version = len(self.url), 0, self.parser.get_http_version()
+        for name, value in self.headers:
+            size += len(name) + len(value)
+            hosts += name == b"host"
+            if name == b"transfer-encoding" and value.lower() != b"chunked":
+                raise httptools.HttpParserError("its body is encoded in a way that nothing here reads")
+        if size > self.settings.head_bytes_max:
             raise httptools.HttpParserError("its head is too long")
-        hosts = sum(name == b"host" for name, _ in self.headers)
-        version = self.parser.get_http_version()
         if (version, hosts) not in _TAKEN:
             raise httptools.HttpParserError("it is no HTTP/1.1, or names no host, or two")
-        if any(name == b"transfer-encoding" and value.lower() != b"chunked" for name, value in self.headers):
-            raise httptools.HttpParserError("its body is encoded in a way that nothing here reads")
         if len(self.pipeline) >= WAITING_MAX:
             raise httptools.HttpParserError("too many wait behind another")
         self.expect_100_continue = self.expect_100_continue and version == "1.1"
@@ -158,8 +174,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answered = cycle
-        chunks = cycle.scope["http_version"] == "1.1"
-        super()._start_asgi_task(cycle, app if chunks else _without_chunks(cycle, app))
+        super()._start_asgi_task(cycle, _in_one(cycle, app))
 
     def _await_head(self) -> None:
         self._head_timer = self.loop.call_later(self.settings.head_within_s, self.transport.abort)
@@ -175,24 +190,59 @@ class BoundedConnection(HttpToolsProtocol):
             self._write_timer = None
 
 
-def _without_chunks(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
-    """Wrap an application for HTTP/1.0, which knows no chunks: an answer without a length ends with its connection."""
+def _in_one(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
+    """Wrap an application so that an answer that is there as a whole is written at once: uvicorn writes its head first, looks at
+    each header by itself, and wakes the client twice. HTTP/1.0 knows no chunks: an answer without a length ends with its
+    connection.
+    """
+    heads, chunks = cycle.scope["method"] == "HEAD", cycle.scope["http_version"] == "1.1"
 
     async def wrapped(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        start: HTTPResponseStartEvent | None = None
         endless = False
 
         async def sent(message: ASGISendEvent) -> None:
-            nonlocal endless
+            nonlocal start, endless
             if message["type"] == "http.response.start":
-                endless = all(name != b"content-length" for name, _ in message.get("headers", ()))
+                has_length = any(name == b"content-length" for name, _ in message.get("headers", ()))
+                if has_length and not heads:
+                    start = message
+                    return
+                endless = not chunks and not has_length
                 cycle.chunked_encoding = False if endless else None
-            elif endless and message["type"] == "http.response.body":
-                cycle.expected_content_length = len(message.get("body", b""))  # of each part its own
+            elif message["type"] == "http.response.body":
+                if endless:
+                    cycle.expected_content_length = len(message.get("body", b""))  # of each part its own
+                begun, start = start, None
+                if begun is not None and _written(cycle, begun, message):
+                    return
+                if begun is not None:
+                    await send(begun)
             await send(message)
 
         await app(scope, receive, sent)
 
     return wrapped
+
+
+def _written(cycle: RequestResponseCycle, start: HTTPResponseStartEvent, message: HTTPResponseBodyEvent) -> bool:
+    """Write an answer whose head and body are given; return False where that is for uvicorn: it is no whole one, closes its
+    connection, or has to wait for its client.
+    """
+    headers, body = list(start.get("headers", ())), message.get("body", b"")
+    names, values = zip(*headers, strict=True)
+    waits = cycle.disconnected or cycle.response_started or cycle.flow.write_paused
+    whole = not message.get("more_body", False) and (b"content-length", b"%d" % len(body)) in headers
+    sound = not HEADER_RE.search(b"".join(names)) and not HEADER_VALUE_RE.search(b"".join(values))
+    if waits or not whole or not sound or not cycle.keep_alive or b"connection" in names:
+        return False
+    lines = map(b": ".join, (*cycle.default_headers, *headers))
+    cycle.response_started = cycle.response_complete = True
+    cycle.waiting_for_100_continue = False
+    cycle.transport.write(STATUS_LINE[start["status"]] + b"\r\n".join((*lines, b"", body)))
+    cycle.message_event.set()
+    cycle.on_response()
+    return True
 
 
 def connection_class(settings: ServiceSettings) -> type[BoundedConnection]:

@@ -24,7 +24,6 @@ from sds.service.operations.metrics import forget_process, shared_values
 from sds.service.server.serving import LAST_ANSWERS_S, log, serve
 from sds.service.settings import ServiceSettings
 
-WORKERS_MAX = 64
 POLL_S = 0.2
 REPLACED_AFTER_S = 1.0
 RESTART_S, RESTART_S_MAX, DOUBLINGS_MAX = 1.0, 60.0, 6  # the pauses before one more is tried that could not start

@@ -22,15 +22,18 @@ GET = b"GET /livez HTTP/1.1\r\nHost: x\r\n"
 
 
 def one_answer(connection: socket.socket) -> tuple[int, bytes]:
-    """Return status and body of one answer with a length; the connection stays open."""
-    found = b""
-    while b"\r\n\r\n" not in found:
-        found += connection.recv(65_536)
-    head, _, body = found.partition(b"\r\n\r\n")
-    length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
-    while len(body) < length:
-        body += connection.recv(65_536)
+    """Return status and body of one answer, which comes in one piece; the connection stays open."""
+    head, _, body = connection.recv(65_536).partition(b"\r\n\r\n")
+    assert b"content-length: %d" % len(body) in head.split(b"\r\n")
     return int(head[9:12]), body
+
+
+def test_head_is_answered_without_a_body(home: Path) -> None:
+    with on_socket(home) as service, service.connect() as connection:
+        connection.sendall(GET.replace(b"GET", b"HEAD") + b"\r\n")
+        assert connection.recv(65_536).endswith(b"\r\n\r\n")
+        connection.sendall(GET + b"\r\n")
+        assert 200 == one_answer(connection)[0]
 
 
 @pytest.mark.parametrize("cut", [None, 60, -5], ids=["at once", "in its head", "in its body"])
