@@ -20,7 +20,7 @@ from sds.kernel.canonical import digest
 from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.sections import SpendLimit
 from sds.kernel.envelope.state import Fields
-from sds.kernel.storage.clock import BACK_MS, LAST, Step, steps
+from sds.kernel.storage.ledger import BACK_MS, LAST, Step, steps
 from sds.kernel.storage.store import Reader, Row, Store
 
 MINUTE_MS = 60_000
@@ -139,7 +139,7 @@ def _used(store: Reader, contract: Contract, now: Scopes, without: str) -> list[
 
 
 def _totals(store: Reader, names: tuple[str, ...], without: str) -> tuple[dict[str, int], Row]:
-    """Return what is used of each counter that there is, and the ledger's last entry as `clock.steps` takes it."""
+    """Return what is used of each counter that there is, and the ledger's last entry as `ledger.steps` takes it."""
     rows = store.rows(_TOTALS.format(marks=", ".join("?" for _ in names)), names)
     used: dict[str, int] = {scope: amount for scope, amount, *_ in rows if scope is not None}
     for scope, amount in of_order(store, without).items() if without else ():
