@@ -57,8 +57,7 @@ from sds.kernel.flow import intake
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.registry import registry
 from sds.kernel.storage import sqlite
-from sds.kernel.storage.checkpoints import CheckpointWitness, LedgerKey
-from sds.kernel.storage.ledger import GENESIS, Head
+from sds.kernel.storage.ledger import GENESIS, CheckpointWitness, Head, LedgerKey
 from sds.kernel.storage.store import Store
 
 WARM_UP, N, N_MAX = 200, 2_000, 100_000

@@ -16,9 +16,8 @@ from sds.kernel.audit.tables import Tables
 from sds.kernel.canonical import canonical, one_line
 from sds.kernel.errors import NOT_AS_WRITTEN, StoreError, unreadable
 from sds.kernel.flow.answer import answer
-from sds.kernel.storage import checkpoints, clock, ledger
-from sds.kernel.storage.checkpoints import Checkpoint, PublicKeys
-from sds.kernel.storage.ledger import Head
+from sds.kernel.storage import ledger
+from sds.kernel.storage.ledger import Checkpoint, Head, PublicKeys
 from sds.kernel.storage.store import Reader, Row, Store
 from sds.kernel.storage.vault import ATTEMPT, PROPOSAL, TRIGGER, Texts
 
@@ -51,21 +50,21 @@ def verify(store: Store, expected: Head | Checkpoint | None = None, public: Publ
     faults: list[str] = []
     walk = _Walk()
     signed: list[Checkpoint] = []
-    stepped: list[clock.Step] = []
+    stepped: list[ledger.Step] = []
     head = Head(0, ledger.GENESIS)
     with store.frozen() as reader:
         try:
             faults += _database(reader)
-            signed = checkpoints.read_all(reader)
+            signed = ledger.read_checkpoints(reader)
             walk.wanted |= {each.idx for each in (*signed, expected, public and public.since) if each}
             chain, head = ledger.verify_chain(walk.noted(ledger.entries(reader)))
             faults += chain
-            faults += checkpoints.faults(signed, walk.hashes, head, public)
+            faults += ledger.checkpoint_faults(signed, walk.hashes, head, public)
             if expected is not None:
                 faults += _against_head(walk.hashes, expected, head, public)
             if not chain:
-                stepped += clock.steps_of(ledger.entries(reader))
-                faults += [*Tables(reader).faults(ledger.entries(reader)), *clock.faults(reader, stepped)]
+                stepped += ledger.steps_of(ledger.entries(reader))
+                faults += [*Tables(reader).faults(ledger.entries(reader)), *ledger.clock_faults(reader, stepped)]
         except StoreError as error:
             faults.append(f"database: {error}")
         except NOT_AS_WRITTEN as error:  # columns of other types than their tables declare
@@ -113,7 +112,7 @@ def _database(reader: Reader) -> list[str]:
 def _against_head(
     hashes: Mapping[int, str], expected: Head | Checkpoint, head: Head, public: PublicKeys | None
 ) -> list[str]:
-    if isinstance(expected, Checkpoint) and (wrong := checkpoints.forged(expected, "the head kept", public)):
+    if isinstance(expected, Checkpoint) and (wrong := ledger.forged(expected, "the head kept", public)):
         return [wrong]
     if expected.idx > head.idx:
         return [f"entry {head.idx + 1}: missing (the ledger ends at {head.idx}, the head kept says {expected.idx})"]

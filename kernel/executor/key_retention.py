@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 from sds.kernel.errors import UsageError
-from sds.kernel.storage.clock import BACK_MS
+from sds.kernel.storage.ledger import BACK_MS
 from sds.kernel.storage.store import Reader
 
 CLOCK_MARGIN_MS = (

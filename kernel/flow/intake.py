@@ -21,8 +21,8 @@ from sds.kernel.flow import states, undecided
 from sds.kernel.flow.answer import Answer, known_answer
 from sds.kernel.flow.states import ADOPTED, EXECUTION_FAILED, transition
 from sds.kernel.storage import vault
-from sds.kernel.storage.masking import mask
 from sds.kernel.storage.store import Reader, Row, Store
+from sds.kernel.storage.vault import mask
 
 NAME_CHARS_MAX = 64
 EVENT_BYTES_MAX = 64 * 1024

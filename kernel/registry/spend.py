@@ -20,7 +20,7 @@ from sds.kernel.canonical import digest
 from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.sections import SpendLimit
 from sds.kernel.envelope.state import Fields
-from sds.kernel.storage.clock import BACK_MS, LAST, Step, steps
+from sds.kernel.storage.ledger import BACK_MS, LAST, Step, steps
 from sds.kernel.storage.store import Reader, Row, Store
 
 MINUTE_MS = 60_000

@@ -91,7 +91,7 @@ class Reader(ABC):
 
 
 class Witness(Protocol):
-    """Signs what a store writes into its ledger: see `kernel.checkpoints`."""
+    """Signs what a store writes into its ledger: see `kernel.storage.ledger`."""
 
     def appended(self, store: Store, idx: int, entry_hash: str, prev_hash: str) -> None:
         """Look at an entry inside the transaction that has just written it."""

@@ -26,9 +26,8 @@ from sds.host import keys, paths
 from sds.kernel.audit import verify
 from sds.kernel.canonical import one_line, sha256_hex
 from sds.kernel.errors import StoreError, UsageError, cause_of
-from sds.kernel.storage import checkpoints, copying, ledger
-from sds.kernel.storage.checkpoints import Checkpoint, PublicKeys
-from sds.kernel.storage.ledger import Head
+from sds.kernel.storage import copying, ledger
+from sds.kernel.storage.ledger import Checkpoint, Head, PublicKeys
 from sds.kernel.storage.private_files import replace_private_file, sync_folder
 from sds.kernel.storage.sqlite import SqliteStore
 from sds.kernel.storage.store import Store
@@ -174,7 +173,7 @@ def refuse_damaged(found: verify.Report) -> None:
 
 def _signed(copy: Store, folder: Path, now_ms: int) -> Checkpoint | None:
     """Return the copy's head under the ledger's key, which writes nothing to the record; None where there is no key."""
-    last, head = checkpoints.newest(copy), ledger.head(copy)
+    last, head = ledger.newest_checkpoint(copy), ledger.head(copy)
     if last is None or not paths.key_path(folder).exists():
         return None
     return last if last.idx == head.idx else keys.ledger_key(folder, None, now_ms=now_ms).signed(head, last, now_ms)

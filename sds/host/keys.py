@@ -22,8 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sds.kernel.errors import SdsError, StoreError, UsageError, cause_of
 from sds.kernel.executor.protocol import Signer, key_name, name_in
-from sds.kernel.storage.checkpoints import LedgerKey, PublicKeys, newest
-from sds.kernel.storage.ledger import Head
+from sds.kernel.storage.ledger import Head, LedgerKey, PublicKeys, newest_checkpoint
 from sds.kernel.storage.private_files import OTHERS, replace_private_file
 from sds.kernel.storage.store import Reader
 
@@ -106,7 +105,7 @@ def refuse_other_keys(folder: Path, record: Reader) -> None:
     newest order. The keys of orders may be lost on the record (`sds keys rotate --lost`).
     """
     path, ring = folder / KEY_FILE, _read_or_none(folder) or Ring()
-    last = newest(record)
+    last = newest_checkpoint(record)
     if last is not None and last.public_key not in (ring.ledger.public.keys if ring.ledger else ()):
         raise _other(path, f"the ledger was signed with `{last.public_key[:SHOWN_CHARS]}`")
     name = name_in(record.value(_NEWEST_SIGNATURE) or "")

@@ -18,9 +18,16 @@ from sds.host import keys
 from sds.host.clock import now_ms
 from sds.kernel.errors import SdsError, StoreError, UsageError, cause_of
 from sds.kernel.executor.protocol import Signer
-from sds.kernel.storage.checkpoints import CheckpointWitness, LedgerKey, PublicKeys, newest, refuse_altered_ledger
 from sds.kernel.storage.keyring import Keyring
-from sds.kernel.storage.ledger import Head, head
+from sds.kernel.storage.ledger import (
+    CheckpointWitness,
+    Head,
+    LedgerKey,
+    PublicKeys,
+    head,
+    newest_checkpoint,
+    refuse_altered_ledger,
+)
 from sds.kernel.storage.sqlite import SqliteStore, look_at
 from sds.kernel.storage.store import Reader, Store
 
@@ -136,7 +143,7 @@ def _refuse_other_keys(folder: Path, store: Reader) -> None:
     """Raise StoreError when a record that several machines share was signed with keys that are not here."""
     if not key_path(folder).exists():
         return
-    ring, last = keys.read_ring(key_path(folder)), newest(store)
+    ring, last = keys.read_ring(key_path(folder)), newest_checkpoint(store)
     if last is not None and ring.ledger is not None and last.public_key not in ring.ledger.public.keys:
         raise StoreError(f"the record was signed with other keys than those of `{key_path(folder)}`", hint=_COPY)
 
@@ -194,7 +201,7 @@ def _ledger_key(folder: Path, since: Head | None) -> LedgerKey:
 
 def ledger_key(folder: Path, record: Reader) -> LedgerKey:
     """Return the key that signs a record's ledger, made on first use. Raises StoreError when it is lost."""
-    return _ledger_key(folder, None if newest(record) else head(record))
+    return _ledger_key(folder, None if newest_checkpoint(record) else head(record))
 
 
 def refuse_lost(folder: Path) -> None:

@@ -20,8 +20,7 @@ from sds.kernel.audit import verify
 from sds.kernel.canonical import one_line
 from sds.kernel.errors import SdsError, StoreError, UsageError, cause_of
 from sds.kernel.storage import copying
-from sds.kernel.storage.checkpoints import PublicKeys
-from sds.kernel.storage.ledger import Head, head
+from sds.kernel.storage.ledger import Head, PublicKeys, head
 from sds.kernel.storage.private_files import replace_private_file, sync_folder
 from sds.kernel.storage.sqlite import SqliteReader, SqliteStore
 from sds.kernel.storage.store import Reader

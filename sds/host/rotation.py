@@ -8,9 +8,8 @@ from pathlib import Path
 from sds.host import keys, paths
 from sds.kernel.errors import SdsError, UsageError
 from sds.kernel.registry import registry
-from sds.kernel.storage import checkpoints, ledger
-from sds.kernel.storage.checkpoints import PublicKeys
-from sds.kernel.storage.ledger import Head
+from sds.kernel.storage import ledger
+from sds.kernel.storage.ledger import Head, PublicKeys
 from sds.kernel.storage.store import Store
 
 
@@ -37,7 +36,7 @@ def rotate(folder: Path, store: Store, *, who: str, reason: str, now_ms: int, lo
         paths.refuse_lost_key(folder)
     with store.transaction():
         older, taken_from = _older(folder, store)
-        since = older.since if checkpoints.newest(store) else ledger.head(store)
+        since = older.since if ledger.newest_checkpoint(store) else ledger.head(store)
         ring = keys.renew(folder, since, older=older.keys, now_ms=now_ms)
         made = ring.ledger.public.keys[0] if ring.ledger else ""
         act = "KEYS_LOST" if lost else "KEYS_ROTATED"
@@ -58,7 +57,7 @@ def _older(folder: Path, store: Store) -> tuple[PublicKeys, Path | None]:
     found = paths.known_public_keys(folder)
     if found is not None:
         return found
-    signed = checkpoints.read_all(store)
+    signed = ledger.read_checkpoints(store)
     before = signed[0].prev_idx if signed else 0
     stored = store.value("SELECT entry_hash FROM ledger WHERE idx = ?", (before,))
     named = tuple(dict.fromkeys(each.public_key for each in reversed(signed)))

@@ -14,7 +14,7 @@ from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.packet import EVIDENCE, DecisionPacket, evidence_text
 from sds.kernel.envelope.envelope import KindBound, envelope_of
 from sds.kernel.errors import ModelError
-from sds.kernel.storage.masking import mask
+from sds.kernel.storage.vault import mask
 from sds.models.protocol import BackendError
 from sds.models.readers.protocol import Reader, Reading
 from sds.policy.distribution import Readings

@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from sds.kernel.canonical import one_line
 from sds.kernel.errors import SdsError
-from sds.kernel.storage.masking import mask
+from sds.kernel.storage.vault import mask
 from sds.service.reasons import REASONS, code_of
 
 MEDIA_TYPE = "application/problem+json"

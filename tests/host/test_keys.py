@@ -18,7 +18,7 @@ from sds.kernel.audit import verify
 from sds.kernel.errors import SdsError, StoreError, UsageError
 from sds.kernel.executor.protocol import ExecutionIntent
 from sds.kernel.registry import registry
-from sds.kernel.storage import checkpoints, ledger
+from sds.kernel.storage import ledger
 from sds.kernel.storage.ledger import GENESIS, Head
 from sds.kernel.storage.sqlite import SqliteStore
 from tests.kernel.durable import Rail, Tickets, World, contract, refund, together
@@ -198,7 +198,7 @@ def test_new_keys_sign_and_the_older_ones_verify_on(folder: Path) -> None:
     public = paths.public_keys_of(folder)
     assert public is not None
     with closing(paths.open_record(folder)) as store:
-        assert set(public.keys) == {each.public_key for each in checkpoints.read_all(store)}
+        assert set(public.keys) == {each.public_key for each in ledger.read_checkpoints(store)}
         acts = store.rows("SELECT body ->> '$.act', body ->> '$.ledger_key' FROM ledger WHERE kind = 'OPERATOR'")
     assert [("KEYS_ROTATED", key) for key in reversed(public.keys[:-1])] == acts
 

@@ -16,8 +16,7 @@ from sds.kernel.audit import verify
 from sds.kernel.errors import StoreError
 from sds.kernel.executor.protocol import ExecutionIntent, Signer, key_name, name_in
 from sds.kernel.operations.recovery import Recovered
-from sds.kernel.storage.checkpoints import EVERY
-from sds.kernel.storage.ledger import GENESIS, Head
+from sds.kernel.storage.ledger import CHECKPOINT_EVERY, GENESIS, Head
 from tests.attack.testbed import Testbed
 
 LONG_MS = 60_000
@@ -115,12 +114,12 @@ def test_a_process_that_runs_goes_on_signing_the_ledger_after_a_rotation(bed: Te
     with bed.gate() as gate:
         gate.decide(bed.event(0))
         renewed(bed)
-        for number in range(1, EVERY):
+        for number in range(1, CHECKPOINT_EVERY):
             gate.decide(bed.event(number))
     with closing(paths.open_record(bed.own)) as store:
         report = verify.verify(store, public=paths.public_keys_of(bed.own))
         assert () == report.faults
-        assert report.entries - report.signed <= EVERY
+        assert report.entries - report.signed <= CHECKPOINT_EVERY
 
 
 # Signatures

@@ -21,9 +21,8 @@ from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.dispatch import Log
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.registry import registry
-from sds.kernel.storage.checkpoints import CheckpointWitness, LedgerKey
 from sds.kernel.storage.keyring import Keyring, Random
-from sds.kernel.storage.ledger import GENESIS, Head
+from sds.kernel.storage.ledger import GENESIS, CheckpointWitness, Head, LedgerKey
 from sds.kernel.storage.sqlite import Connect, connect
 from sds.kernel.storage.store import Store
 from sds.kernel.storage.vault import Texts

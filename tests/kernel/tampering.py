@@ -19,10 +19,8 @@ from sds.kernel.human.review import HumanReview, Resolution
 from sds.kernel.operations import erasure, recovery
 from sds.kernel.operations.labels import record_label
 from sds.kernel.registry import registry
-from sds.kernel.storage import checkpoints
-from sds.kernel.storage.checkpoints import Checkpoint, LedgerKey
-from sds.kernel.storage.clock import BACK_MS
-from sds.kernel.storage.ledger import GENESIS, Head, entry_hash
+from sds.kernel.storage import ledger
+from sds.kernel.storage.ledger import BACK_MS, GENESIS, Checkpoint, Head, LedgerKey, entry_hash
 from tests.kernel.authority import halt, reactivate, suspend
 from tests.kernel.durable import (
     LEASE_MS,
@@ -136,7 +134,7 @@ def _made(folder: Path) -> World:
 
 def sign(world: World) -> Checkpoint:
     """Sign the head, as closing the store would."""
-    made = checkpoints.sign_head(world.store, LedgerKey(SEED, PUBLIC.since), world.clock())
+    made = ledger.sign_head(world.store, LedgerKey(SEED, PUBLIC.since), world.clock())
     assert made is not None
     return made
 

@@ -29,9 +29,9 @@ from sds.kernel.flow.states import State
 from sds.kernel.operations import recovery
 from sds.kernel.operations.recovery import Recovered
 from sds.kernel.registry import registry
-from sds.kernel.storage import checkpoints
+from sds.kernel.storage import ledger
 from sds.kernel.storage import ledger as ledgers
-from sds.kernel.storage.checkpoints import Checkpoint
+from sds.kernel.storage.ledger import Checkpoint
 
 _HEAD = re.compile(r"([0-9]{1,18}):([0-9a-f]{64})")
 _SIGNED_HEAD = re.compile(r"([0-9]{1,18}):([0-9a-f]{64}):([0-9]{1,18}):([0-9]{1,18}):([0-9a-f]{64}):([0-9a-f]{128})")
@@ -149,7 +149,7 @@ def head(
             typer.echo(str(ledgers.head(store)))
             return
         key = ledger_key(gate_home(gate), store)
-        signed = checkpoints.sign_head(store, key, now_ms())
+        signed = ledger.sign_head(store, key, now_ms())
     if signed is None:
         raise UsageError("there is no entry to sign yet")
     typer.echo(str(signed))

@@ -14,9 +14,8 @@ import pytest
 from sds.kernel.audit import verify
 from sds.kernel.errors import StoreError
 from sds.kernel.registry import registry
-from sds.kernel.storage import checkpoints
-from sds.kernel.storage.checkpoints import EVERY, CheckpointWitness, LedgerKey, PublicKeys
-from sds.kernel.storage.ledger import GENESIS, Head, head
+from sds.kernel.storage import ledger
+from sds.kernel.storage.ledger import CHECKPOINT_EVERY, GENESIS, CheckpointWitness, Head, LedgerKey, PublicKeys, head
 from sds.kernel.storage.sqlite import SqliteStore
 from sds.kernel.storage.store import Store
 from tests.kernel.crashes import every_step
@@ -54,17 +53,17 @@ def act(store: Store, times: int = 1) -> None:
 
 
 def signed(store: Store) -> list[int]:
-    return [each.idx for each in checkpoints.read_all(store)]
+    return [each.idx for each in ledger.read_checkpoints(store)]
 
 
 def test_the_first_entry_every_hundredth_and_the_head_on_closing_are_signed(folder: Path):
     with closing(SqliteStore(folder / "k.db", witness=witness())) as store:
-        act(store, 2 * EVERY + 3)
-        assert [1, EVERY, 2 * EVERY] == signed(store)
+        act(store, 2 * CHECKPOINT_EVERY + 3)
+        assert [1, CHECKPOINT_EVERY, 2 * CHECKPOINT_EVERY] == signed(store)
     with closing(SqliteStore(folder / "k.db", witness=witness())) as store:
-        assert [1, EVERY, 2 * EVERY, 2 * EVERY + 3] == signed(store)
+        assert [1, CHECKPOINT_EVERY, 2 * CHECKPOINT_EVERY, 2 * CHECKPOINT_EVERY + 3] == signed(store)
         assert () == verify.verify(store, public=PUBLIC).faults
-        assert 2 * EVERY + 3 == verify.verify(store, public=PUBLIC).signed
+        assert 2 * CHECKPOINT_EVERY + 3 == verify.verify(store, public=PUBLIC).signed
 
 
 def test_whoever_only_reads_signs_nothing(folder: Path):
@@ -167,26 +166,26 @@ def test_swapped_checkpoints_are_found(full: World):
 
 def test_any_change_in_a_checkpoint_is_found(full: World):
     rng = seeded(3)
-    for row in full.store.rows(f"SELECT {checkpoints.COLUMNS} FROM checkpoints"):
-        for column, value in zip(checkpoints.COLUMNS.split(", "), row, strict=True):
+    for row in full.store.rows(f"SELECT {ledger.CHECKPOINT_COLUMNS} FROM checkpoints"):
+        for column, value in zip(ledger.CHECKPOINT_COLUMNS.split(", "), row, strict=True):
             sql = f"UPDATE checkpoints SET {column} = ? WHERE idx = ?"
             assert any("checkpoint " in line for line in found_after(full, (sql, (bent(rng, value), row[0])))), column
 
 
 @pytest.mark.parametrize("value", ["", "xyz", "ab", "\udcff", "00" * 64])
 def test_a_checkpoint_of_whatever_form_is_found(full: World, value: str):
-    last = checkpoints.newest(full.store)
+    last = ledger.newest_checkpoint(full.store)
     assert last is not None
     for column in ("signature", "public_key", "entry_hash"):
         altered = replace(last, **{column: value})
         entries = {last.idx: last.entry_hash}
-        assert checkpoints.faults([altered], entries, head(full.store), None), column
+        assert ledger.checkpoint_faults([altered], entries, head(full.store), None), column
 
 
 def test_a_checkpoint_added_by_somebody_else_is_found(full: World):
     idx = 3
     (own,) = full.column("SELECT entry_hash FROM ledger WHERE idx = ?", idx)
-    made = OTHER.signed(Head(idx, str(own)), checkpoints.read_all(full.store)[0], 1)
+    made = OTHER.signed(Head(idx, str(own)), ledger.read_checkpoints(full.store)[0], 1)
     values = (made.idx, made.entry_hash, made.prev_idx, made.at_ms, made.public_key, made.signature)
     found = found_after(full, ("INSERT INTO checkpoints VALUES (?, ?, ?, ?, ?, ?)", values))
     assert f"checkpoint {idx}: signed with another key, `{made.public_key[:16]}`" in found
@@ -201,12 +200,14 @@ def test_entries_cut_off_below_the_last_checkpoint_are_found_while_it_stays(full
 def test_a_stretch_that_is_longer_than_it_may_be_is_found(full: World):
     last = head(full.store).idx
     with closing(SqliteStore(full.path)) as unsigned:
-        act(unsigned, EVERY)
+        act(unsigned, CHECKPOINT_EVERY)
         assert () == faults(full)
         act(unsigned)
-    end = last + EVERY + 1
-    assert (f"entries {last + 1} to {end}: more than {EVERY} without a checkpoint",) == faults(full)
-    assert (f"entries {last + 1} to {sign(full).idx}: more than {EVERY} without a checkpoint",) == faults(full)
+    end = last + CHECKPOINT_EVERY + 1
+    assert (f"entries {last + 1} to {end}: more than {CHECKPOINT_EVERY} without a checkpoint",) == faults(full)
+    assert (f"entries {last + 1} to {sign(full).idx}: more than {CHECKPOINT_EVERY} without a checkpoint",) == faults(
+        full
+    )
 
 
 def test_an_older_record_verifies_and_what_it_had_when_signing_began_cannot_be_rewritten_either(folder: Path):
@@ -245,21 +246,21 @@ def test_what_follows_an_altered_ledger_is_not_signed_and_nobody_goes_on_with_it
         stranger.hide()
     with closing(SqliteStore(path, witness=witness())) as store:
         with pytest.raises(StoreError, match="the ledger is not what was signed: ") as caught:
-            checkpoints.refuse_altered_ledger(store, PUBLIC)
+            ledger.refuse_altered_ledger(store, PUBLIC)
         assert caught.value.hint.startswith("sds ledger verify, and restore a backup")
         assert strip == ("sds keys rotate" in caught.value.hint)
         with pytest.raises(StoreError, match="the ledger is not what was signed: "):
-            checkpoints.sign_head(store, KEY, 1)
-        act(store, EVERY)
+            ledger.sign_head(store, KEY, 1)
+        act(store, CHECKPOINT_EVERY)
     with closing(SqliteStore(path)) as store:
         assert ([] if strip else [1, 5]) == signed(store)
         assert () != verify.verify(store, public=PUBLIC).faults
 
 
 def test_a_ledger_that_is_whole_may_be_gone_on_with(full: World):
-    checkpoints.refuse_altered_ledger(full.store, PUBLIC)
+    ledger.refuse_altered_ledger(full.store, PUBLIC)
     act(full.store)
-    checkpoints.refuse_altered_ledger(full.store, PUBLIC)
+    ledger.refuse_altered_ledger(full.store, PUBLIC)
 
 
 def test_where_there_is_no_key_what_is_written_is_written_unsigned(folder: Path):
@@ -331,7 +332,7 @@ def _written(path: Path, count: int) -> Callable[[], World]:
     return make
 
 
-@pytest.mark.parametrize("count", [EVERY - 2, 3])
+@pytest.mark.parametrize("count", [CHECKPOINT_EVERY - 2, 3])
 def test_stopped_at_any_step_of_writing_and_closing_the_ledger_is_whole_and_the_next_process_signs_on(
     folder: Path, count: int
 ):

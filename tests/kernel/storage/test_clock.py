@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from sds.kernel.audit import verify
-from sds.kernel.storage import clock
-from sds.kernel.storage.clock import BACK_MS, Step
+from sds.kernel.storage import ledger
+from sds.kernel.storage.ledger import BACK_MS, Step
 from tests.kernel.audit.test_audit_tables import found_after
 from tests.kernel.durable import LEASE_MS, START_MS, World, compensate, escalate, refund
 from tests.kernel.spending import MAX_MINOR, Till, till
@@ -164,7 +164,7 @@ def test_an_older_record_is_given_the_steps_that_its_ledger_has(world: World):
 
 def test_the_trigger_and_the_program_mean_the_same_step(world: World):
     entries = [(1, START_MS), (2, START_MS - BACK_MS), (3, START_MS - 2 * BACK_MS - 1), (4, START_MS)]
-    assert [Step(3, START_MS - BACK_MS, START_MS - 2 * BACK_MS - 1)] == list(clock.steps_of(entries))
+    assert [Step(3, START_MS - BACK_MS, START_MS - 2 * BACK_MS - 1)] == list(ledger.steps_of(entries))
     schema = "".join(world.store.schema["clock_was_set_back"].split())
     assert f"-{BACK_MS}BEGIN" in schema
 

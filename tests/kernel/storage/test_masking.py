@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sds.kernel.storage.masking import CARD, IBAN, TOKEN, mask
+from sds.kernel.storage.vault import CARD, IBAN, TOKEN, mask
 
 # The test numbers that the brands publish, one for each length they have.
 CARDS = (
