@@ -35,12 +35,12 @@ class Vocabulary:
     In CI so few that a model of them opens in a tenth of the time, which is most of what a test of one takes.
     """
 
-    def __init__(self, source: Path) -> None:
+    def __init__(self, source: Path, tokens_max: int = TINY_VOCABULARY) -> None:
         fields = gguf.GGUFReader(source).fields
         self.lists = {name: fields[f"tokenizer.ggml.{name}"].contents() for name in COPIED_LISTS}
-        kept = set(self.lists["tokens"][:TINY_VOCABULARY])
+        kept = set(self.lists["tokens"][:tokens_max])
         self.lists = {
-            **{name: values[:TINY_VOCABULARY] for name, values in self.lists.items()},
+            **{name: values[:tokens_max] for name, values in self.lists.items()},
             "merges": [merge for merge in self.lists["merges"] if merge.replace(" ", "") in kept],
         }
         self.numbers = {name: int(fields[f"tokenizer.ggml.{name}"].contents()) for name in COPIED_NUMBERS}

@@ -311,7 +311,9 @@ def test_every_slot_can_be_full_at_once(opened: Callable[..., Backend]):
     backend = opened(slots=3, n_ctx=256)
     for slot in range(3):
         backend.prefill([[20 + slot] * 255], slot=slot)
-    assert [(1, TINY_VOCABULARY)] * 3 == [logits.shape for logits in backend.run([Row(slot, [30]) for slot in range(3)])]
+    assert [(1, TINY_VOCABULARY)] * 3 == [
+        logits.shape for logits in backend.run([Row(slot, [30]) for slot in range(3)])
+    ]
     with pytest.raises(BackendError, match=r"257 tokens are more than the model's context of 256"):
         backend.forward_one([31], slot=1)
 
