@@ -126,18 +126,13 @@ class Callers:
         bucket.tokens -= 1
 
 
-async def authorized(request: Request, role: str) -> Caller:
-    """Return the caller of a request, who has the role, and the gate where the path names one. Raises as `Callers.of`."""
-    found: Caller = await request.app.state.service.callers.of(request.headers.get("authorization"))
-    found.check(role, request.path_params.get("gate"))
-    return found
-
-
 def caller(role: str) -> Callable[..., object]:
-    """Return the dependency of a route: its caller, who has the role."""
+    """Return the dependency of a route: its caller, who has the role, and the gate where the path names one."""
 
     async def found(request: Request, _: object = Security(bearer)) -> Caller:
-        return await authorized(request, role)
+        who: Caller = await request.app.state.service.callers.of(request.headers.get("authorization"))
+        who.check(role, request.path_params.get("gate"))
+        return who
 
     return found
 
