@@ -63,7 +63,9 @@ class Machine:
     def __init__(self, *, share: tuple[float, ...] = (1.0, 0.7, 0.35), seed: int = 34) -> None:
         self.now_s, self._share, self._random = 0.0, share, Random(seed)
         self.admission = Admission(parallel=len(share), queue_max=256, now_s=lambda: self.now_s)
-        self._under_way = list[tuple[list[float], float, Callable[[], None]]]()  # work left, in seconds; since when; leave
+        self._under_way = list[
+            tuple[list[float], float, Callable[[], None]]
+        ]()  # work left, in seconds; since when; leave
         self.took_ms, self.refused = list[float](), 0
 
     def run(self, per_s: float, seconds: float, left_ms: float) -> None:
