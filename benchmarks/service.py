@@ -43,7 +43,7 @@ WARM_UP = 16
 COMPARED = ("dfid", "state", "action", "params")
 PREDICTED = {"added_ms": 1.0, "duplicate_ms": 2.0}
 STARTED_S_MAX, ENDED_S_MAX = 120.0, 60.0
-_START = "from sds.cli import main; main()"
+START = ("-c", "from sds.cli import main; main()", "serve")
 _ADDRESS, _KEY = re.compile(r"serving .* at http://([^:\s]+):(\d+)"), re.compile(r"sds_[A-Za-z0-9_-]{43}")
 
 Event = Mapping[str, object]
@@ -51,14 +51,17 @@ Decide = Callable[[Event], Mapping[str, Any]]
 
 
 @contextmanager
-def served(gate: str, home: Path) -> Iterator[tuple[str, int, str]]:
-    """Run `sds serve` for a gate in a home; give host, port and a key. Raises SdsError where it does not start."""
-    kept = {name: value for name, value in os.environ.items() if name != "SDS_STORE"}
-    command = [sys.executable, "-c", _START, "serve", "--gate", gate, "--port", "0", "--dev", "--rate", "1000000"]
+def served(gate: str, home: Path, start: Sequence[str] = START, **given: str) -> Iterator[tuple[str, int, str, int]]:
+    """Run `sds serve` for a gate in a home; give host, port, a key and the process. `start`: Python's arguments before those
+    of `serve`; `given`: of its environment, which has no SDS_STORE else. Raises SdsError where it does not start.
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "SDS_STORE"}
+    environment |= {"SDS_HOME": str(home), **given}
+    command = [sys.executable, *start, "--gate", gate, "--port", "0", "--dev", "--rate", "1000000"]
     with tempfile.TemporaryFile() as said:
-        process = subprocess.Popen(command, env={**kept, "SDS_HOME": str(home)}, stdout=said, stderr=said)  # noqa: S603  our own module
+        process = subprocess.Popen(command, env=environment, stdout=said, stderr=said)  # noqa: S603  our own module
         try:
-            yield _started(process, said.fileno())
+            yield *_started(process, said.fileno()), process.pid
         finally:
             process.terminate()
             try:
@@ -139,7 +142,7 @@ def run(definition: GateDefinition, folder: Path, n: int) -> Report:
     paired, others = events[: WARM_UP + n], events[WARM_UP + n : 2 * (WARM_UP + n)]
     with ExitStack() as opened:
         gate = opened.enter_context(Gate.load(definition, folder=folder / "in_process"))
-        host, port, key = opened.enter_context(served(definition.argument, folder / "served"))
+        host, port, key, _ = opened.enter_context(served(definition.argument, folder / "served"))
         connection = opened.enter_context(closing(HTTPConnection(host, port, timeout=STARTED_S_MAX)))
         client = opened.enter_context(DecisionClient(f"http://{host}:{port}", key))
 

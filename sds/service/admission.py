@@ -1,8 +1,14 @@
-"""Whether a decision can be had in the time that is left: looked at before anything is written."""
+"""Whether a decision can be had in the time that is left: looked at before anything is written.
+
+Two questions. What waits, times what a decision takes: does it leave time? And how long do decisions take that share the machine
+with so many: on few cores one more may bring nothing, and cost all of them theirs.
+"""
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,21 +20,64 @@ from sds.service.problems import Problem
 LOOKED_AT = 32  # the last decisions of a gate whose median is what the next is taken to last
 SERVICE_MS_FIRST = 50.0  # until one has been seen
 SLACK = 2.0  # of the time there is, over what is expected: half of all decisions take longer than the median
+RECENT, RECENT_S = 512, 10.0  # decisions of a gate at each concurrency, and for how long they say something of the next
+LATE_MAX = 0.01  # of what is let in
+
+
+class Latencies:
+    """How long decisions of one gate lately took, in milliseconds, by how many at most were in hand meanwhile, themselves included."""
+
+    def __init__(self, parallel: int) -> None:
+        self._took: list[deque[tuple[float, float]]] = [deque(maxlen=RECENT) for _ in range(parallel)]
+        self._p99_ms, self._until_s = [0.0] * parallel, [-math.inf] * parallel
+
+    def add(self, n: int, ms: float, now_s: float) -> None:
+        """Learn of a decision with so many in hand."""
+        took = self._took[n - 1]
+        took.append((now_s, ms))
+        while took[0][0] + RECENT_S < now_s:
+            took.popleft()
+        ordered = sorted(ms for _, ms in took)
+        late = max(1, round(LATE_MAX * len(ordered)))  # one alone is an accident
+        self._p99_ms[n - 1], self._until_s[n - 1] = ordered[max(0, len(ordered) - 1 - late)], now_s + RECENT_S
+
+    def try_out(self, n: int, now_s: float) -> None:
+        """Note that one is let in to learn how long it takes: until it has ended, nobody else is."""
+        self._took[n - 1].clear()
+        self._p99_ms[n - 1], self._until_s[n - 1] = math.inf, now_s + RECENT_S
+
+    def p99_ms(self, n: int, alone_ms: float, now_s: float) -> tuple[float, float]:
+        """Return within how long 99 in 100 end: at best and at worst; the same where so many were in hand lately.
+
+        At best no sooner than with fewer in hand, at worst no later than with more, or as if each took its share of the machine.
+        """
+        known = {
+            at: ms
+            for at, (ms, until_s) in enumerate(zip(self._p99_ms, self._until_s, strict=True), 1)
+            if until_s >= now_s
+        }
+        best = max((ms for at, ms in known.items() if at <= n), default=0.0)
+        fewer = max((at for at in known if at < n), default=0)
+        more = min((at for at in known if at >= n), default=0)
+        shared = n / fewer * known[fewer] if fewer else n * alone_ms
+        return best, max(best, min(known.get(more, math.inf), shared))
 
 
 class Admission:
     """Counts what one process has in hand, by gate, and how long decisions take there. Safe in several threads.
 
-    `parallel`: how many are decided at once; `queue_max`: how many may be in hand.
+    `parallel`: how many are decided at once; `queue_max`: how many may be in hand. `now_s`: a monotonic clock.
     """
 
-    def __init__(self, *, parallel: int, queue_max: int) -> None:
-        self.parallel, self.queue_max = parallel, queue_max
+    def __init__(self, *, parallel: int, queue_max: int, now_s: Callable[[], float] = time.monotonic) -> None:
+        self.parallel, self.queue_max, self._now_s = parallel, queue_max, now_s
         self.looked_at = 0
         self._lock = threading.Lock()
         self._in_hand = Counter[str]()
         self._took_ms = defaultdict[str, deque[float]](lambda: deque(maxlen=LOOKED_AT))
         self._service_ms = dict[str, float]()
+        self._latencies = defaultdict[str, Latencies](lambda: Latencies(parallel))
+        self._changes: deque[tuple[float, int]] = deque([(-math.inf, 0)], 1_024)  # of what is in hand, and when
 
     @contextmanager
     def looking(self) -> Iterator[None]:
@@ -67,7 +116,7 @@ class Admission:
         expected_ms, before = self.expected_ms(gate), self._in_hand.total()
         if before >= self.queue_max:
             return Problem("QUEUE_FULL", retry_after_s=expected_ms / 1000)
-        if before and SLACK * expected_ms > left_ms:
+        if before and (SLACK * expected_ms > left_ms or self._p99_ms(gate)[0] > left_ms):
             return Problem("OVERLOADED", retry_after_s=(expected_ms - left_ms / SLACK) / 1000)
         return None
 
@@ -80,15 +129,38 @@ class Admission:
         with self._lock:
             if (problem := self._refusal(gate, left_ms)) is not None:
                 raise problem
-            self._in_hand[gate] += 1
+            if (n := self._in_hand.total() + 1) > 1 and self._p99_ms(gate)[1] > left_ms:
+                self._latencies[gate].try_out(min(n, self.parallel), self._now_s())
+            self._change(gate, 1)
         return partial(self._leave, gate)
 
     def _leave(self, gate: str) -> None:
         with self._lock:
-            self._in_hand[gate] -= 1
+            self._change(gate, -1)
+
+    def _change(self, gate: str, by: int) -> None:
+        self._in_hand[gate] += by
+        self._changes.append((self._now_s(), self._in_hand.total()))
+
+    def _p99_ms(self, gate: str) -> tuple[float, float]:
+        """Return within how long 99 in 100 of those that were let in now would end, at best and at worst: wait and all."""
+        n, service_ms = self._in_hand.total() + 1, self.service_ms(gate)
+        wait_ms = max(0, n - self.parallel) * service_ms / self.parallel
+        best_ms, worst_ms = self._latencies[gate].p99_ms(min(n, self.parallel), service_ms, self._now_s())
+        return wait_ms + best_ms, wait_ms + worst_ms
 
     def took(self, gate: str, ms: float) -> None:
         """Learn how long a decision took from when it had its turn, also one that was cut short."""
         with self._lock:
             self._took_ms[gate].append(ms)
             self._service_ms[gate] = median(self._took_ms[gate])
+            now_s = self._now_s()
+            self._latencies[gate].add(min(self.parallel, self._peak(now_s - ms / 1000)), ms, now_s)
+
+    def _peak(self, since_s: float) -> int:
+        peak = 1
+        for at_s, in_hand in reversed(self._changes):
+            peak = max(peak, in_hand)
+            if at_s <= since_s:
+                break
+        return peak

@@ -33,7 +33,7 @@ from sds.host import paths
 from tests.load import promises
 from tests.load.offering import Offer, a_few_at_a_time, at_a_rate, one_by_one, queue_of
 from tests.load.scripted.gate import event as scripted_event
-from tests.load.serving import Served, served
+from tests.load.serving import ROOT, Served, served
 from tests.load.wire import Pool
 
 CONNECTIONS, CONNECTIONS_MAX = 64, 1_000
@@ -67,7 +67,7 @@ def measure(load: Load) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="sds-load-") as folder:
         home, scripted = Path(folder), load.gate == "scripted"
         events = list(_events(load, home))
-        name, gate = ("toll", "tests/load/scripted") if scripted else ("refund", "refund")
+        name, gate = ("toll", str(ROOT / "tests/load/scripted")) if scripted else ("refund", "refund")
         with served(home, gate, f"tests.load.{'scripted' if scripted else 'widened'}") as service:
             report = asyncio.run(_asked(load, service, name, events))
             with DecisionClient(f"http://{service.host}:{service.port}", service.key) as client:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from random import Random
 
 import pytest
 
-from sds.service.admission import LOOKED_AT, SERVICE_MS_FIRST, Admission
+from sds.service.admission import LOOKED_AT, RECENT_S, SERVICE_MS_FIRST, Admission
 from sds.service.problems import Problem
 from tests.service.engines import Held, Slow
 from tests.service.testbed import EVENT, Bed, check, opened_bed
@@ -53,6 +55,94 @@ def test_one_is_let_in_where_nothing_is_in_hand_or_nobody_would_learn_that_it_is
     admission.enter("a", 10)()
     with pytest.raises(Problem):
         admission.enter("a", 1e9) and admission.enter("a", 10)
+
+
+class Machine:
+    """Decisions of some 22 ms that share two cores, by a clock of its own: with three at once none goes on faster than with one."""
+
+    def __init__(self, *, share: tuple[float, ...] = (1.0, 0.7, 0.35), seed: int = 34) -> None:
+        self.now_s, self._share, self._random = 0.0, share, Random(seed)
+        self.admission = Admission(parallel=len(share), queue_max=256, now_s=lambda: self.now_s)
+        self._under_way = list[
+            tuple[list[float], float, Callable[[], None]]
+        ]()  # work left, in seconds; since when; leave
+        self.took_ms, self.refused = list[float](), 0
+
+    def run(self, per_s: float, seconds: float, left_ms: float) -> None:
+        """Offer decisions at random moments for so long."""
+        until_s, next_s = self.now_s + seconds, self.now_s
+        while (next_s := next_s + self._random.expovariate(per_s)) < until_s:
+            self._work(next_s)
+            try:
+                leave = self.admission.enter("a", left_ms)
+            except Problem:
+                self.refused += 1
+            else:
+                work_s = self._random.lognormvariate(-3.82, 0.12) + 0.02 * (self._random.random() < 0.02)
+                self._under_way.append(([work_s], self.now_s, leave))
+
+    def _work(self, until_s: float) -> None:
+        while self.now_s < until_s:
+            deciding = self._under_way[: len(self._share)]
+            share = self._share[len(deciding) - 1]
+            step_s = min([until_s - self.now_s, *(left[0] / share for left, _, _ in deciding)])
+            self.now_s += step_s
+            for each in deciding:
+                each[0][0] -= share * step_s
+                if each[0][0] <= 1e-9:
+                    self._under_way.remove(each)
+                    self.took_ms.append(1_000 * (self.now_s - each[1]))
+                    self.admission.took("a", self.took_ms[-1])
+                    each[2]()
+
+    @property
+    def p99_ms(self) -> float:
+        return sorted(self.took_ms)[int(0.99 * len(self.took_ms))]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_of_what_is_let_in_under_ten_times_the_load_99_in_100_end_in_their_time(seed: int) -> None:
+    """And no fewer are decided than where there is room for two alone, less what it takes to see whether three would do."""
+    machine = Machine(seed=seed)
+    machine.run(250, 40, left_ms=88)
+    assert machine.p99_ms <= 88
+    assert len(machine.took_ms) >= 40 * 48
+
+
+def test_where_cores_are_free_as_many_are_let_in_as_they_take() -> None:
+    machine = Machine(share=(1.0, 1.0, 1.0))
+    machine.run(500, 20, left_ms=88)
+    assert machine.p99_ms <= 88
+    assert len(machine.took_ms) >= 20 * 120
+
+
+def test_a_calm_service_refuses_nothing_nor_does_one_with_time_enough() -> None:
+    calm, burst = Machine(), Machine()
+    calm.run(4, 60, left_ms=88)
+    burst.run(1_000, 0.2, left_ms=30_000)
+    assert (0, 0) == (calm.refused, burst.refused)
+
+
+def test_as_many_as_were_too_many_are_tried_again_by_one() -> None:
+    now_s = 0.0
+    admission = Admission(parallel=2, queue_max=256, now_s=lambda: now_s)
+    alone = admission.enter("a", 80)
+    for took_ms in [20.0] * LOOKED_AT + [45.0] * 2:
+        admission.took("a", took_ms)
+    beside = admission.enter("a", 80)
+    for took_ms in (90.0, 90.0):
+        admission.took("a", took_ms)
+    beside()
+    assert "OVERLOADED" == getattr(admission.refusal("a", 80), "code", None)
+    now_s += RECENT_S + 0.1
+    for took_ms in (45.0, 45.0):
+        admission.took("a", took_ms)
+    beside = admission.enter("a", 80)  # this one tries
+    beside()
+    assert "OVERLOADED" == getattr(admission.refusal("a", 80), "code", None)
+    admission.took("a", 70.0)
+    assert admission.refusal("a", 80) is None
+    alone()
 
 
 @pytest.mark.timeout(60)

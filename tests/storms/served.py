@@ -8,38 +8,37 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sqlite3
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
 import httpx2
 
+from sds.benchmarks.service import served
 from tests.attack.figures import Figure, every, none, told
 
 from .ground import Ground
 
 WHAT = "one event is sent many times at once to `sds serve` with 4 workers, half of them with another body"
 WORKERS, CALLERS = 4, 16
-STARTED_S, ENDED_S, ANSWERED_S = 120.0, 60.0, 60.0
+ANSWERED_S = 60.0
 TRIES_MAX, PAUSE_S = 200, 0.1
 NO_TURN = (409, 429, 503)  # retryable: still running, too many, full
-SERVING = re.compile(r"serving \S+ at (\S+)")
-KEY = re.compile(r"key \(until this ends\): (\S+)")
 
 
 def storm(ground: Ground) -> list[Figure]:
     home = {**os.environ, "SDS_HOME": str(ground.folder / "home"), "SDS_THREADS": "1"}
     event = _event(home)
     changed = {**event, "claim_text": "another text altogether"}
-    with _served(home) as (address, key):
+    start = ("-m", "sds.cli.app", "serve", "--workers", str(WORKERS))
+    with served("refund", Path(home["SDS_HOME"]), start, **home) as (host, port, key, _):
+        address = f"http://{host}:{port}"
         first = _send(address, key, event)
         bodies = [changed if number % 2 else event for number in range(ground.n)]
         with ThreadPoolExecutor(CALLERS) as pool:
@@ -62,27 +61,6 @@ def _event(home: dict[str, str]) -> dict[str, str]:
     done = subprocess.run(command, env=home, capture_output=True, text=True, check=True)
     event: dict[str, str] = json.loads(done.stdout.splitlines()[0])
     return event
-
-
-@contextmanager
-def _served(home: dict[str, str]) -> Iterator[tuple[str, str]]:
-    command = [sys.executable, "-m", "sds.cli.app", "serve", "--gate", "refund", "--dev", "--port", "0"]
-    log = Path(home["SDS_HOME"]).with_name("serve.log")
-    with log.open("w") as writing:
-        process = subprocess.Popen([*command, "--workers", str(WORKERS)], env=home, stderr=writing, stdout=writing)
-    try:
-        until = time.monotonic() + STARTED_S
-        while not (KEY.search(text := log.read_text()) and SERVING.search(text)):
-            if process.poll() is not None or time.monotonic() > until:
-                raise RuntimeError(f"it does not serve: {text}")
-            time.sleep(0.1)
-        address, key = SERVING.search(text), KEY.search(text)
-        assert address is not None
-        assert key is not None
-        yield address[1], key[1]
-    finally:
-        process.terminate()
-        process.wait(ENDED_S)
 
 
 def _send(address: str, key: str, event: dict[str, str]) -> tuple[int, str]:

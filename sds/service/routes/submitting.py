@@ -93,10 +93,10 @@ async def decide(service: Service, request: DecisionRequest) -> DecisionReply:
 
 def _may_begin_here(service: Service, request: DecisionRequest) -> bool:
     """Tell whether a request may go to a deciding thread by way of no other: one is idle, there is time, nothing to look up
-    under a key, and no long text to read on the event loop.
+    under a key, and no long text to read on the event loop. What would be refused is looked up first: it may be known.
     """
-    ample = len(request.body) <= SHORT_BYTES and request.left_ms >= AMPLE_MS
-    return ample and request.terms.key is None and service.admission.idle
+    ample = len(request.body) <= SHORT_BYTES and request.left_ms >= AMPLE_MS and request.terms.key is None
+    return ample and service.admission.idle and service.admission.refusal(request.gate.name, request.left_ms) is None
 
 
 def _begin_here(service: Service, request: DecisionRequest) -> _Begun:
