@@ -47,7 +47,7 @@ def test_the_fraud_gate_of_the_contract_page_is_a_contract() -> None:
     page = (ROOT / "docs" / "contract.md").read_text(encoding="utf-8")
     (text,) = re.findall(r"```yaml\n(gate: .*?)```", page, re.DOTALL)
     fraud = contract.parse_contract(text)
-    assert ("BLOCK", ["CHALLENGE"]) == (fraud.refusal, [kind for kind in fraud.kinds if fraud.executes(kind)])
+    assert ("BLOCK", ["CHALLENGE"]) == (fraud.refusal, [kind for kind in fraud.kinds if kind in fraud.orders])
 
 
 def test_every_promise_names_a_test_that_exists() -> None:

@@ -274,7 +274,7 @@ class ContractFields(Section):
         """Return a validated contract with these fields exchanged: its hash is its own."""
         return type(self).model_validate({**self.model_dump(), **(update or {})})
 
-    @property
+    @cached_property
     def rationale_chars_max(self) -> int:
         """How long a proposal's own rationale may be; 0: it has none."""
         return self.rationale.chars_max if self.rationale and self.rationale.order == "before" else 0
@@ -289,9 +289,10 @@ class ContractFields(Section):
         """What is watched over many decisions, in whichever form the contract gives it."""
         return monitors_of(self.aggregate_thresholds)
 
-    def executes(self, kind: str) -> bool:
-        """Tell whether a decision of this kind is an order; what is no kind of the contract is none."""
-        return kind in self.kinds and self.kinds[kind].executes
+    @cached_property
+    def orders(self) -> frozenset[str]:
+        """The kinds of which a decision is an order."""
+        return frozenset(name for name, kind in self.kinds.items() if kind.executes)
 
     @cached_property
     def hash(self) -> str:

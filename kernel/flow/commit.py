@@ -53,7 +53,7 @@ class Committer:
         log: Log,
     ) -> None:
         self._contract, self._store, self._signer, self._context = contract, store, signer, context
-        self._contract_hash = contract.hash
+        self._contract_hash, self._orders = contract.hash, contract.orders
         self._now_ms, self._log = now_ms, log
         self._monitors = monitored.DecisionMonitors(contract)
 
@@ -168,8 +168,7 @@ class Committer:
         """Reserve what an accepted decision takes, in the caller's transaction: (the signed order, why not, its entry)."""
         packet, verdict, flow = attempt.packet, attempt.verdict, attempt.flow
         kind = verdict.proposal.action if verdict.proposal else ""
-        spec = self._contract.kinds.get(kind)
-        if spec is None or not spec.executes:  # a choice from a saga's menu is no kind: what follows is the saga's
+        if kind not in self._orders:  # a choice from a saga's menu is no kind: what follows is the saga's
             return None, None, None
         now = flow.breaker if flow else breaker.read(self._store, self._contract.gate)
         if not breaker.lets_through(self._store, self._contract.gate, now, attempt.now_ms):

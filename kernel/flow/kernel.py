@@ -186,7 +186,7 @@ class Kernel:
 
         Nothing that would be ordered does while the record may not know what has been paid.
         """
-        doubt = self.whole.doubt() if verdict.proposal and self.contract.executes(verdict.proposal.action) else None
+        doubt = self.whole.doubt() if verdict.proposal and verdict.proposal.action in self.contract.orders else None
         now_ms = self.now_ms
         age_ms = now_ms - packet.snapshot.taken_at_ms
         if doubt is not None:

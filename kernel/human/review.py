@@ -147,7 +147,7 @@ class HumanReview:
         self._refuse_other_amounts(case, wanted, view.packet, verdict)
         what = self._acknowledged(case, wanted, verdict)
         self._refuse_drift(case, wanted, view)
-        if doubt is not None and verdict.proposal and self.contract.executes(verdict.proposal.action):
+        if doubt is not None and verdict.proposal and verdict.proposal.action in self.contract.orders:
             raise WorldError(doubt.message, reason_code=doubt.code, dfid=case.dfid)
         return self._commit(
             case, view, data, verdict, self._human_decision(wanted, what, wanted.seen or case.snapshot_id)

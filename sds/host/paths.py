@@ -18,16 +18,9 @@ from sds.host import keys
 from sds.host.clock import now_ms
 from sds.kernel.errors import SdsError, StoreError, UsageError, cause_of
 from sds.kernel.executor.protocol import Signer
+from sds.kernel.storage import ledger
 from sds.kernel.storage.keyring import Keyring
-from sds.kernel.storage.ledger import (
-    CheckpointWitness,
-    Head,
-    LedgerKey,
-    PublicKeys,
-    head,
-    newest_checkpoint,
-    refuse_altered_ledger,
-)
+from sds.kernel.storage.ledger import CheckpointWitness, Head, LedgerKey, PublicKeys
 from sds.kernel.storage.sqlite import SqliteStore, look_at
 from sds.kernel.storage.store import Reader, Store
 
@@ -143,7 +136,7 @@ def _refuse_other_keys(folder: Path, store: Reader) -> None:
     """Raise StoreError when a record that several machines share was signed with keys that are not here."""
     if not key_path(folder).exists():
         return
-    ring, last = keys.read_ring(key_path(folder)), newest_checkpoint(store)
+    ring, last = keys.read_ring(key_path(folder)), ledger.newest_checkpoint(store)
     if last is not None and ring.ledger is not None and last.public_key not in ring.ledger.public.keys:
         raise StoreError(f"the record was signed with other keys than those of `{key_path(folder)}`", hint=_COPY)
 
@@ -201,7 +194,7 @@ def _ledger_key(folder: Path, since: Head | None) -> LedgerKey:
 
 def ledger_key(folder: Path, record: Reader) -> LedgerKey:
     """Return the key that signs a record's ledger, made on first use. Raises StoreError when it is lost."""
-    return _ledger_key(folder, None if newest_checkpoint(record) else head(record))
+    return _ledger_key(folder, None if ledger.newest_checkpoint(record) else ledger.head(record))
 
 
 def refuse_lost(folder: Path) -> None:
@@ -229,12 +222,12 @@ def refuse_lost_key(folder: Path) -> None:
     key = key_path(folder)
     if not _is_begun(folder):
         return
-    orders, ledger = _signed(folder)
-    if (orders or ledger) and not key.exists():
+    orders, checkpoints = _signed(folder)
+    if (orders or checkpoints) and not key.exists():
         if store_url():
             raise StoreError(f"the record was signed with keys that are not in `{folder}`", hint=_COPY)
         raise StoreError(f"the key `{key}` is gone, but its record is there", hint=keys.LOST)
-    if ledger and keys.read_ring(key).ledger is None:
+    if checkpoints and keys.read_ring(key).ledger is None:
         raise StoreError(f"`{key}` is older than its record: it has no key of the ledger", hint=keys.LOST)
 
 
@@ -245,17 +238,17 @@ def _signed(folder: Path) -> tuple[bool, bool]:
         return False, False
     with closing(found) as reader:
         known = reader.schema
-        orders, ledger = (
+        orders, checkpoints = (
             table in known and reader.value(f"SELECT EXISTS (SELECT 1 FROM {table})") == 1
             for table in ("execution_log", "checkpoints")
         )
-    return orders, ledger
+    return orders, checkpoints
 
 
 def refuse_altered(folder: Path, record: Reader) -> None:
     """Raise StoreError when a record's ledger is not what was signed last: nobody should decide with it."""
     if key_path(folder).exists() and (ring := keys.read_ring(key_path(folder))).ledger is not None:
-        refuse_altered_ledger(record, ring.ledger.public)
+        ledger.refuse_altered_ledger(record, ring.ledger.public)
 
 
 def signer(folder: Path) -> Signer:
