@@ -62,6 +62,7 @@ atexit.register(shutil.rmtree, os.environ["SDS_CACHE"], ignore_errors=True)
 os.environ.update(dict.fromkeys(("SDS_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"))
 
 
+GARBAGE = 20_000  # objects between two collections: at Python's 700 a tenth of all time goes into them
 LONG = ("tests/test_readme", "tests/test_storms", "tests/test_attack", "tests/test_wheel", "tests/benchmarks/test_card")
 
 
@@ -75,6 +76,7 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
         atexit.register(gc.unfreeze)  # else what is still open as the interpreter ends is said to be so
         gc.enable()
+        gc.set_threshold(GARBAGE, 20, 20)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

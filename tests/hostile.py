@@ -30,19 +30,14 @@ class Panic(BaseException):
 
 
 class Vocabulary:
-    """The tokenizer metadata of a GGUF file, read once (it takes a second): of BPE any first tokens are a vocabulary.
+    """The tokenizer metadata of a GGUF file, read once (it takes a second): so few of its first tokens that models open soon."""
 
-    In CI so few that a model of them opens in a tenth of the time, which is most of what a test of one takes.
-    """
-
-    def __init__(self, source: Path, tokens_max: int = TINY_VOCABULARY) -> None:
+    def __init__(self, source: Path) -> None:
         fields = gguf.GGUFReader(source).fields
-        self.lists = {name: fields[f"tokenizer.ggml.{name}"].contents() for name in COPIED_LISTS}
-        kept = set(self.lists["tokens"][:tokens_max])
-        self.lists = {
-            **{name: values[:tokens_max] for name, values in self.lists.items()},
-            "merges": [merge for merge in self.lists["merges"] if merge.replace(" ", "") in kept],
-        }
+        read = {name: fields[f"tokenizer.ggml.{name}"].contents() for name in COPIED_LISTS}
+        self.lists = {name: values[:TINY_VOCABULARY] for name, values in read.items()}
+        kept = set(self.lists["tokens"])
+        self.lists["merges"] = [merge for merge in read["merges"] if merge.replace(" ", "") in kept]
         self.numbers = {name: int(fields[f"tokenizer.ggml.{name}"].contents()) for name in COPIED_NUMBERS}
         self.model, self.pre = (fields[f"tokenizer.ggml.{name}"].contents() for name in ("model", "pre"))
         self.chat_template = fields["tokenizer.chat_template"].contents()

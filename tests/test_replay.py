@@ -38,11 +38,6 @@ EVENTS = scale(4, 40)
 SEALS = tuple(f"table {name} is not what was sealed" for name in ("context_snapshots", "policy_proposals"))
 
 
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SDS_THREADS", "1")
-
-
 @dataclass(frozen=True)
 class Home:
     path: Path

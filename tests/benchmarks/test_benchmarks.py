@@ -118,7 +118,6 @@ def test_a_peer_that_fails_at_once_is_not_the_quickest(
     kinds = ("dying", "raising", "beyond")
     contenders = [Contender(kind, "tests.own_peers", (kind,)) for kind in kinds]
     monkeypatch.setattr(throughput, "PEERS", contenders)
-    monkeypatch.setenv("SDS_THREADS", "1")
     packets, _ = throughput.mixed_packets(tmp_path, 4)
     with vocabulary(tiny_path(1)) as words:
         tasks = peers.tasks_of(packets, words)

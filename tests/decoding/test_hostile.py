@@ -19,7 +19,7 @@ from tests.strategies import random_envelope
 
 CHECKPOINTS = (101, 102, 103, 104)
 HF_CHECKPOINTS = (101, 105)
-DECISIONS = scale(400, 100_000) // (len(CHECKPOINTS) + len(WISHES)) + 1
+DECISIONS = scale(240, 100_000) // (len(CHECKPOINTS) + len(WISHES)) + 1
 HF_DECISIONS = scale(8, DECISIONS)
 TOKENS_MAX = 1000  # more than the longest sentence of the pool has bytes of text and digits
 EXACT_SHARE = 0.1

@@ -19,7 +19,7 @@ from tests.model_fixtures import CONTEXT_REF, TINY_THREADS, refund_envelope
 from tests.questions import real_packets
 from tests.scale import scale
 
-PACKETS = scale(4, 200)
+PACKETS = scale(2, 200)
 NOISE_MAX = 0.1  # of a log-probability; where two libraries differ by more, one of them is wrong
 TOKENS_MAX = 1000
 

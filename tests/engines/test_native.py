@@ -129,7 +129,6 @@ def test_noise_that_would_guard_nothing_opens_no_engine(tiny: LlamaBackend, nois
 def test_the_ledger_keeps_what_a_replay_has_to_have_the_same(
     world: World, tiny_path: Callable[[int], Path], slots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SDS_THREADS", "1")
     engine = open_engine(tiny_path(1), now_ms=running_ms, slots=slots, mode="exact", noise_logp_max=0.0)
     with closing(engine):
         answer = decide(world, engine)

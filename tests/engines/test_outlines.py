@@ -34,7 +34,7 @@ from tests.strategies import random_envelope
 
 NONCE = "5eed" * 16
 ENVELOPES_MAX = 64
-ENVELOPES = scale(3, ENVELOPES_MAX)
+ENVELOPES = scale(2, ENVELOPES_MAX)
 WAYS: tuple[tuple[str, Processing], ...] = (
     ("llamacpp", "outlines_core"),
     ("llamacpp", "llguidance"),
@@ -82,7 +82,7 @@ def writer(opened_writer: Open) -> OutlinesWriter:
 def test_a_random_model_never_leaves_the_envelope(opened_writer: Open, library: str, processing: Processing) -> None:
     rng = seeded(31)
     writer = opened_writer(library, processing)
-    for _ in range(scale(16, ENVELOPES_MAX) if (library, processing) == WAYS[0] else ENVELOPES):
+    for _ in range(scale(10, ENVELOPES_MAX) if (library, processing) == WAYS[0] else ENVELOPES):
         envelope = random_envelope(rng.randint)
         if processing == "outlines_core":
             envelope = replace(envelope, rationale_chars_max=0)

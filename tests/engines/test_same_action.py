@@ -35,7 +35,7 @@ from tests.model_fixtures import TINY_THREADS
 from tests.questions import real_packets
 from tests.scale import scale
 
-PACKETS = scale(2, 200)
+PACKETS = scale(1, 200)
 NOISE_MAX = 0.1  # of a log-probability; where batch shapes differ by more, one of them is wrong
 TOKENS_MAX = 4096
 TIMEOUT_MS = 600_000

@@ -24,16 +24,13 @@ from sds.kernel.envelope.proposal import Proposal, write_proposal
 from sds.kernel.errors import ModelError, UsageError
 from sds.kernel.flow.answer import Answer, answer
 from sds.kernel.registry import registry
-from sds.models.catalog.catalog import embedded_model
 from sds.models.llamacpp.backend import LlamaBackend
 from sds.models.protocol import Row
 from sds.pipeline import Stream
 from sds.rationale import QUEUE_MAX, Rationales, writer_of
 from tests.engines.batches import until
-from tests.hostile import Vocabulary, tiny_checkpoint
 from tests.kernel.durable import START_MS, Propose, Rail, Tickets, World, contract, deny, escalate, nonsense, refund
 from tests.kernel.sagas import SAGAS, most
-from tests.model_fixtures import TINY_THREADS
 from tests.proposers import Says
 
 CHARS_MAX = 40
@@ -303,18 +300,9 @@ class Watched:
         return self._backend.run(rows)
 
 
-@pytest.fixture(scope="module")
-def wordy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaBackend]:
-    """A tiny model that has much to say: of fewer tokens, it ends with the quote that it has just read."""
-    words = Vocabulary(embedded_model(), tokens_max=49_152)
-    path = tiny_checkpoint(tmp_path_factory.mktemp("wordy") / "tiny.gguf", words, 1)
-    with closing(LlamaBackend(path, threads=TINY_THREADS)) as backend:
-        yield backend
-
-
 @pytest.fixture
-def watched(world: World, wordy: LlamaBackend) -> Iterator[tuple[Watched, NativeEngine]]:
-    backend = Watched(wordy)
+def watched(world: World, embedded: LlamaBackend) -> Iterator[tuple[Watched, NativeEngine]]:
+    backend = Watched(embedded)
     yield backend, (engine := NativeEngine(backend, now_ms=world.clock))  # type: ignore[arg-type]  # a backend, and more
     engine._scheduler._stop(ModelError("the test is over"))  # the backend is of all tests
 

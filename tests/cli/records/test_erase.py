@@ -19,7 +19,6 @@ def recorded(
     tiny_path: Callable[[int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Shell, list[str]]:
     """A shell whose home has the record, and the dfids of its two decisions: of C0 and C1."""
-    monkeypatch.setenv("SDS_THREADS", "1")
     return Shell(tmp_path), record(tmp_path, model=tiny_path(1), events=2)
 
 

@@ -16,7 +16,6 @@ from tests.cli.conftest import ROOT, Cli
 @pytest.fixture
 def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
     monkeypatch.setenv("SDS_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("SDS_THREADS", "1")
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
     return Cli(capsys, monkeypatch, tmp_path / "home" / "fraud_watch")

@@ -66,7 +66,6 @@ FAULTS: dict[str, tuple[str, Make]] = {
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SDS_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("SDS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("SDS_THREADS", "1")
     gate.ensure_world(tmp_path / "home" / "refund", claims=40)
     return tmp_path / "home" / "refund"
 

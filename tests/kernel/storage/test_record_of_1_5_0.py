@@ -166,7 +166,6 @@ def test_the_saga_that_stopped_behind_its_first_step_is_seen_through(world: Reop
 @pytest.mark.parametrize("dfid", ["flow-15001", "flow-15002", "flow-15003"])
 def test_a_decision_of_the_embedded_model_is_decided_again(world: Reopened, monkeypatch: pytest.MonkeyPatch, dfid: str):
     """To the bit on a machine like the one it was made on; elsewhere the account says what of the machine differs."""
-    monkeypatch.setenv("SDS_THREADS", "1")
     found = replay(world.store, dfid, open_it=opener(None, now_ms=now_ms), now_ms=now_ms)
     assert () == found.faults
     ours = {"proposal_schema", "weights", "mode", "prompt", "plan", "slots", "rows"}

@@ -95,7 +95,6 @@ def test_what_was_decided_before_it_was_prepared_is_replayed_by_the_file_itself(
     copied: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, cache = copied
-    monkeypatch.setenv("SDS_THREADS", "1")
     before = record(tmp_path, model=source, events=1)
     monkeypatch.setenv("SDS_CACHE", str(cache.parent))
     after = record(tmp_path, model=source, events=2)[1:]

@@ -36,7 +36,6 @@ def installed(tiny_path: Callable[[int], Path], tmp_path: Path, monkeypatch: pyt
     outruns(monkeypatch, here=True)
     monkeypatch.setattr(prepare, "ROUNDS", 1)
     monkeypatch.setattr(prepare, "variance_logp", lambda *_: None)
-    monkeypatch.setenv("SDS_THREADS", "1")
     monkeypatch.setenv("SDS_CACHE", str(tmp_path / "cache"))
     source, cache = tiny_path(1), tmp_path / "cache" / "models"
     # eight bits are coarse in a model as small as this

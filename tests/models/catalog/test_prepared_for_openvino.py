@@ -45,7 +45,6 @@ def installed(
 ) -> tuple[Path, Path]:
     """A source, and where the program looks for what was prepared of it."""
     source, cache, _ = kept_for_openvino
-    monkeypatch.setenv("SDS_THREADS", "1")
     monkeypatch.setenv("SDS_CACHE", str(tmp_path / "cache"))
     return source, shutil.copytree(cache, tmp_path / "cache" / "models")
 
@@ -93,7 +92,6 @@ def test_where_int8_is_the_fastest_decisions_run_in_it(
 ) -> None:
     """Another library, or another data type, is had by naming it; what was decided in one is replayed in it."""
     quick(monkeypatch)
-    monkeypatch.setenv("SDS_THREADS", "1")
     monkeypatch.setenv("SDS_CACHE", str(tmp_path / "cache"))
     source = kept_for_openvino[0]
     found, _ = preparation(tmp_path / "cache" / "models", INT8_WINS).run(source)

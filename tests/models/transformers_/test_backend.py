@@ -26,9 +26,8 @@ from sds.models.llamacpp.backend import LlamaBackend
 from sds.models.protocol import Backend, BackendError, extra_hint
 from sds.models.transformers_ import backend as hf
 from sds.models.transformers_.backend import HfBackend
-from tests.hostile import TINY_VOCABULARY
 from tests.model_fixtures import CONTEXT_REF, TINY_THREADS, refund_envelope
-from tests.models.test_backends import CONTROL_TOKENS, sections_of
+from tests.models.test_backends import CONTROL_TOKENS, TINY_VOCABULARY, sections_of
 
 PADDING = 64
 
