@@ -46,21 +46,17 @@ class Latencies:
         self._took[n - 1].clear()
         self._p99_ms[n - 1], self._until_s[n - 1] = math.inf, now_s + RECENT_S
 
-    def p99_ms(self, n: int, alone_ms: float, now_s: float) -> tuple[float, float]:
-        """Return within how long 99 in 100 end: at best and at worst; the same where so many were in hand lately.
+    def in_time(self, n: int, left_ms: float, now_s: float) -> bool | None:
+        """Return whether 99 in 100 end in time with so many in hand; None: nobody knows.
 
-        At best no sooner than with fewer in hand, at worst no later than with more, or as if each took its share of the machine.
+        What is late alone as well is not late for its company, and no fewer in hand would help it.
         """
-        known = {
-            at: ms
-            for at, (ms, until_s) in enumerate(zip(self._p99_ms, self._until_s, strict=True), 1)
-            if until_s >= now_s
-        }
-        best = max((ms for at, ms in known.items() if at <= n), default=0.0)
-        fewer = max((at for at in known if at < n), default=0)
-        more = min((at for at in known if at >= n), default=0)
-        shared = n / fewer * known[fewer] if fewer else n * alone_ms
-        return best, max(best, min(known.get(more, math.inf), shared))
+        known = {at + 1: ms for at, ms in enumerate(self._p99_ms) if self._until_s[at] >= now_s}
+        if known.get(1, 0.0) > left_ms:
+            return True
+        if any(ms > left_ms for at, ms in known.items() if at <= n):
+            return False
+        return any(ms <= left_ms for at, ms in known.items() if at >= n) or None
 
 
 class Admission:
@@ -116,8 +112,9 @@ class Admission:
         expected_ms, before = self.expected_ms(gate), self._in_hand.total()
         if before >= self.queue_max:
             return Problem("QUEUE_FULL", retry_after_s=expected_ms / 1000)
-        if before and (SLACK * expected_ms > left_ms or self._p99_ms(gate)[0] > left_ms):
-            return Problem("OVERLOADED", retry_after_s=(expected_ms - left_ms / SLACK) / 1000)
+        late_ms = expected_ms - left_ms / SLACK
+        if before and (late_ms > 0 or self._in_time(gate, left_ms) is False):
+            return Problem("OVERLOADED", retry_after_s=(late_ms if late_ms > 0 else expected_ms) / 1000)
         return None
 
     def enter(self, gate: str, left_ms: float) -> Callable[[], None]:
@@ -129,7 +126,8 @@ class Admission:
         with self._lock:
             if (problem := self._refusal(gate, left_ms)) is not None:
                 raise problem
-            if (n := self._in_hand.total() + 1) > 1 and self._p99_ms(gate)[1] > left_ms:
+            n = self._in_hand.total() + 1
+            if n > 1 and SLACK * n * self.service_ms(gate) > left_ms and self._in_time(gate, left_ms) is None:
                 self._latencies[gate].try_out(min(n, self.parallel), self._now_s())
             self._change(gate, 1)
         return partial(self._leave, gate)
@@ -142,12 +140,10 @@ class Admission:
         self._in_hand[gate] += by
         self._changes.append((self._now_s(), self._in_hand.total()))
 
-    def _p99_ms(self, gate: str) -> tuple[float, float]:
-        """Return within how long 99 in 100 of those that were let in now would end, at best and at worst: wait and all."""
-        n, service_ms = self._in_hand.total() + 1, self.service_ms(gate)
-        wait_ms = max(0, n - self.parallel) * service_ms / self.parallel
-        best_ms, worst_ms = self._latencies[gate].p99_ms(min(n, self.parallel), service_ms, self._now_s())
-        return wait_ms + best_ms, wait_ms + worst_ms
+    def _in_time(self, gate: str, left_ms: float) -> bool | None:
+        n = self._in_hand.total() + 1
+        wait_ms = max(0, n - self.parallel) * self.service_ms(gate) / self.parallel
+        return self._latencies[gate].in_time(min(n, self.parallel), left_ms - wait_ms, self._now_s())
 
     def took(self, gate: str, ms: float) -> None:
         """Learn how long a decision took from when it had its turn, also one that was cut short."""
