@@ -16,7 +16,6 @@ from sds.kernel.errors import StoreError
 from sds.kernel.storage.postgres import pipelined
 from sds.kernel.storage.postgres import store as stores
 from sds.kernel.storage.postgres.connections import Url
-from sds.kernel.storage.postgres.dialect import translated
 from sds.kernel.storage.postgres.store import PostgresStore
 from sds.kernel.storage.sqlite import SqliteStore, statements
 from sds.kernel.storage.sqlite import expected_schema as sqlite_schema
@@ -215,12 +214,6 @@ def test_nothing_is_among_none(store: PostgresStore):
     with store.transaction():
         put(store)
     assert [] == store.rows("SELECT drawn FROM resources WHERE resource IN ()")
-
-
-def test_what_is_for_sqlites_planner_alone_is_left_out():
-    assert b"SELECT 1 FROM a JOIN b ON b.x LIKE '%' WHERE a.y = $1" == translated(
-        "SELECT 1 FROM a INDEXED BY i CROSS JOIN b ON b.x LIKE '%' WHERE a.y = ?"
-    )
 
 
 def test_threads_and_stores_take_turns_and_lose_nothing(schema: str, store: PostgresStore):

@@ -14,6 +14,7 @@ from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.storage import ledger
 from sds.kernel.storage.postgres import schema as schemas
 from sds.kernel.storage.postgres.connections import Url
+from sds.kernel.storage.postgres.dialect import translated
 from sds.kernel.storage.postgres.store import PostgresStore
 from sds.kernel.storage.sqlite import statements
 from tests.stores.server import by_hand, fresh_schema, server_url
@@ -152,3 +153,9 @@ def test_every_trigger_of_the_file_has_its_counterpart():
     wanted = {line.split()[2] for line in statements() if line.lstrip().startswith("CREATE TRIGGER")}
     made = {name for name, text in schemas.named_objects("s") if text.startswith("CREATE TRIGGER")}
     assert wanted == made
+
+
+def test_what_is_for_sqlites_planner_alone_is_left_out():
+    assert b"SELECT 1 FROM a JOIN b ON b.x LIKE '%' WHERE a.y = $1" == translated(
+        "SELECT 1 FROM a INDEXED BY i CROSS JOIN b ON b.x LIKE '%' WHERE a.y = ?"
+    )
