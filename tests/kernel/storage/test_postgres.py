@@ -13,7 +13,6 @@ import psycopg
 import pytest
 
 from sds.kernel.errors import StoreError
-from sds.kernel.storage.postgres import pipelined
 from sds.kernel.storage.postgres import store as stores
 from sds.kernel.storage.postgres.connections import Url
 from sds.kernel.storage.postgres.dialect import translated
@@ -81,11 +80,11 @@ def test_a_statement_that_fails_takes_its_whole_transaction_with_it(store: Postg
 
 
 def test_what_follows_a_refusal_is_not_taken_to_be_prepared(store: PostgresStore, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(pipelined, "PREPARED_MAX", 4)  # the commit is one more
+    monkeypatch.setattr("sds.kernel.storage.postgres.pipelined.PREPARED_MAX", 4)
     for value, found in ((-1, []), (1, [2])):
         with suppress(StoreError), store.transaction():
-            store.write("INSERT INTO resources VALUES ('b', 0, ?)", (value,))
-            store.write("UPDATE resources SET drawn = drawn + ? WHERE resource = 'b'", (1,))
+            put(store, drawn=value)
+            store.write("UPDATE resources SET drawn = drawn + ? WHERE resource = 'r'", (1,))
         assert found == drawn(store)
 
 
