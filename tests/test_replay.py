@@ -289,7 +289,9 @@ def test_company_in_openvino_leaves_nothing_to_find(tiny_path: Callable[[int], P
 def test_a_probability_changed_by_one_bit_is_found(own: Home, tiny_path: Callable[[int], Path]) -> None:
     with closing(open_record(own.record.parent)) as store:
         said = json.loads(flow_record(store, own.dfids[0])["policy_proposals"]["alternatives"])  # type: ignore[index]
-    label, share = max(said[0]["probabilities"].items(), key=itemgetter(1))  # one bit of the others' logarithm may not show
+    label, share = max(
+        said[0]["probabilities"].items(), key=itemgetter(1)
+    )  # one bit of the others' logarithm may not show
     said[0]["probabilities"][label] = math.nextafter(share, 0.0)
     tamper(own, "UPDATE policy_proposals SET alternatives = ? WHERE dfid = ?", json.dumps(said), own.dfids[0])
     found = own.replay(own.dfids[0], tiny_path(1))
