@@ -80,5 +80,5 @@ def test_a_corpus_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
         read_corpus("test", tmp_path)
 
 
-def test_the_package_has_the_three_parts_and_no_other() -> None:
-    assert {f"{part}.jsonl" for part in PARTS} == {path.name for path in CORPUS.iterdir()}
+def test_the_package_has_the_three_parts_and_what_was_written_after_the_fit() -> None:
+    assert {"later.jsonl", *(f"{part}.jsonl" for part in PARTS)} == {path.name for path in CORPUS.iterdir()}
