@@ -21,6 +21,17 @@ def test_an_event_is_decided_once_and_the_same_again_gives_the_stored_answer(bed
     assert 1 == bed.gate.store.value("SELECT count(*) FROM decision_flows")
 
 
+def test_what_is_known_is_answered_although_a_new_event_would_not_be_there_in_time(home: Path) -> None:
+    with opened_bed(home) as bed:
+        first, admission = bed.post(), bed.service.admission
+        leave = admission.enter("toll", 1e9)
+        admission.took("toll", 1e9)
+        assert admission.idle
+        assert first.content == bed.post().content
+        check(bed.post({**EVENT, "trip_id": "T-9"}), 503, "OVERLOADED")
+        leave()
+
+
 def test_an_escalation_is_an_answer_too(bed: Bed) -> None:
     answer = bed.post({**EVENT, "car_id": "CAR-2"})
     assert (200, "ESCALATED") == (answer.status_code, answer.json()["state"])
