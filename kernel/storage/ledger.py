@@ -1,8 +1,10 @@
 """The append-only ledger: a hash chain whose every entry names the facts of one step of one decision; and what is kept beside
 it: its checkpoints, and where the clock was set back.
 
-Kinds: DECIDED (exactly one for every flow), RESERVED, SETTLED, UNKNOWN, VOIDING, RESOLVED, CONTRADICTED, HUMAN, SAGA, REVERSAL, RATIONALE, LABEL, ADOPTED (of an order the record did not know); and, for operators, ERASED, CONTRACT,
-REVOKED, REFUSED (a registration), AGENT, HALT, RESUME, ARTIFACT, RETENTION, OPERATOR. SQLite triggers refuse anything but the next entry; `verify_chain` finds what went past them.
+Kinds: DECIDED (exactly one for every flow), RESERVED, SETTLED, UNKNOWN, VOIDING, RESOLVED, CONTRADICTED, HUMAN, SAGA, REVERSAL,
+RATIONALE, LABEL, ADOPTED (of an order the record did not know); and, for operators, ERASED, CONTRACT, REVOKED, REFUSED (a
+registration), AGENT, HALT, RESUME, ARTIFACT, RETENTION, OPERATOR. SQLite triggers refuse anything but the next entry;
+`verify_chain` finds what went past them.
 
 Checkpoints are heads of the ledger, signed (Ed25519), in a table of their own. The chain alone proves nothing to whoever can
 write the file: its hashes can be computed anew. A checkpoint covers every entry up to its own, so a ledger that was written
