@@ -6,7 +6,7 @@ import json
 import signal
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Annotated
@@ -66,13 +66,13 @@ def _opened(port: int, file: Path, faults: str, token: str) -> Iterator[GatewayS
     from sds.executors.sandbox.server import GatewayServer  # noqa: PLC0415
 
     wanted = parse_faults(faults)
-    try:
-        make_private_file(file)
-        books = Books(file, now_ms)
-        server = GatewayServer(port, books, wanted, token=token)
-    except (sqlite3.Error, OSError) as error:
-        raise WorldError(f"no gateway with `{file}` on port {port}: {str(error).lower()}") from error
-    with closing(books), server:
+    with ExitStack() as opened:
+        try:
+            make_private_file(file)
+            books = opened.enter_context(closing(Books(file, now_ms)))
+            server = opened.enter_context(GatewayServer(port, books, wanted, token=token))
+        except (sqlite3.Error, OSError) as error:
+            raise WorldError(f"no gateway with `{file}` on port {port}: {str(error).lower()}") from error
         yield server
 
 

@@ -57,9 +57,13 @@ class Books:
     def __init__(self, path: Path, now_ms: Callable[[], int], forget_ms: int | None = None) -> None:
         self.forget_ms, self._now_ms, self._lock = forget_ms, now_ms, Lock()
         self._db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = NORMAL")
-        self._db.executescript(_SCHEMA)
+        try:
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = NORMAL")
+            self._db.executescript(_SCHEMA)
+        except sqlite3.Error:
+            self._db.close()
+            raise
 
     def close(self) -> None:
         with self._lock:
