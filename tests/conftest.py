@@ -62,7 +62,7 @@ atexit.register(shutil.rmtree, os.environ["SDS_CACHE"], ignore_errors=True)
 os.environ.update(dict.fromkeys(("SDS_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"))
 
 
-GARBAGE = 20_000  # objects between two collections: at Python's 700 a tenth of all time goes into them
+GARBAGE = 20_000  # objects between two collections: at Python's 700 the tests spend much of their time in them
 LONG = ("tests/test_readme", "tests/test_storms", "tests/test_attack", "tests/test_wheel", "tests/benchmarks/test_card")
 
 

@@ -29,7 +29,6 @@ from sds.kernel.flow.states import State
 from sds.kernel.operations import recovery
 from sds.kernel.operations.recovery import Recovered
 from sds.kernel.registry import registry
-from sds.kernel.storage import ledger
 from sds.kernel.storage import ledger as ledgers
 from sds.kernel.storage.ledger import Checkpoint
 
@@ -149,7 +148,7 @@ def head(
             typer.echo(str(ledgers.head(store)))
             return
         key = ledger_key(gate_home(gate), store)
-        signed = ledger.sign_head(store, key, now_ms())
+        signed = ledgers.sign_head(store, key, now_ms())
     if signed is None:
         raise UsageError("there is no entry to sign yet")
     typer.echo(str(signed))
