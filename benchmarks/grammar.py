@@ -49,8 +49,7 @@ from sds.benchmarks.lib.measuring import (
 from sds.grammars.emit import gbnf
 from sds.grammars.language import Language, language
 from sds.grammars.tokens.compiler import GrammarCompiler
-from sds.kernel.envelope.bounds import bound
-from sds.kernel.envelope.envelope import DENY, DecisionEnvelope, KindBound, envelope_of
+from sds.kernel.envelope.envelope import DENY, DecisionEnvelope, KindBound, bound, envelope_of
 from sds.models.catalog.catalog import embedded_model
 from sds.models.catalog.inspect import inspect_model
 from sds.models.tokenizer.tokenizer import ModelTokenizer, Tokenizer

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from sds.grammars.number_regex import REGEX_CHARS_MAX, number_regex
-from sds.kernel.envelope.bounds import Bound, format_literal
-from sds.kernel.envelope.envelope import DecisionEnvelope, KindBound
+from sds.kernel.envelope.envelope import Bound, DecisionEnvelope, KindBound, format_literal
 from sds.kernel.errors import LanguageError
 
 FORM = "sds-language/4 rationale?,action,params?,reason,context_ref"

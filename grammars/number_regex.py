@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from math import gcd
 
-from sds.kernel.envelope.bounds import Bound
+from sds.kernel.envelope.envelope import Bound
 from sds.kernel.errors import LanguageError
 
 REGEX_CHARS_MAX = 65_536

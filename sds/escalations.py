@@ -12,8 +12,7 @@ from typing import Any, Literal
 from sds.host.clock import when
 from sds.kernel.contract.human_terms import Impact, impact
 from sds.kernel.contract.schema import Contract
-from sds.kernel.envelope.bounds import format_literal
-from sds.kernel.envelope.envelope import ESCALATE, KindBound
+from sds.kernel.envelope.envelope import ESCALATE, KindBound, format_literal
 from sds.kernel.executor.protocol import Receipt
 from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.dispatch import Log, no_log

@@ -11,8 +11,7 @@ import pytest
 from gguf import GGMLQuantizationType
 
 from sds.grammars.language import Language, language
-from sds.kernel.envelope.bounds import bound
-from sds.kernel.envelope.envelope import DENY, DecisionEnvelope, KindBound, envelope_of
+from sds.kernel.envelope.envelope import DENY, DecisionEnvelope, KindBound, bound, envelope_of
 from sds.models.catalog.catalog import embedded_model
 from sds.models.llamacpp.backend import LlamaBackend
 from sds.models.protocol import Backend

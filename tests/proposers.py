@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from sds.kernel.decision.packet import DecisionPacket, Decoding
-from sds.kernel.envelope.bounds import format_literal
-from sds.kernel.envelope.envelope import DENY, ESCALATE
+from sds.kernel.envelope.envelope import DENY, ESCALATE, format_literal
 from sds.kernel.envelope.proposal import Proposal, write_proposal
 from tests.kernel.durable import Propose
 

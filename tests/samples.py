@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from sds.kernel.envelope.bounds import MAGNITUDE_MAX, Bound, format_literal
-from sds.kernel.envelope.envelope import DecisionEnvelope
+from sds.kernel.envelope.envelope import MAGNITUDE_MAX, Bound, DecisionEnvelope, format_literal
 from sds.kernel.envelope.proposal import Proposal, write_proposal
 from tests.strategies import KINDS, PARAMS, REASONS
 

@@ -11,8 +11,16 @@ from typing import TypeVar
 
 from hypothesis import strategies as st
 
-from sds.kernel.envelope.bounds import MAGNITUDE_MAX, SCALE_MAX, Bound, bound
-from sds.kernel.envelope.envelope import DENY, DecisionEnvelope, KindBound, envelope_of
+from sds.kernel.envelope.envelope import (
+    DENY,
+    MAGNITUDE_MAX,
+    SCALE_MAX,
+    Bound,
+    DecisionEnvelope,
+    KindBound,
+    bound,
+    envelope_of,
+)
 
 Pick = Callable[[int, int], int]
 T = TypeVar("T")

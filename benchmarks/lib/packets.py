@@ -13,8 +13,7 @@ from sds.definitions.registry import find
 from sds.gates.opening import preview_kernel
 from sds.host.clock import now_ms
 from sds.kernel.decision.packet import FORM, DecisionPacket, case_texts
-from sds.kernel.envelope.bounds import bound
-from sds.kernel.envelope.envelope import DENY, KindBound, envelope_of, meet
+from sds.kernel.envelope.envelope import DENY, KindBound, bound, envelope_of, meet
 from sds.kernel.envelope.proposal import Proposal, parse_proposal
 from sds.kernel.flow.intake import read_event
 from sds.kernel.flow.kernel import Kernel

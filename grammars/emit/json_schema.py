@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from sds.grammars.language import Language
-from sds.kernel.envelope.bounds import Bound
-from sds.kernel.envelope.envelope import KindBound
+from sds.kernel.envelope.envelope import Bound, KindBound
 from sds.kernel.errors import LanguageError
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

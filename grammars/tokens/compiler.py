@@ -14,8 +14,7 @@ from sds.grammars.language import TEXT_CHARS_MAX, Choice, Literal, Node, Number,
 from sds.grammars.tokens.matcher import TokenMatcher
 from sds.grammars.tokens.tokenizer import LANGUAGE_UNSPEAKABLE, Tokenizer, TokenizerIndex
 from sds.grammars.tokens.trie import End, NumberSlot, OptionMark, Path, Suffix, TextEnd, TrieNode, insert
-from sds.kernel.envelope.bounds import Bound
-from sds.kernel.envelope.envelope import DecisionEnvelope, KindBound
+from sds.kernel.envelope.envelope import Bound, DecisionEnvelope, KindBound
 from sds.kernel.errors import LanguageError
 
 GRAMMARS_MAX = 64

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from sds.kernel.envelope.bounds import Bound, format_literal
+from sds.kernel.envelope.envelope import Bound, format_literal
 
 DIGITS = "0123456789"
 _TENS: tuple[int, ...] = tuple(10**n for n in range(24))

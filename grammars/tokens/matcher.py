@@ -18,8 +18,7 @@ from sds.grammars.language import CHOICE_VALUES_MAX
 from sds.grammars.tokens.digits import START, DigitMatcher, DigitPrefix, every_literal
 from sds.grammars.tokens.tokenizer import TokenizerIndex
 from sds.grammars.tokens.trie import NumberSlot, Path, TextEnd, TrieNode
-from sds.kernel.envelope.bounds import Bound
-from sds.kernel.envelope.envelope import DecisionEnvelope
+from sds.kernel.envelope.envelope import Bound, DecisionEnvelope
 from sds.kernel.errors import LanguageError
 
 MASK_FAILED = "MASK_FAILED"

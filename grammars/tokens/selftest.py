@@ -7,8 +7,7 @@ from collections.abc import Callable
 from sds.grammars.tokens.compiler import GrammarCompiler
 from sds.grammars.tokens.matcher import MASK_FAILED, TokenMatcher
 from sds.grammars.tokens.tokenizer import Tokenizer
-from sds.kernel.envelope.bounds import bound
-from sds.kernel.envelope.envelope import DENY, DecisionEnvelope, KindBound, envelope_of
+from sds.kernel.envelope.envelope import DENY, DecisionEnvelope, KindBound, bound, envelope_of
 from sds.kernel.errors import LanguageError
 
 SELFTEST_TOKENS_MAX = 512

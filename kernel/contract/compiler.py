@@ -11,8 +11,15 @@ from typing import Any
 from sds.kernel.contract.expressions import Checked, Program, Tree, typed_expression
 from sds.kernel.contract.sections import ContractFields, KindSpec
 from sds.kernel.contract.snapshot import faults, parse_type
-from sds.kernel.envelope.bounds import Bound, bound, within_limits
-from sds.kernel.envelope.envelope import ESCALATE_ONLY, DecisionEnvelope, KindBound, envelope_of
+from sds.kernel.envelope.envelope import (
+    ESCALATE_ONLY,
+    Bound,
+    DecisionEnvelope,
+    KindBound,
+    bound,
+    envelope_of,
+    within_limits,
+)
 from sds.kernel.envelope.state import Fields
 
 Path = tuple[str, ...]

@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from sds.kernel.contract.form import Section
 from sds.kernel.contract.types import LISTED, MAPPING, Amount, Code, ContradictionError, Label, Name
-from sds.kernel.envelope.bounds import MAGNITUDE_MAX
+from sds.kernel.envelope.envelope import MAGNITUDE_MAX
 
 DECIMALS_MAX = 6
 MICRO = 1_000_000  # in which thresholds and shares are counted: 10 ** DECIMALS_MAX

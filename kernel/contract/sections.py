@@ -32,8 +32,7 @@ from sds.kernel.contract.types import (
     Shown,
     TimeZone,
 )
-from sds.kernel.envelope.bounds import MAGNITUDE_MAX, SCALE_MAX
-from sds.kernel.envelope.envelope import DENY, RATIONALE_CHARS_MAX
+from sds.kernel.envelope.envelope import DENY, MAGNITUDE_MAX, RATIONALE_CHARS_MAX, SCALE_MAX
 
 PROPOSAL_SCHEMA = "4.0.0"
 KINDS_MAX = 16

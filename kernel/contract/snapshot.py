@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from sds.kernel.canonical import canonical, sha256_hex
 from sds.kernel.contract.expressions import BOOL, INT, STRING, Kind
 from sds.kernel.contract.types import Levels
-from sds.kernel.envelope.bounds import MAGNITUDE_MAX, format_literal
+from sds.kernel.envelope.envelope import MAGNITUDE_MAX, format_literal
 from sds.kernel.envelope.state import Fields, Value
 
 STRING_CHARS_MAX = 256

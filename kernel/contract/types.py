@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from sds.kernel.contract.yaml_lines import Lines
-from sds.kernel.envelope.bounds import MAGNITUDE_MAX
+from sds.kernel.envelope.envelope import MAGNITUDE_MAX
 
 NOT_TEXT = "must be text"
 NOT_DRAWN = "must be the name of a number, or a whole number"

@@ -17,8 +17,7 @@ from typing import Literal
 
 from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.packet import DecisionPacket, Decoding
-from sds.kernel.envelope.bounds import parse_literal
-from sds.kernel.envelope.envelope import ESCALATE, KindBound
+from sds.kernel.envelope.envelope import ESCALATE, KindBound, parse_literal
 from sds.kernel.envelope.proposal import Proposal, parse_proposal
 
 Outcome = Literal["ACCEPTED", "REJECTED", "ESCALATED"]

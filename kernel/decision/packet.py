@@ -20,8 +20,7 @@ from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.snapshot import Snapshot, level, show, take_snapshot
 from sds.kernel.decision.context import Artifact
 from sds.kernel.decision.safeguards import EnvelopeInputs, LiveState
-from sds.kernel.envelope.bounds import format_literal
-from sds.kernel.envelope.envelope import DecisionEnvelope, KindBound
+from sds.kernel.envelope.envelope import DecisionEnvelope, KindBound, format_literal
 
 FORM = '{"action":"KIND","reason":"REASON"}'  # read once, and the model means to say what it may
 EVIDENCE = "Claim:"

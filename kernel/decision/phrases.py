@@ -12,8 +12,7 @@ from typing import Any
 
 from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.sections import KindSpec
-from sds.kernel.envelope.bounds import MAGNITUDE_MAX, format_literal, parse_literal
-from sds.kernel.envelope.envelope import ESCALATE
+from sds.kernel.envelope.envelope import ESCALATE, MAGNITUDE_MAX, format_literal, parse_literal
 from sds.kernel.envelope.proposal import parse_recorded
 
 CODES_MAX = 4

@@ -12,8 +12,17 @@ from dataclasses import dataclass, replace
 
 from sds.kernel.contract.sections import ContractFields
 from sds.kernel.decision.context import Artifact
-from sds.kernel.envelope.bounds import MAGNITUDE_MAX, Bound, bound
-from sds.kernel.envelope.envelope import ESCALATE, ESCALATE_ONLY, DecisionEnvelope, KindBound, envelope_of, meet
+from sds.kernel.envelope.envelope import (
+    ESCALATE,
+    ESCALATE_ONLY,
+    MAGNITUDE_MAX,
+    Bound,
+    DecisionEnvelope,
+    KindBound,
+    bound,
+    envelope_of,
+    meet,
+)
 from sds.kernel.envelope.state import Fields
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from sds.kernel.canonical import canonical, in_words, one_line
-from sds.kernel.envelope.bounds import MAGNITUDE_MAX
+from sds.kernel.envelope.envelope import MAGNITUDE_MAX
 from sds.kernel.errors import SdsError, WorldError
 from sds.kernel.storage.store import Reader
 

@@ -12,7 +12,7 @@ from sds.kernel.decision import phrases
 from sds.kernel.decision.dim import Verdict
 from sds.kernel.decision.jit import JitReport
 from sds.kernel.decision.packet import DecisionPacket, Decoding
-from sds.kernel.envelope.bounds import MAGNITUDE_MAX
+from sds.kernel.envelope.envelope import MAGNITUDE_MAX
 from sds.kernel.errors import ModelError, StoreError, UsageError
 from sds.kernel.executor.breaker import Breaker
 from sds.kernel.registry import authority, reservations, spend

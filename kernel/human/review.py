@@ -18,8 +18,7 @@ from sds.kernel.decision import jit
 from sds.kernel.decision.dim import Verdict
 from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.decision.safeguards import LiveState
-from sds.kernel.envelope.bounds import format_literal
-from sds.kernel.envelope.envelope import ESCALATE
+from sds.kernel.envelope.envelope import ESCALATE, format_literal
 from sds.kernel.envelope.proposal import write_proposal
 from sds.kernel.errors import SdsError, UsageError, WorldError, unreadable
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt

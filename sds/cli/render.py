@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from sds.kernel.canonical import is_seen
-from sds.kernel.envelope.bounds import format_literal
+from sds.kernel.envelope.envelope import format_literal
 
 
 def plain(value: object) -> str:

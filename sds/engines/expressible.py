@@ -23,8 +23,15 @@ from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.sections import KindSpec, ParamSpec
 from sds.kernel.contract.snapshot import STRING_CHARS_MAX, FieldSpec, level, take_snapshot
 from sds.kernel.decision.packet import EVIDENCE, case_texts, static_text
-from sds.kernel.envelope.bounds import MAGNITUDE_MAX, Bound, bound, format_literal
-from sds.kernel.envelope.envelope import DecisionEnvelope, KindBound, envelope_of
+from sds.kernel.envelope.envelope import (
+    MAGNITUDE_MAX,
+    Bound,
+    DecisionEnvelope,
+    KindBound,
+    bound,
+    envelope_of,
+    format_literal,
+)
 from sds.kernel.envelope.proposal import Proposal, write_proposal
 from sds.kernel.envelope.state import Value
 from sds.kernel.errors import LanguageError, ModelError

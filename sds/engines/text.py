@@ -19,8 +19,7 @@ from sds.grammars.emit import gbnf, json_schema
 from sds.grammars.language import Choice, Language, Literal, Node, Number, Text, language
 from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.packet import NOT_ASKED, DecisionPacket, Decoding
-from sds.kernel.envelope.bounds import format_literal
-from sds.kernel.envelope.envelope import envelope_of
+from sds.kernel.envelope.envelope import envelope_of, format_literal
 from sds.kernel.envelope.proposal import PROPOSAL_BYTES_MAX
 from sds.kernel.errors import ModelError
 from sds.models.protocol import BackendError

@@ -14,9 +14,7 @@ from sds.kernel.contract.expressions import Tree
 from sds.kernel.contract.human_terms import human_contract
 from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.sections import HumanSpec
-from sds.kernel.envelope.bounds import Bound, format_literal
-from sds.kernel.envelope.bounds import meet as meet_bounds
-from sds.kernel.envelope.envelope import DecisionEnvelope, KindBound
+from sds.kernel.envelope.envelope import Bound, DecisionEnvelope, KindBound, format_literal, meet_bounds
 from sds.kernel.envelope.state import Fields
 from sds.lint.intervals import Constraint
 from sds.lint.settings_diff import Direction, SettingChange, changed_settings

@@ -13,7 +13,7 @@ from itertools import product
 
 from sds.kernel.contract.expressions import INT_MAX, Tree
 from sds.kernel.contract.snapshot import FieldSpec
-from sds.kernel.envelope.bounds import MAGNITUDE_MAX
+from sds.kernel.envelope.envelope import MAGNITUDE_MAX
 from sds.kernel.envelope.state import Value
 
 STEPS_MAX = 5_000

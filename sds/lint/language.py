@@ -18,8 +18,7 @@ from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.snapshot import STRING_CHARS_MAX, take_snapshot
 from sds.kernel.contract.yaml_lines import Path
 from sds.kernel.decision.packet import EVIDENCE, case_texts, static_text
-from sds.kernel.envelope.bounds import Bound, bound, format_literal
-from sds.kernel.envelope.envelope import DecisionEnvelope, KindBound
+from sds.kernel.envelope.envelope import Bound, DecisionEnvelope, KindBound, bound, format_literal
 from sds.kernel.envelope.proposal import Proposal, write_proposal
 from sds.kernel.envelope.state import Fields
 from sds.kernel.errors import LanguageError

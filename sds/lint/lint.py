@@ -14,7 +14,7 @@ from sds.kernel.contract.compiler import Path
 from sds.kernel.contract.expressions import Program, Tree
 from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.sections import KindSpec
-from sds.kernel.envelope.bounds import MAGNITUDE_MAX, Bound, bound
+from sds.kernel.envelope.envelope import MAGNITUDE_MAX, Bound, bound
 from sds.kernel.envelope.state import Fields
 from sds.lint.declared import declared_findings
 from sds.lint.diff import human_permits_more

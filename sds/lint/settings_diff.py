@@ -13,7 +13,7 @@ from typing import Any, Literal
 from sds.kernel.contract.monitors import MonitorSpec, micros
 from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.sections import DriftSpec, KindSpec, SpendLimit
-from sds.kernel.envelope.bounds import MAGNITUDE_MAX
+from sds.kernel.envelope.envelope import MAGNITUDE_MAX
 
 Direction = Literal["wider", "narrower", "different"]
 _UNLIMITED = MAGNITUDE_MAX + 1

@@ -16,8 +16,7 @@ from sds.kernel.contract.compiler import Path, Rules, expressions_of
 from sds.kernel.contract.expressions import Checked, Tree, check_expression
 from sds.kernel.contract.snapshot import FieldSpec
 from sds.kernel.decision.safeguards import EnvelopeInputs, envelope_in_force, safeguards_of
-from sds.kernel.envelope.bounds import MAGNITUDE_MAX
-from sds.kernel.envelope.envelope import DecisionEnvelope
+from sds.kernel.envelope.envelope import MAGNITUDE_MAX, DecisionEnvelope
 from sds.kernel.envelope.state import Fields, Value
 from sds.lint.intervals import Constraint, Domain, Env, Ints, domain_of, point, propagate
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from sds.kernel.contract.policy import Proposed
-from sds.kernel.envelope.bounds import format_literal
-from sds.kernel.envelope.envelope import DecisionEnvelope
+from sds.kernel.envelope.envelope import DecisionEnvelope, format_literal
 from sds.kernel.envelope.proposal import Proposal, write_proposal
 
 

@@ -18,7 +18,7 @@ from sds.kernel.audit.agent_history import AgentRecord, agent_record
 from sds.kernel.contract.human_terms import human_contract
 from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.packet import passages
-from sds.kernel.envelope.bounds import format_literal
+from sds.kernel.envelope.envelope import format_literal
 from sds.kernel.errors import NOT_AS_WRITTEN, UsageError, WorldError
 from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.intake import event_fields

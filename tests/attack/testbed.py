@@ -13,8 +13,7 @@ from sds import Gate
 from sds.kernel.audit import verify
 from sds.kernel.contract.schema import Contract, parse_contract
 from sds.kernel.decision.packet import DecisionPacket, Decoding
-from sds.kernel.envelope.bounds import format_literal
-from sds.kernel.envelope.envelope import DENY, ESCALATE
+from sds.kernel.envelope.envelope import DENY, ESCALATE, format_literal
 from sds.kernel.envelope.proposal import Proposal, write_proposal
 from sds.kernel.envelope.state import StateSource
 from sds.kernel.executor.protocol import Executor

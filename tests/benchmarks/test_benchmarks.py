@@ -23,7 +23,7 @@ from sds.benchmarks.peer.outcomes import KINDS, PeerOutcomes, speedups
 from sds.benchmarks.peers import Entry
 from sds.gates.opening import preview_kernel
 from sds.gates.refund import gate
-from sds.kernel.envelope.bounds import format_literal
+from sds.kernel.envelope.envelope import format_literal
 from sds.kernel.errors import UsageError
 from sds.kernel.flow.intake import read_event
 from sds.models.catalog.catalog import embedded_model

@@ -6,8 +6,7 @@ import pytest
 
 from sds.decoding.decoder import FORKS_MIN, Deciding, Decoded, Mode, deciding
 from sds.grammars.tokens.compiler import GrammarCompiler
-from sds.kernel.envelope.bounds import bound
-from sds.kernel.envelope.envelope import DENY, ESCALATE_ONLY, DecisionEnvelope, KindBound, envelope_of
+from sds.kernel.envelope.envelope import DENY, ESCALATE_ONLY, DecisionEnvelope, KindBound, bound, envelope_of
 from sds.kernel.envelope.proposal import Proposal, parse_proposal
 from sds.models.llamacpp.backend import LlamaBackend
 from sds.models.protocol import Backend, Row, prompt_sections

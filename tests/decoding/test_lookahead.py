@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from sds.decoding.decoder import Decoded, Mode, deciding
 from sds.decoding.lookahead import SHOWN_MAX, numbers_shown
 from sds.grammars.tokens.compiler import GrammarCompiler
-from sds.kernel.envelope.bounds import Bound
-from sds.kernel.envelope.envelope import DecisionEnvelope, KindBound, envelope_of
+from sds.kernel.envelope.envelope import Bound, DecisionEnvelope, KindBound, envelope_of
 from sds.kernel.errors import ModelError
 from sds.models.protocol import Row, check_fits
 from tests.decoding.small_backend import Disturbed, HashBackend, together

@@ -19,8 +19,7 @@ from sds.grammars.tokens import matcher as walk_module
 from sds.grammars.tokens.compiler import GrammarCompiler
 from sds.grammars.tokens.digits import every_literal
 from sds.grammars.tokens.matcher import TokenMatcher
-from sds.kernel.envelope.bounds import Bound, bound
-from sds.kernel.envelope.envelope import DecisionEnvelope, KindBound, envelope_of
+from sds.kernel.envelope.envelope import Bound, DecisionEnvelope, KindBound, bound, envelope_of
 from sds.kernel.envelope.proposal import Proposal, parse_proposal
 from sds.kernel.errors import ModelError
 from sds.models.protocol import Backend, BackendError, Row

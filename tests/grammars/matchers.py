@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from random import Random
 
 from sds.grammars.tokens.matcher import ChoicePoint, TokenMatcher
-from sds.kernel.envelope.bounds import Bound, bound
-from sds.kernel.envelope.envelope import DENY, ESCALATE_ONLY, DecisionEnvelope, KindBound, envelope_of
+from sds.kernel.envelope.envelope import DENY, ESCALATE_ONLY, Bound, DecisionEnvelope, KindBound, bound, envelope_of
 from tests.scale import seeded
 from tests.strategies import random_envelope
 

@@ -15,8 +15,7 @@ from jsonschema import Draft202012Validator
 
 from sds.grammars.emit import json_schema
 from sds.grammars.language import language
-from sds.kernel.envelope.bounds import Bound, bound, format_literal
-from sds.kernel.envelope.envelope import DENY, DecisionEnvelope, KindBound, envelope_of
+from sds.kernel.envelope.envelope import DENY, Bound, DecisionEnvelope, KindBound, bound, envelope_of, format_literal
 from sds.kernel.envelope.proposal import Proposal, write_proposal
 from sds.kernel.errors import LanguageError
 from tests.grammars.byte_matcher import ByteMatcher

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from sds.grammars.tokens.compiler import GrammarCompiler
 from sds.grammars.tokens.matcher import ChoicePoint, TokenMatcher
-from sds.kernel.envelope.bounds import bound
-from sds.kernel.envelope.envelope import DENY, KindBound, envelope_of
+from sds.kernel.envelope.envelope import DENY, KindBound, bound, envelope_of
 from tests.grammars.matchers import FEW, at_random, every_end, finished_by, pool, some, taken
 from tests.grammars.tokenizers import Scraps, Tokens
 from tests.model_fixtures import CONTEXT_REF

@@ -16,8 +16,17 @@ from sds.benchmarks.peer.llguidance_tokenizer import llguidance_tokenizer
 from sds.grammars.language import language
 from sds.grammars.tokens.compiler import GRAMMARS_MAX, GrammarCompiler
 from sds.grammars.tokens.selftest import follow
-from sds.kernel.envelope.bounds import MAGNITUDE_MAX, Bound, bound, format_literal
-from sds.kernel.envelope.envelope import DENY, ESCALATE_ONLY, DecisionEnvelope, KindBound, envelope_of
+from sds.kernel.envelope.envelope import (
+    DENY,
+    ESCALATE_ONLY,
+    MAGNITUDE_MAX,
+    Bound,
+    DecisionEnvelope,
+    KindBound,
+    bound,
+    envelope_of,
+    format_literal,
+)
 from sds.kernel.envelope.proposal import TEXT_CHARS
 from sds.kernel.errors import LanguageError
 from tests.grammars.llguidance_mask import Mask

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sds.grammars.tokens.compiler import GrammarCompiler
-from sds.kernel.envelope.bounds import Bound
-from sds.kernel.envelope.envelope import DENY, DecisionEnvelope, KindBound, envelope_of
+from sds.kernel.envelope.envelope import DENY, Bound, DecisionEnvelope, KindBound, envelope_of
 from tests.model_fixtures import CONTEXT_REF
 
 REASONS = ("LATE", "LOST")

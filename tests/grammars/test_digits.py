@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from sds.grammars.tokens.digits import START, DigitMatcher, DigitPrefix, every_literal
-from sds.kernel.envelope.bounds import Bound, bound
+from sds.kernel.envelope.envelope import Bound, bound
 from tests.grammars.test_number_regex import holds, probes, written
 from tests.samples import BENT_NUMBERS
 from tests.scale import scale, seeded

@@ -20,8 +20,7 @@ from jsonschema import Draft202012Validator
 from sds.grammars.emit import json_schema
 from sds.grammars.emit.gbnf import GBNF_CHARS_MAX, REPEAT_MAX, to_gbnf
 from sds.grammars.language import Language, language
-from sds.kernel.envelope.bounds import bound, format_literal
-from sds.kernel.envelope.envelope import DENY, KindBound, envelope_of
+from sds.kernel.envelope.envelope import DENY, KindBound, bound, envelope_of, format_literal
 from sds.kernel.envelope.proposal import Proposal, write_proposal
 from sds.kernel.errors import LanguageError
 from sds.models.catalog.catalog import embedded_model

@@ -7,8 +7,7 @@ import re
 import pytest
 
 from sds.grammars.language import language
-from sds.kernel.envelope.bounds import Bound
-from sds.kernel.envelope.envelope import DENY, ESCALATE_ONLY, DecisionEnvelope, KindBound, envelope_of
+from sds.kernel.envelope.envelope import DENY, ESCALATE_ONLY, Bound, DecisionEnvelope, KindBound, envelope_of
 from sds.kernel.errors import LanguageError
 
 CONTEXT = "5" * 64

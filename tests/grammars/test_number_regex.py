@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from sds.grammars.number_regex import REGEX_CHARS_MAX, number_regex
-from sds.kernel.envelope.bounds import MAGNITUDE_MAX, Bound, bound
+from sds.kernel.envelope.envelope import MAGNITUDE_MAX, Bound, bound
 from sds.kernel.errors import LanguageError
 from tests.grammars.byte_matcher import ByteMatcher
 from tests.samples import BENT_NUMBERS, values_near

@@ -12,8 +12,7 @@ from jsonschema import Draft202012Validator
 
 from sds.grammars.emit import json_schema
 from sds.grammars.language import Language, language
-from sds.kernel.envelope.bounds import Bound, bound
-from sds.kernel.envelope.envelope import DENY, ESCALATE_ONLY, DecisionEnvelope, KindBound, envelope_of
+from sds.kernel.envelope.envelope import DENY, ESCALATE_ONLY, Bound, DecisionEnvelope, KindBound, bound, envelope_of
 from tests.grammars.byte_matcher import ByteMatcher
 
 CONTEXT = "c0ffee" * 10 + "0123"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sds.definitions.definition import LabelledCase
 from sds.judgement.labels import PARTS, label_line, labels_hash, parse_labels, parted, read_labels, split_hash
 from sds.kernel.contract.schema import Contract
-from sds.kernel.envelope.bounds import MAGNITUDE_MAX
+from sds.kernel.envelope.envelope import MAGNITUDE_MAX
 from sds.kernel.errors import UsageError
 from sds.kernel.flow.intake import EVENT_BYTES_MAX
 from tests.judgement.claims import cases, contract, scored

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.packet import DecisionPacket
-from sds.kernel.envelope.bounds import format_literal
+from sds.kernel.envelope.envelope import format_literal
 from sds.kernel.envelope.proposal import Proposal, write_proposal
 from sds.kernel.errors import UsageError
 from sds.kernel.flow.answer import Answer

@@ -16,8 +16,7 @@ from sds.cli.render import number_range, print_json
 from sds.gates.opening import preview_kernel
 from sds.host.paths import gate_home
 from sds.kernel.decision.packet import DecisionPacket
-from sds.kernel.envelope.bounds import format_literal
-from sds.kernel.envelope.envelope import DecisionEnvelope
+from sds.kernel.envelope.envelope import DecisionEnvelope, format_literal
 from sds.kernel.errors import UsageError
 from sds.kernel.flow import intake, undecided
 

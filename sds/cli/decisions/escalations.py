@@ -21,8 +21,7 @@ from sds.host.paths import gate_home
 from sds.kernel.contract.human_terms import human_contract
 from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.snapshot import parse_type, show
-from sds.kernel.envelope.bounds import format_literal
-from sds.kernel.envelope.envelope import ESCALATE, KindBound
+from sds.kernel.envelope.envelope import ESCALATE, KindBound, format_literal
 from sds.kernel.errors import UsageError
 from sds.kernel.flow.answer import Answer
 from sds.kernel.human import cases

@@ -22,7 +22,7 @@ from sds.definitions.definition import GateDefinition
 from sds.engines.protocol import Engine
 from sds.host.clock import now_ms
 from sds.host.paths import gate_home, has_record, open_record, store_url
-from sds.kernel.envelope.bounds import format_literal
+from sds.kernel.envelope.envelope import format_literal
 from sds.kernel.errors import ModelError, SdsError, StoreError, UsageError, WorldError, cause_of
 from sds.kernel.flow.answer import Answer
 from sds.kernel.registry import registry

@@ -11,7 +11,7 @@ from rich.table import Table
 from sds.cli.render import counted, print_json
 from sds.definitions.definition import GateDefinition
 from sds.engines.protocol import Engine
-from sds.kernel.envelope.bounds import format_literal
+from sds.kernel.envelope.envelope import format_literal
 from sds.kernel.errors import ModelError, SdsError, UsageError
 from sds.kernel.saga.state import SagaAnswer
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from urllib.parse import quote
 
-from sds.kernel.envelope.bounds import format_literal
+from sds.kernel.envelope.envelope import format_literal
 from sds.kernel.executor.protocol import ExecutionIntent
 
 Fact = str | int

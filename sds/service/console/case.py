@@ -16,8 +16,7 @@ from sds.gate import Gate
 from sds.kernel.audit.verify import flow_record
 from sds.kernel.contract.human_terms import Impact
 from sds.kernel.contract.schema import Contract
-from sds.kernel.envelope.bounds import format_literal
-from sds.kernel.envelope.envelope import KindBound
+from sds.kernel.envelope.envelope import KindBound, format_literal
 from sds.kernel.errors import NOT_AS_WRITTEN, SdsError, unreadable
 from sds.kernel.human.cases import Case
 from sds.kernel.human.review import CaseView, HumanReview

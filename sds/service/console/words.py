@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from sds.kernel.canonical import is_seen
 from sds.kernel.contract.snapshot import parse_type
 from sds.kernel.decision.packet import passages
-from sds.kernel.envelope.bounds import Bound, format_literal
+from sds.kernel.envelope.envelope import Bound, format_literal
 from sds.kernel.envelope.state import Value
 from sds.kernel.errors import NOT_AS_WRITTEN
 

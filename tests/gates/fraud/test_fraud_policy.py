@@ -9,8 +9,7 @@ from sds.gates.fraud.world.bank import FEATURES
 from sds.kernel.contract.compiler import Rules
 from sds.kernel.contract.policy import policy_rules
 from sds.kernel.decision.safeguards import EnvelopeInputs, envelope_in_force, safeguards_of
-from sds.kernel.envelope.bounds import Bound
-from sds.kernel.envelope.envelope import ESCALATE_ONLY, DecisionEnvelope
+from sds.kernel.envelope.envelope import ESCALATE_ONLY, Bound, DecisionEnvelope
 from sds.kernel.envelope.state import Value
 from tests.gates.fraud.one_payment import ORDINARY
 

@@ -9,8 +9,7 @@ import pytest
 from sds.kernel.contract.compiler import Rules
 from sds.kernel.contract.schema import load_contract
 from sds.kernel.decision.safeguards import EnvelopeInputs, envelope_in_force, safeguards_of
-from sds.kernel.envelope.bounds import Bound
-from sds.kernel.envelope.envelope import ESCALATE_ONLY, DecisionEnvelope
+from sds.kernel.envelope.envelope import ESCALATE_ONLY, Bound, DecisionEnvelope
 from sds.kernel.envelope.state import Value
 
 CONTRACT = load_contract(Path(__file__).parents[3] / "sds" / "gates" / "refund" / "contract.yaml")

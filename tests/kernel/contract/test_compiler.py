@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sds.kernel.contract.compiler import Rules
-from sds.kernel.envelope.bounds import Bound
-from sds.kernel.envelope.envelope import ESCALATE_ONLY, DecisionEnvelope, KindBound, envelope_of
+from sds.kernel.envelope.envelope import ESCALATE_ONLY, Bound, DecisionEnvelope, KindBound, envelope_of
 from sds.kernel.envelope.state import Value
 from tests.kernel import world
 

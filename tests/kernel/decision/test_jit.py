@@ -14,8 +14,7 @@ from sds.kernel.decision import jit
 from sds.kernel.decision.jit import JitReport
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.decision.safeguards import EnvelopeInputs, LiveState, envelope_in_force, safeguards_of
-from sds.kernel.envelope.bounds import bound
-from sds.kernel.envelope.envelope import DecisionEnvelope, envelope_of
+from sds.kernel.envelope.envelope import DecisionEnvelope, bound, envelope_of
 from sds.kernel.envelope.proposal import Proposal, parse_proposal
 from sds.kernel.envelope.state import Fields, Value
 from tests.kernel import world

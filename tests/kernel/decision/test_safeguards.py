@@ -6,8 +6,7 @@ import pytest
 
 from sds.kernel.contract.compiler import Rules
 from sds.kernel.decision.safeguards import EnvelopeInputs, envelope_in_force, safeguards_of, standing
-from sds.kernel.envelope.bounds import Bound
-from sds.kernel.envelope.envelope import ESCALATE_ONLY, DecisionEnvelope
+from sds.kernel.envelope.envelope import ESCALATE_ONLY, Bound, DecisionEnvelope
 from tests.kernel import world
 
 TILL = world.contract()

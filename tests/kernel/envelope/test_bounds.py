@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sds.kernel.envelope.bounds import MAGNITUDE_MAX, SCALE_MAX, Bound, bound, format_literal, meet, parse_literal
+from sds.kernel.envelope.envelope import (
+    MAGNITUDE_MAX,
+    SCALE_MAX,
+    Bound,
+    bound,
+    format_literal,
+    meet_bounds,
+    parse_literal,
+)
 from tests.scale import scale, seeded
 from tests.strategies import bounds
 
@@ -48,22 +56,22 @@ def test_the_meet_of_two_bounds_is_the_intersection_of_their_values():
     rng, ways = seeded(1), sorted({b for b in small_bounds().values() if b}, key=repr)
     for _ in range(scale(20_000, 200_000)):
         a, b = rng.choice(ways), rng.choice(ways)
-        both = meet(a, b)
+        both = meet_bounds(a, b)
         assert values(a) & values(b) == values(both)
         assert both is None or both == bound(both.lo, both.hi, step=both.step, residue=both.residue)
 
 
 @given(bounds(scale=2), bounds(scale=2), st.data())
 def test_the_meet_of_large_bounds_holds_a_value_exactly_when_both_do(a: Bound, b: Bound, data: st.DataObject):
-    both = meet(a, b)
-    assert both == meet(b, a)
+    both = meet_bounds(a, b)
+    assert both == meet_bounds(b, a)
     side = data.draw(st.sampled_from([a, b] if both is None else [a, b, both]))
     value = side.lo + side.step * data.draw(st.integers(0, (side.hi - side.lo) // side.step))
     assert (value in a and value in b) == (both is not None and value in both)
 
 
 def test_bounds_of_different_scales_have_nothing_in_common():
-    assert meet(Bound(1, 5, 1, 0, 0), Bound(1, 5, 1, 0, 2)) is None
+    assert meet_bounds(Bound(1, 5, 1, 0, 0), Bound(1, 5, 1, 0, 2)) is None
 
 
 def test_steps_are_counted_from_zero_and_not_from_the_lower_end():

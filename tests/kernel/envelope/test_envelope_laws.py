@@ -10,15 +10,17 @@ from hypothesis import strategies as st
 
 from sds.kernel.contract.compiler import Rules
 from sds.kernel.decision.safeguards import EnvelopeInputs, envelope_in_force, safeguards_of
-from sds.kernel.envelope.bounds import Bound, bound, format_literal
 from sds.kernel.envelope.envelope import (
     DENY,
     ESCALATE,
     ESCALATE_ONLY,
     RATIONALE_CHARS_MAX,
+    Bound,
     DecisionEnvelope,
     KindBound,
+    bound,
     envelope_of,
+    format_literal,
     meet,
 )
 from sds.kernel.envelope.proposal import Proposal, write_proposal

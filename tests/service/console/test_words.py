@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sds.kernel.envelope.bounds import bound
+from sds.kernel.envelope.envelope import bound
 from sds.service.console import words
 from sds.service.console.case import Share, alternative
 from sds.service.console.forms import written
