@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sds.kernel.contract.snapshot import Snapshot
+from sds.kernel.contract.compiler import Snapshot
 from sds.kernel.decision.packet import ALTERNATIVES_UNAVAILABLE, DecisionPacket, Decoding
 from sds.kernel.decision.safeguards import EnvelopeInputs
 from sds.kernel.envelope.envelope import envelope_from_data

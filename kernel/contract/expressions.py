@@ -2,7 +2,7 @@
 
 CEL alone does not fail closed: `missing > 1 || true` is true, so is `'a' < 1 || true`, and so is `1 / 0 > 1 || true`.
 Three things close it. Every expression is parsed and typed against the declared snapshot, so a wrong type or an
-undeclared name is an error with a column at load. `snapshot.faults` demands every declared field with its type before
+undeclared name is an error with a column at load. `compiler.faults` demands every declared field with its type before
 evaluation. And what is evaluated is not the author's text but the parsed tree written out again, with `a || b` as
 `a ? true : b` and `a && b` as `a ? b : false`: a side that is read and fails fails the whole, a side that need not be
 read is not, and precedence is this parser's alone.

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from sds.kernel.contract.compiler import parse_type
 from sds.kernel.contract.expressions import READING, SCORE, Checked, Kind, Program, typed_expression
 from sds.kernel.contract.readings import COMBINATIONS_MAX, ROOT, PolicyLine, ReadingSpec
 from sds.kernel.contract.sections import ContractFields
-from sds.kernel.contract.snapshot import parse_type
 from sds.kernel.contract.types import ContradictionError
 from sds.kernel.envelope.envelope import ESCALATE
 from sds.kernel.envelope.state import Fields, Value

@@ -14,12 +14,11 @@ from typing import Any
 from pydantic import ValidationError, model_validator
 
 from sds.kernel.canonical import sha256_hex
-from sds.kernel.contract.compiler import Rules
+from sds.kernel.contract.compiler import Rules, parse_type
 from sds.kernel.contract.expressions import INT
 from sds.kernel.contract.human_terms import check_human, human_contract
 from sds.kernel.contract.policy import check_policy, policy_rules
 from sds.kernel.contract.sections import MENU, ContractFields
-from sds.kernel.contract.snapshot import parse_type
 from sds.kernel.contract.types import ContradictionError, say_first
 from sds.kernel.contract.yaml_lines import FILE_BYTES_MAX, load_with_lines
 from sds.kernel.envelope.envelope import DENY, ESCALATE

@@ -15,9 +15,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from sds.kernel.contract.compiler import Rules
+from sds.kernel.contract.compiler import Rules, Snapshot, level, show, take_snapshot
 from sds.kernel.contract.schema import Contract
-from sds.kernel.contract.snapshot import Snapshot, level, show, take_snapshot
 from sds.kernel.decision.context import Artifact
 from sds.kernel.decision.safeguards import EnvelopeInputs, LiveState
 from sds.kernel.envelope.envelope import DecisionEnvelope, KindBound, format_literal

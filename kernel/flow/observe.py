@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from sds.kernel.canonical import in_words, one_line
-from sds.kernel.contract.compiler import Rules
+from sds.kernel.contract.compiler import Rules, well_typed
 from sds.kernel.contract.schema import Contract
-from sds.kernel.contract.snapshot import well_typed
 from sds.kernel.decision.context import ContextReader
 from sds.kernel.decision.dim import AuthorityState
 from sds.kernel.decision.packet import DecisionPacket

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from sds.kernel.contract.compiler import Rules
+from sds.kernel.contract.compiler import Rules, take_snapshot
 from sds.kernel.contract.human_terms import human_contract
-from sds.kernel.contract.snapshot import take_snapshot
 from sds.kernel.decision import jit
 from sds.kernel.decision.dim import AuthorityState
 from sds.kernel.decision.packet import DecisionPacket

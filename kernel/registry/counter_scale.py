@@ -8,9 +8,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from sds.kernel.contract.compiler import parse_type
 from sds.kernel.contract.expressions import INT
 from sds.kernel.contract.schema import Contract
-from sds.kernel.contract.snapshot import parse_type
 from sds.kernel.registry import spend
 from sds.kernel.registry.compatibility import Refusal
 from sds.kernel.storage.store import Reader

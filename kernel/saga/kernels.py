@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from sds.kernel.contract.compiler import Rules
+from sds.kernel.contract.compiler import FieldSpec, Rules, take_snapshot
 from sds.kernel.contract.expressions import STRING
-from sds.kernel.contract.snapshot import FieldSpec, take_snapshot
 from sds.kernel.decision.packet import DecisionPacket, static_text
 from sds.kernel.decision.safeguards import EnvelopeInputs, LiveState
 from sds.kernel.envelope.envelope import ESCALATE_ONLY, DecisionEnvelope, KindBound

@@ -18,10 +18,9 @@ from sds.grammars.number_regex import number_regex
 from sds.grammars.tokens.compiler import GrammarCompiler
 from sds.grammars.tokens.selftest import check_mask_constrains, follow
 from sds.kernel.canonical import one_line
-from sds.kernel.contract.compiler import Rules
+from sds.kernel.contract.compiler import STRING_CHARS_MAX, FieldSpec, Rules, level, take_snapshot
 from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.sections import KindSpec, ParamSpec
-from sds.kernel.contract.snapshot import STRING_CHARS_MAX, FieldSpec, level, take_snapshot
 from sds.kernel.decision.packet import EVIDENCE, case_texts, static_text
 from sds.kernel.envelope.envelope import (
     MAGNITUDE_MAX,

@@ -26,9 +26,9 @@ from sds.judgement.judging import Judge, Judged, Progress, Readings, labelled, l
 from sds.judgement.labels import NO, YES, labels_hash, parted, split_hash
 from sds.judgement.scoring import decision_scores, reading_scores, texts_of
 from sds.kernel.canonical import digest
+from sds.kernel.contract.compiler import parse_type
 from sds.kernel.contract.readings import ROOT
 from sds.kernel.contract.schema import Contract
-from sds.kernel.contract.snapshot import parse_type
 from sds.kernel.errors import UsageError, cause_of
 from sds.models.protocol import BackendError
 from sds.models.readers.protocol import Reader

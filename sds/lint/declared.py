@@ -6,11 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from sds.kernel.contract.compiler import Path
+from sds.kernel.contract.compiler import Path, faults, parse_type
 from sds.kernel.contract.expressions import Checked
 from sds.kernel.contract.policy import policy_rules
 from sds.kernel.contract.schema import Contract
-from sds.kernel.contract.snapshot import faults, parse_type
 from sds.kernel.envelope.state import Fields
 from sds.lint.finding import Finding, Severity
 

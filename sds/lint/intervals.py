@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from sds.kernel.contract.compiler import FieldSpec
 from sds.kernel.contract.expressions import INT_MAX, Tree
-from sds.kernel.contract.snapshot import FieldSpec
 from sds.kernel.envelope.envelope import MAGNITUDE_MAX
 from sds.kernel.envelope.state import Value
 

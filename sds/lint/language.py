@@ -13,9 +13,8 @@ from sds.grammars.language import Language, language
 from sds.grammars.number_regex import number_regex
 from sds.grammars.tokens.compiler import GrammarCompiler
 from sds.grammars.tokens.selftest import follow
-from sds.kernel.contract.compiler import Rules
+from sds.kernel.contract.compiler import STRING_CHARS_MAX, Rules, take_snapshot
 from sds.kernel.contract.schema import Contract
-from sds.kernel.contract.snapshot import STRING_CHARS_MAX, take_snapshot
 from sds.kernel.contract.yaml_lines import Path
 from sds.kernel.decision.packet import EVIDENCE, case_texts, static_text
 from sds.kernel.envelope.envelope import Bound, DecisionEnvelope, KindBound, bound, format_literal

@@ -12,9 +12,8 @@ from itertools import islice
 from random import Random
 from typing import TYPE_CHECKING
 
-from sds.kernel.contract.compiler import Path, Rules, expressions_of
+from sds.kernel.contract.compiler import FieldSpec, Path, Rules, expressions_of
 from sds.kernel.contract.expressions import Checked, Tree, check_expression
-from sds.kernel.contract.snapshot import FieldSpec
 from sds.kernel.decision.safeguards import EnvelopeInputs, envelope_in_force, safeguards_of
 from sds.kernel.envelope.envelope import MAGNITUDE_MAX, DecisionEnvelope
 from sds.kernel.envelope.state import Fields, Value

@@ -18,9 +18,9 @@ from sds.escalations import resolve as resolve_case
 from sds.gates.opening import preview_kernel, recovery_kernel
 from sds.host.clock import now_ms
 from sds.host.paths import gate_home
+from sds.kernel.contract.compiler import parse_type, show
 from sds.kernel.contract.human_terms import human_contract
 from sds.kernel.contract.schema import Contract
-from sds.kernel.contract.snapshot import parse_type, show
 from sds.kernel.envelope.envelope import ESCALATE, KindBound, format_literal
 from sds.kernel.errors import UsageError
 from sds.kernel.flow.answer import Answer

@@ -15,8 +15,8 @@ from sds.cli.common import ChosenGate, open_store
 from sds.cli.render import counted, plain
 from sds.definitions.definition import GateDefinition
 from sds.host.paths import fitted_readers, gate_home, labels_path
+from sds.kernel.contract.compiler import parse_type, show
 from sds.kernel.contract.schema import Contract
-from sds.kernel.contract.snapshot import parse_type, show
 from sds.kernel.envelope.state import Fields, StateSource
 from sds.kernel.errors import UsageError, cause_of
 from sds.kernel.flow.intake import parse_event

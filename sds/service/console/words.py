@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from sds.kernel.canonical import is_seen
-from sds.kernel.contract.snapshot import parse_type
+from sds.kernel.contract.compiler import parse_type
 from sds.kernel.decision.packet import passages
 from sds.kernel.envelope.envelope import Bound, format_literal
 from sds.kernel.envelope.state import Value

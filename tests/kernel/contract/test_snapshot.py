@@ -7,8 +7,7 @@ from hashlib import sha256
 
 import pytest
 
-from sds.kernel.contract.compiler import Rules
-from sds.kernel.contract.snapshot import STRING_CHARS_MAX, Snapshot, parse_type, show, take_snapshot
+from sds.kernel.contract.compiler import STRING_CHARS_MAX, Rules, Snapshot, parse_type, show, take_snapshot
 from sds.kernel.envelope.state import Fields, Value
 from tests.kernel import world
 
