@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sds.kernel.errors import ExecutorError, SdsError, StateError, UsageError, WorldError
     from sds.kernel.executor.protocol import ExecutionIntent, Executor, Receipt
     from sds.kernel.executor.statement import StatementLine
-    from sds.kernel.flow.answer import Answer
+    from sds.kernel.flow.states import Answer
 
 __all__ = [
     "Answer",
@@ -61,7 +61,7 @@ _HOME = {
     "sds.kernel.errors": ("ExecutorError", "SdsError", "StateError", "UsageError", "WorldError"),
     "sds.kernel.executor.protocol": ("ExecutionIntent", "Executor", "Receipt"),
     "sds.kernel.executor.statement": ("StatementLine",),
-    "sds.kernel.flow.answer": ("Answer",),
+    "sds.kernel.flow.states": ("Answer",),
 }
 
 

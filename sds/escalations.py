@@ -14,9 +14,9 @@ from sds.kernel.contract.human_terms import Impact, impact
 from sds.kernel.contract.schema import Contract
 from sds.kernel.envelope.envelope import ESCALATE, KindBound, format_literal
 from sds.kernel.executor.protocol import Receipt
-from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.dispatch import Log, no_log
 from sds.kernel.flow.kernel import Kernel
+from sds.kernel.flow.states import Answer
 from sds.kernel.human.cases import Case
 from sds.kernel.human.review import CaseView, HumanReview, Resolution, attest
 

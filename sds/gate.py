@@ -27,9 +27,9 @@ from sds.kernel.envelope.state import StateSource
 from sds.kernel.errors import UsageError
 from sds.kernel.executor.protocol import Executor, Signer
 from sds.kernel.flow import intake, undecided
-from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.dispatch import Log
 from sds.kernel.flow.kernel import Kernel
+from sds.kernel.flow.states import Answer
 from sds.kernel.registry import registry
 from sds.opening import check_deciding, check_given, deadline_given, decisions_at_once, open_deciding, path_given
 from sds.pipeline import Reasoned, Stream

@@ -19,11 +19,10 @@ from sds.engines.queueing import Cancellation, KeyLocks, QueueTimeoutError, Stop
 from sds.kernel.canonical import one_line
 from sds.kernel.decision.packet import NOT_ASKED, DecisionPacket, Decoding
 from sds.kernel.errors import ModelError, SdsError, UsageError, WorldError
-from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.attempts import refuse_unkeepable
 from sds.kernel.flow.intake import Event
 from sds.kernel.flow.kernel import Kernel
-from sds.kernel.flow.states import CONTENTION, DEADLINE_EXCEEDED, EXECUTION_FAILED, WAITING_TAGS
+from sds.kernel.flow.states import CONTENTION, DEADLINE_EXCEEDED, EXECUTION_FAILED, WAITING_TAGS, Answer
 from sds.models.protocol import ENDINGS
 
 POLL_S, POLL_S_MAX = 0.005, 0.1

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sds.engines.queueing import Cancellation
-from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.intake import Event
 from sds.kernel.flow.kernel import Kernel
+from sds.kernel.flow.states import Answer
 from sds.kernel.saga import driver
 from sds.kernel.saga import state as saga
 from sds.kernel.saga.kernels import ChildKernel

@@ -17,9 +17,8 @@ from contextlib import contextmanager, suppress
 
 from sds.engines.queueing import CANCELLED, DRAINING, Cancellation, StopCause
 from sds.kernel.errors import SdsError, UsageError, WorldError
-from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.intake import Event
-from sds.kernel.flow.states import DEADLINE_EXCEEDED
+from sds.kernel.flow.states import DEADLINE_EXCEEDED, Answer
 
 QUEUE_MAX = 1024
 QUEUE_FULL = "QUEUE_FULL"

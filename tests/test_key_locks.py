@@ -14,8 +14,7 @@ from sds.kernel.audit import verify
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
 from sds.kernel.flow import undecided
-from sds.kernel.flow.answer import Answer
-from sds.kernel.flow.states import WAITING_TAGS
+from sds.kernel.flow.states import WAITING_TAGS, Answer
 from sds.kernel.human.cases import waiting
 from sds.kernel.registry import escalation_budget
 from sds.pipeline import Stream

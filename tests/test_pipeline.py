@@ -13,7 +13,7 @@ from sds.gate import Gate
 from sds.kernel.audit.verify import verify
 from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.errors import EventError, LanguageError, ModelError, WorldError
-from sds.kernel.flow.answer import Answer
+from sds.kernel.flow.states import Answer
 from sds.models.llamacpp.backend import LlamaBackend
 from sds.pipeline import Reasoned, Stream
 from tests.hostile import Panic

@@ -15,7 +15,7 @@ from typing import Any
 from sds.kernel.audit.tables import Tables
 from sds.kernel.canonical import canonical, one_line
 from sds.kernel.errors import NOT_AS_WRITTEN, StoreError, unreadable
-from sds.kernel.flow.answer import answer
+from sds.kernel.flow.states import answer
 from sds.kernel.storage import ledger
 from sds.kernel.storage.ledger import Checkpoint, Head, PublicKeys
 from sds.kernel.storage.store import Reader, Row, Store

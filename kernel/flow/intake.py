@@ -18,8 +18,7 @@ from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.sections import EventSpec
 from sds.kernel.errors import EventError, UsageError
 from sds.kernel.flow import states, undecided
-from sds.kernel.flow.answer import Answer, known_answer
-from sds.kernel.flow.states import ADOPTED, EXECUTION_FAILED, transition
+from sds.kernel.flow.states import ADOPTED, EXECUTION_FAILED, Answer, known_answer, transition
 from sds.kernel.storage import vault
 from sds.kernel.storage.store import Reader, Row, Store
 from sds.kernel.storage.vault import mask

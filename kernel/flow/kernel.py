@@ -28,11 +28,11 @@ from sds.kernel.errors import UsageError
 from sds.kernel.executor.protocol import ExecutionIntent, Executor, Signer
 from sds.kernel.executor.wholeness import Wholeness
 from sds.kernel.flow import attempts, decision_record, in_flight, intake
-from sds.kernel.flow.answer import Answer, known_answer
 from sds.kernel.flow.attempts import Attempt
 from sds.kernel.flow.commit import Committer
 from sds.kernel.flow.dispatch import Dispatcher, Log, no_log
 from sds.kernel.flow.observe import Observer, Seen, authority_state, standing
+from sds.kernel.flow.states import Answer, known_answer
 from sds.kernel.registry import registry, reservations, spend
 from sds.kernel.storage.keyring import Keyring
 from sds.kernel.storage.store import Store

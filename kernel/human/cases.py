@@ -19,10 +19,9 @@ from sds.kernel.envelope.envelope import ESCALATE
 from sds.kernel.envelope.proposal import Proposal, parse_recorded
 from sds.kernel.envelope.state import Fields
 from sds.kernel.errors import NOT_AS_WRITTEN, StoreError, UsageError, unreadable
-from sds.kernel.flow.answer import numbers_of
 from sds.kernel.flow.decision_record import SEALED, seal
 from sds.kernel.flow.intake import event_fields
-from sds.kernel.flow.states import SAGA_DIRTY, State
+from sds.kernel.flow.states import SAGA_DIRTY, State, numbers_of
 from sds.kernel.human.statement_cases import difference_in
 from sds.kernel.registry.contract_versions import recorded_contract
 from sds.kernel.storage import ledger

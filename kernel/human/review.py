@@ -22,14 +22,13 @@ from sds.kernel.envelope.envelope import ESCALATE, format_literal
 from sds.kernel.envelope.proposal import write_proposal
 from sds.kernel.errors import SdsError, UsageError, WorldError, unreadable
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
-from sds.kernel.flow.answer import Answer, known_answer
 from sds.kernel.flow.attempts import Attempt
 from sds.kernel.flow.commit import ALREADY_ORDERED, ORDERED_BEFORE
 from sds.kernel.flow.dispatch import Log, no_log
 from sds.kernel.flow.in_flight import orders_in_flight
 from sds.kernel.flow.intake import saga_child
 from sds.kernel.flow.kernel import Kernel
-from sds.kernel.flow.states import State, transition
+from sds.kernel.flow.states import Answer, State, known_answer, transition
 from sds.kernel.human import cases
 from sds.kernel.human.cases import Case, Decision, HumanDecision, read_case
 from sds.kernel.human.kernel import HumanKernel

@@ -9,10 +9,9 @@ from collections.abc import Callable
 
 from sds.kernel.errors import EventError, SdsError, UsageError
 from sds.kernel.flow import decision_record, states
-from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.intake import Event
 from sds.kernel.flow.kernel import Kernel
-from sds.kernel.flow.states import DEADLINE_EXCEEDED, NOT_DECIDED, WAITING_TAGS
+from sds.kernel.flow.states import DEADLINE_EXCEEDED, NOT_DECIDED, WAITING_TAGS, Answer
 from sds.kernel.saga import compensation
 from sds.kernel.saga import state as saga
 from sds.kernel.saga.kernels import ALERT_HUMAN, CLOSE_ALL, ChildKernel, MenuKernel, StepKernel, stopped

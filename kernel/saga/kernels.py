@@ -18,8 +18,8 @@ from sds.kernel.decision.safeguards import EnvelopeInputs, LiveState
 from sds.kernel.envelope.envelope import ESCALATE_ONLY, DecisionEnvelope, KindBound
 from sds.kernel.executor.protocol import ExecutionIntent
 from sds.kernel.flow import intake
-from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.kernel import Kernel
+from sds.kernel.flow.states import Answer
 from sds.kernel.registry.authority import authority_now
 from sds.kernel.saga import state as saga
 from sds.kernel.saga.state import COMPENSATION, Saga

@@ -21,7 +21,6 @@ from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.sections import EventSpec, SagaSpec
 from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.flow import decision_record, intake, undecided
-from sds.kernel.flow.answer import Answer, answer
 from sds.kernel.flow.intake import (
     Event,
     begin,
@@ -33,7 +32,7 @@ from sds.kernel.flow.intake import (
     saga_child,
     write_event,
 )
-from sds.kernel.flow.states import DECIDED_TAGS, SAGA_DIRTY, State, transition
+from sds.kernel.flow.states import DECIDED_TAGS, SAGA_DIRTY, Answer, State, answer, transition
 from sds.kernel.storage import ledger
 from sds.kernel.storage.store import Reader, Store
 from sds.kernel.storage.vault import Texts

@@ -16,7 +16,7 @@ from sds.client.following import Following
 from sds.client.http import Collector, arguments, limits, lost
 from sds.client.replies import Changed, HttpReply, Lost, answer_of, items_of, object_of
 from sds.client.steps import HttpRequest, Said, Steps, Wait
-from sds.kernel.flow.answer import Answer
+from sds.kernel.flow.states import Answer
 
 T = TypeVar("T")
 

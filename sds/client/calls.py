@@ -12,8 +12,7 @@ from sds.client.connection import Connection
 from sds.client.replies import HttpReply, ListPage, answer_of, data_of, items_of, object_of, page_of
 from sds.client.steps import GRACE_S, HttpRequest, Patience, Steps, insist
 from sds.kernel.errors import EventError, UsageError
-from sds.kernel.flow.answer import Answer
-from sds.kernel.flow.states import NOT_DECIDED
+from sds.kernel.flow.states import NOT_DECIDED, Answer
 
 Event = Mapping[str, object] | str | bytes
 DEADLINE = "Deadline-Ms"

@@ -16,7 +16,7 @@ from typing import Any
 
 from sds.kernel.canonical import one_line
 from sds.kernel.errors import NOT_AS_WRITTEN, SdsError, UsageError, WorldError
-from sds.kernel.flow.answer import Answer
+from sds.kernel.flow.states import Answer
 
 LINE_CHARS_MAX = 500
 REPLY_BYTES_MAX = 16 << 20

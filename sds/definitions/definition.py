@@ -29,7 +29,7 @@ from sds.kernel.errors import SdsError, UsageError
 from sds.kernel.executor.key_retention import keys_kept_ms
 from sds.kernel.executor.protocol import Executor
 from sds.kernel.executor.statement import StatementLine
-from sds.kernel.flow.answer import Answer
+from sds.kernel.flow.states import Answer
 from sds.kernel.storage.store import Reader
 
 DEFAULT = "refund"  # the gate that commands mean when none is named

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 from sds.decoding.errors import DEADLINE_EXCEEDED
 from sds.kernel.errors import ModelError, SdsError, WorldError
-from sds.kernel.flow.answer import Answer
+from sds.kernel.flow.states import Answer
 from sds.models.protocol import ENDINGS
 
 T = TypeVar("T")

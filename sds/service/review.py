@@ -20,8 +20,8 @@ from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.packet import passages
 from sds.kernel.envelope.envelope import format_literal
 from sds.kernel.errors import NOT_AS_WRITTEN, UsageError, WorldError
-from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.intake import event_fields
+from sds.kernel.flow.states import Answer
 from sds.kernel.human import cases
 from sds.kernel.human.cases import Case
 from sds.kernel.human.review import CaseView

@@ -13,7 +13,7 @@ from random import Random
 from sds import Gate
 from sds.engines.scheduler import Scheduler
 from sds.kernel.decision.packet import DecisionPacket, Decoding
-from sds.kernel.flow.answer import Answer
+from sds.kernel.flow.states import Answer
 from sds.kernel.registry.registry import agents
 from sds.models.protocol import Row
 from tests.engines.batches import make

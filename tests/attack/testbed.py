@@ -18,8 +18,7 @@ from sds.kernel.envelope.proposal import Proposal, write_proposal
 from sds.kernel.envelope.state import StateSource
 from sds.kernel.executor.protocol import Executor
 from sds.kernel.flow import undecided
-from sds.kernel.flow.answer import Answer
-from sds.kernel.flow.states import DECIDED_TAGS
+from sds.kernel.flow.states import DECIDED_TAGS, Answer
 from sds.pipeline import Reasoned
 
 from .outside import Accounts, Bank, ListingBank

@@ -15,7 +15,7 @@ from sds.client.calls import DEADLINE
 from sds.client.replies import LINE_CHARS_MAX, REPLY_BYTES_MAX
 from sds.client.steps import BACKOFF_S_MAX, TRIES_MAX
 from sds.kernel.errors import EventError, SdsError, UsageError, WorldError
-from sds.kernel.flow.answer import Answer
+from sds.kernel.flow.states import Answer
 from tests.client.services import ANSWER, EVENT, KEY, Service, decided, problem
 
 Decide = Callable[..., Answer]

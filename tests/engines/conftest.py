@@ -11,7 +11,7 @@ import pytest
 
 from sds.engines.protocol import Engine
 from sds.engines.scheduler import Scheduler
-from sds.kernel.flow.answer import Answer
+from sds.kernel.flow.states import Answer
 from sds.pipeline import Stream
 from tests.engines.hashing import HashBackend
 from tests.engines.servers import LlamaServer

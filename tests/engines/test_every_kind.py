@@ -18,7 +18,7 @@ from sds.engines.native import NativeEngine
 from sds.engines.protocol import Engine
 from sds.grammars.tokens.matcher import TokenMatcher
 from sds.kernel.errors import ModelError
-from sds.kernel.flow.answer import Answer
+from sds.kernel.flow.states import Answer
 from sds.models.text.outlines import Guard, OutlinesWriter
 from sds.models.text.servers import FORMS
 from tests.engines.conftest import decide, running_ms

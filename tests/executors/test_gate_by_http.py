@@ -13,7 +13,7 @@ import pytest
 from sds import Gate
 from sds.host.clock import now_ms
 from sds.kernel.executor.wholeness import PAUSE_MS_MIN
-from sds.kernel.flow.answer import Answer
+from sds.kernel.flow.states import Answer
 from tests.executors.gateways import asked, in_process, in_thread, written
 from tests.gates.own import written as write_gate
 from tests.proposers import Greedy

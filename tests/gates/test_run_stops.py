@@ -22,7 +22,7 @@ from sds.host.clock import now_ms
 from sds.host.paths import open_record
 from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.errors import ModelError, UsageError, WorldError
-from sds.kernel.flow.answer import Answer
+from sds.kernel.flow.states import Answer
 from sds.kernel.registry import registry
 from sds.kernel.storage.store import Store
 from tests.proposers import Greedy

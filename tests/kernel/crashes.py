@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sds.kernel.audit import verify
-from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.kernel import Kernel
+from sds.kernel.flow.states import Answer
 from sds.kernel.storage.store import Store
 from tests.kernel.durable import World, counters, witness
 from tests.kernel.faults import Crash, Faults, failing

@@ -17,9 +17,9 @@ from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.envelope.proposal import Proposal, write_proposal
 from sds.kernel.executor.protocol import Executor, Signer
 from sds.kernel.flow import intake
-from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.dispatch import Log
 from sds.kernel.flow.kernel import Kernel
+from sds.kernel.flow.states import Answer
 from sds.kernel.registry import registry
 from sds.kernel.storage.keyring import Keyring, Random
 from sds.kernel.storage.ledger import GENESIS, CheckpointWitness, Head, LedgerKey

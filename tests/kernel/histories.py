@@ -14,9 +14,9 @@ from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.errors import SdsError, UsageError
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
-from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.intake import Event, read_event
 from sds.kernel.flow.kernel import Kernel
+from sds.kernel.flow.states import Answer
 from sds.kernel.human.review import HumanReview, Resolution, attest
 from sds.kernel.operations import erasure, recovery
 from sds.kernel.registry import registry

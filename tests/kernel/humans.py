@@ -7,7 +7,7 @@ import pytest
 from sds.kernel.decision.packet import Decoding
 from sds.kernel.errors import SdsError, UsageError, WorldError
 from sds.kernel.executor.protocol import Receipt
-from sds.kernel.flow.answer import Answer
+from sds.kernel.flow.states import Answer
 from sds.kernel.human.cases import Decision
 from sds.kernel.human.review import HumanReview, Resolution
 from sds.kernel.storage import ledger

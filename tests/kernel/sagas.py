@@ -11,9 +11,9 @@ from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.envelope.envelope import format_literal
 from sds.kernel.envelope.proposal import Proposal, write_proposal
 from sds.kernel.errors import UsageError
-from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.intake import Event
 from sds.kernel.flow.kernel import Kernel
+from sds.kernel.flow.states import Answer
 from sds.kernel.saga import driver
 from sds.kernel.saga import state as saga
 from sds.kernel.saga.state import SagaAnswer

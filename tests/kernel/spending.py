@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 
 from sds.kernel.audit import verify
 from sds.kernel.contract.schema import Contract
-from sds.kernel.flow.answer import Answer
+from sds.kernel.flow.states import Answer
 from tests.kernel.durable import CONTRACT, World, contract, escalate, refund
 
 MAX_MINOR = 10_000

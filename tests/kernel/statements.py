@@ -11,7 +11,7 @@ from pathlib import Path
 from sds.gates.refund.rail.store import Line, Order, PayoutStore
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
 from sds.kernel.executor.statement import Comparison, StatementLine
-from sds.kernel.flow.answer import Answer
+from sds.kernel.flow.states import Answer
 from sds.kernel.human.cases import Case, waiting
 from sds.kernel.registry import registry
 from sds.reconciliation import adopt, reconcile

@@ -22,7 +22,7 @@ from sds.kernel.audit.verify import flow_record, verify
 from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.envelope.proposal import Proposal, write_proposal
 from sds.kernel.errors import ModelError, UsageError
-from sds.kernel.flow.answer import Answer, answer
+from sds.kernel.flow.states import Answer, answer
 from sds.kernel.registry import registry
 from sds.models.llamacpp.backend import LlamaBackend
 from sds.models.protocol import Row

@@ -21,7 +21,7 @@ from sds.host import paths
 from sds.kernel.audit import verify
 from sds.kernel.contract.schema import Contract
 from sds.kernel.errors import SdsError
-from sds.kernel.flow.answer import Answer
+from sds.kernel.flow.states import Answer
 from tests.attack.figures import Figure, every, none, told
 from tests.attack.forks import in_child
 from tests.attack.testbed import Testbed, fates, settle

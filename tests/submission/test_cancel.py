@@ -13,7 +13,7 @@ from sds.gate import Gate
 from sds.kernel.audit import verify
 from sds.kernel.errors import WorldError
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
-from sds.kernel.flow.answer import Answer
+from sds.kernel.flow.states import Answer
 from sds.kernel.registry.registry import agents
 from tests.attack.outside import Bank
 from tests.attack.testbed import Testbed

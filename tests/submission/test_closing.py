@@ -15,7 +15,7 @@ from sds.gate import Gate
 from sds.host import paths
 from sds.kernel.audit import verify
 from sds.kernel.errors import SdsError, UsageError, WorldError
-from sds.kernel.flow.answer import Answer
+from sds.kernel.flow.states import Answer
 from sds.submission import Handle
 from tests.attack.testbed import Testbed
 from tests.submission.parts import PATIENCE_S, Thinking, flows

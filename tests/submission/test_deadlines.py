@@ -14,8 +14,8 @@ from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.errors import ModelError, WorldError
 from sds.kernel.executor.breaker import read
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
-from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.in_flight import deadline_ms
+from sds.kernel.flow.states import Answer
 from sds.kernel.human.review import HumanReview, Resolution
 from sds.kernel.operations.recovery import Recovered
 from sds.kernel.registry import escalation_budget

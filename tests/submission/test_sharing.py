@@ -12,7 +12,7 @@ import pytest
 
 from sds.engines.protocol import Cancels
 from sds.kernel.errors import EventError, UsageError, WorldError
-from sds.kernel.flow.answer import Answer
+from sds.kernel.flow.states import Answer
 from tests.attack.testbed import Testbed
 from tests.kernel.durable import together
 from tests.submission.parts import PATIENCE_S, Thinking, flows, write_locks

@@ -23,7 +23,7 @@ from sds.kernel.contract.human_terms import human_contract
 from sds.kernel.contract.schema import Contract
 from sds.kernel.envelope.envelope import ESCALATE, KindBound, format_literal
 from sds.kernel.errors import UsageError
-from sds.kernel.flow.answer import Answer
+from sds.kernel.flow.states import Answer
 from sds.kernel.human import cases
 from sds.kernel.human.cases import Case
 from sds.kernel.human.review import CaseView, HumanReview

@@ -24,7 +24,7 @@ from sds.host.clock import now_ms
 from sds.host.paths import gate_home, has_record, open_record, store_url
 from sds.kernel.envelope.envelope import format_literal
 from sds.kernel.errors import ModelError, SdsError, StoreError, UsageError, WorldError, cause_of
-from sds.kernel.flow.answer import Answer
+from sds.kernel.flow.states import Answer
 from sds.kernel.registry import registry
 from sds.kernel.saga.state import spec_of
 from sds.kernel.storage.store import Store

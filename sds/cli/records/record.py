@@ -23,9 +23,8 @@ from sds.host.paths import gate_home, known_public_keys, ledger_key
 from sds.kernel.audit import verify as auditing
 from sds.kernel.envelope.proposal import Proposal, parse_recorded
 from sds.kernel.errors import NOT_AS_WRITTEN, SdsError, UsageError, unreadable
-from sds.kernel.flow import answer as answers
 from sds.kernel.flow import undecided
-from sds.kernel.flow.states import State
+from sds.kernel.flow.states import Answer, State, answer
 from sds.kernel.operations import recovery
 from sds.kernel.operations.recovery import Recovered
 from sds.kernel.registry import registry
@@ -85,13 +84,13 @@ def flows(
             f" WHERE {' AND '.join(where) or 'TRUE'} ORDER BY f.created_at_ms DESC, f.dfid LIMIT ?",
             (*([state] if state else []), limit),
         )
-        found = [(at_ms, saga, answers.answer(store, dfid)) for at_ms, dfid, saga in rows]
+        found = [(at_ms, saga, answer(store, dfid)) for at_ms, dfid, saga in rows]
     known = [(at_ms, saga, answer) for at_ms, saga, answer in found if answer]
     data = [{"opened": when(at_ms), **answer.as_data(), "saga": saga} for at_ms, saga, answer in known]
     print_either(as_json, data, (_flow_line(*each) for each in known))
 
 
-def _flow_line(at_ms: int, saga: str | None, of: answers.Answer) -> str:
+def _flow_line(at_ms: int, saga: str | None, of: Answer) -> str:
     became = (of.execution or of.tag or of.reason_code or "") + ("  retryable" if of.retryable else "")
     return f"{when(at_ms)}  {of.dfid}  {of.event_id}  {of.state}  {of.action or saga or '-'}  {became}"
 

@@ -12,7 +12,7 @@ from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.envelope.proposal import Proposal, parse_proposal
 from sds.kernel.executor.protocol import Executor
 from sds.kernel.executor.statement import StatementLine
-from sds.kernel.flow.answer import Answer
+from sds.kernel.flow.states import Answer
 from sds.kernel.storage.store import Reader
 
 from .holds import ALLOW

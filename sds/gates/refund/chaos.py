@@ -17,7 +17,7 @@ from sds.kernel.envelope.envelope import DENY
 from sds.kernel.envelope.proposal import Proposal, parse_proposal, write_proposal
 from sds.kernel.executor.protocol import Executor
 from sds.kernel.executor.statement import StatementLine
-from sds.kernel.flow.answer import Answer
+from sds.kernel.flow.states import Answer
 from sds.kernel.storage.store import Reader
 
 MOVED_EVERY = 2  # of the proposals that would pay, and of the others

@@ -12,7 +12,7 @@ from sds.kernel.contract.compiler import Rules
 from sds.kernel.contract.schema import Contract
 from sds.kernel.envelope.envelope import DecisionEnvelope
 from sds.kernel.errors import NOT_AS_WRITTEN, unreadable
-from sds.kernel.flow.answer import numbers_of
+from sds.kernel.flow.states import numbers_of
 from sds.kernel.human.cases import read_case
 from sds.kernel.storage.store import Reader
 from sds.kernel.storage.vault import ERASED, LOCKED

@@ -16,8 +16,8 @@ import orjson
 import sqlalchemy as sa
 
 from sds.gate import Gate
-from sds.kernel.flow.answer import answer
 from sds.kernel.flow.intake import Event
+from sds.kernel.flow.states import answer
 from sds.kernel.storage.store import Row
 from sds.kernel.storage.vault import recognises
 from sds.service.database import Database, idempotency

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from sds.kernel.canonical import ID_CHARS_MAX
-from sds.kernel.flow.answer import Answer
+from sds.kernel.flow.states import Answer
 from sds.service.deciding.terms import DEADLINE_HEADER, DEADLINE_QUERY, KEY_CHARS_MAX
 from sds.service.gates import OpenGate
 from sds.service.problems import MEDIA_TYPE, Problem, response_of

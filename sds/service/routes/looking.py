@@ -16,8 +16,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.concurrency import run_in_threadpool
 
 from sds.kernel.audit.verify import flow_record
-from sds.kernel.flow.answer import Answer, known_answer
-from sds.kernel.flow.states import State
+from sds.kernel.flow.states import Answer, State, known_answer
 from sds.kernel.storage.store import Reader
 from sds.service.callers import Viewer
 from sds.service.gates import OpenGate

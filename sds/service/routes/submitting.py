@@ -12,9 +12,8 @@ import orjson
 from starlette.concurrency import run_in_threadpool
 
 from sds.kernel.errors import SdsError
-from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.intake import Event
-from sds.kernel.flow.states import DEADLINE_EXCEEDED, NOT_DECIDED
+from sds.kernel.flow.states import DEADLINE_EXCEEDED, NOT_DECIDED, Answer
 from sds.service.deciding.idempotency import KeptAnswer, KeptAnswers, KeyClaim, claim_of
 from sds.service.deciding.terms import Terms
 from sds.service.gates import OpenGate

@@ -24,7 +24,7 @@ from sds.kernel.audit import verify
 from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.packet import Decoding
 from sds.kernel.errors import UsageError
-from sds.kernel.flow.answer import Answer
+from sds.kernel.flow.states import Answer
 from sds.kernel.storage.sqlite import SqliteStore
 from tests.cli.conftest import Cli, Shell
 from tests.gates.refund.opened import open_refund

@@ -18,7 +18,7 @@ from sds.gates.refund.rail.store import Order, PayoutStore
 from sds.host.clock import now_ms
 from sds.host.paths import decisions_path
 from sds.kernel.audit import verify
-from sds.kernel.flow.answer import Answer
+from sds.kernel.flow.states import Answer
 from sds.kernel.storage.sqlite import SqliteStore
 from tests.cli.conftest import Cli
 from tests.cli.decisions.test_escalations import CLAIMS

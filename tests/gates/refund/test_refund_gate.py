@@ -18,7 +18,7 @@ from sds.gates.runner import outcome
 from sds.host.clock import now_ms
 from sds.kernel.audit import verify
 from sds.kernel.decision.packet import DecisionPacket
-from sds.kernel.flow.answer import Answer
+from sds.kernel.flow.states import Answer
 from sds.models.llamacpp.backend import LlamaBackend
 from tests.gates.refund.opened import open_refund
 from tests.proposers import Greedy

@@ -24,7 +24,7 @@ from sds.host.paths import decisions_path
 from sds.kernel.errors import ExecutorError
 from sds.kernel.executor.protocol import NoExecutor
 from sds.kernel.executor.statement import StatementLine
-from sds.kernel.flow.answer import Answer
+from sds.kernel.flow.states import Answer
 from sds.kernel.human.cases import waiting
 from sds.reconciliation import reconcile
 from tests.gates.refund.opened import open_refund

@@ -11,7 +11,7 @@ import pytest
 
 from sds.kernel.audit import verify
 from sds.kernel.errors import ContractError, StoreError, UsageError
-from sds.kernel.flow.answer import Answer, answer
+from sds.kernel.flow.states import Answer, answer
 from sds.kernel.storage import ledger
 from tests.kernel.crashes import every_step
 from tests.kernel.durable import World, contract, deny, escalate, refund

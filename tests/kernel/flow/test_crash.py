@@ -14,8 +14,8 @@ import pytest
 
 from sds.kernel.audit import verify
 from sds.kernel.decision.packet import DecisionPacket
-from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.kernel import Kernel
+from sds.kernel.flow.states import Answer
 from sds.kernel.operations import recovery
 from tests.kernel.crashes import check, copied, crashing, every_step
 from tests.kernel.durable import (

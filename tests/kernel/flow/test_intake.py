@@ -10,8 +10,8 @@ from sds.kernel.audit import verify
 from sds.kernel.canonical import ID_CHARS_MAX
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.errors import EventError, UsageError
-from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.intake import EVENT_BYTES_MAX, parse_event, read_event
+from sds.kernel.flow.states import Answer
 from sds.kernel.human.cases import waiting
 from sds.kernel.registry import registry
 from tests.kernel.durable import LEASE_MS, World, contract, deny, refund, see_through

@@ -11,8 +11,7 @@ import pytest
 from sds.kernel.audit import verify
 from sds.kernel.errors import UsageError
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
-from sds.kernel.flow.answer import Answer
-from sds.kernel.flow.states import is_held
+from sds.kernel.flow.states import Answer, is_held
 from sds.kernel.human.review import HumanReview, Resolution
 from sds.kernel.operations.recovery import Recovered
 from sds.kernel.saga import state as saga

@@ -10,7 +10,7 @@ import pytest
 
 from sds.kernel.audit import verify
 from sds.kernel.executor.statement import StatementLine, compare
-from sds.kernel.flow.answer import Answer
+from sds.kernel.flow.states import Answer
 from sds.kernel.human.review import HumanReview, Resolution
 from sds.kernel.operations import recovery
 from tests.kernel.crashes import check, copied, crashing, every_step

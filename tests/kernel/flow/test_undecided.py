@@ -14,9 +14,8 @@ from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.errors import UsageError
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
 from sds.kernel.flow import undecided
-from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.intake import recorded_event
-from sds.kernel.flow.states import RESTARTABLE_TAGS, WAITING_TAGS
+from sds.kernel.flow.states import RESTARTABLE_TAGS, WAITING_TAGS, Answer
 from sds.kernel.human.cases import waiting
 from sds.kernel.human.review import HumanReview, Resolution
 from sds.kernel.registry import escalation_budget

@@ -9,8 +9,8 @@ import pytest
 from sds.kernel.audit import verify
 from sds.kernel.errors import UsageError
 from sds.kernel.executor.protocol import Receipt
-from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.in_flight import orders_in_flight
+from sds.kernel.flow.states import Answer
 from sds.kernel.human.review import attest
 from tests.kernel.durable import (
     World,

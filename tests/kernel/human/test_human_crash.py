@@ -11,8 +11,8 @@ import pytest
 from sds.kernel.audit import verify
 from sds.kernel.errors import UsageError
 from sds.kernel.executor.protocol import Receipt
-from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.kernel import Kernel
+from sds.kernel.flow.states import Answer
 from sds.kernel.human.review import HumanReview, Resolution, attest
 from sds.kernel.operations import recovery
 from sds.kernel.storage.store import Store

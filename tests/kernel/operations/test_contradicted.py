@@ -12,7 +12,7 @@ from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
 from sds.kernel.flow import decision_record
-from sds.kernel.flow.answer import Answer
+from sds.kernel.flow.states import Answer
 from sds.kernel.human.review import attest
 from sds.kernel.operations.recovery import Recovered, recover
 from sds.kernel.saga import state as saga

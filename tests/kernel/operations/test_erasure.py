@@ -14,7 +14,7 @@ from sds.kernel.audit.stored_decision import read_decided
 from sds.kernel.errors import ErasedError, StoreError, UsageError
 from sds.kernel.executor.protocol import Receipt
 from sds.kernel.flow import decision_record, intake, undecided
-from sds.kernel.flow.answer import Answer, answer
+from sds.kernel.flow.states import Answer, answer
 from sds.kernel.human import cases
 from sds.kernel.operations import erasure
 from sds.kernel.operations.erasure import Erased

@@ -14,7 +14,7 @@ from sds.kernel.audit import verify
 from sds.kernel.errors import UsageError
 from sds.kernel.executor.key_retention import CLOCK_MARGIN_MS
 from sds.kernel.executor.protocol import Receipt
-from sds.kernel.flow.answer import Answer
+from sds.kernel.flow.states import Answer
 from sds.kernel.human.review import attest
 from sds.kernel.operations.recovery import Recovered
 from sds.kernel.registry import registry

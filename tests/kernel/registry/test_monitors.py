@@ -12,8 +12,8 @@ from sds.kernel.audit import verify
 from sds.kernel.audit.agent_history import agent_record
 from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.flow import monitored
-from sds.kernel.flow.answer import Answer
 from sds.kernel.flow.kernel import Kernel
+from sds.kernel.flow.states import Answer
 from sds.kernel.registry import registry
 from sds.kernel.registry.monitors import MonitoredDecision
 from tests.kernel.authority import reactivate, status

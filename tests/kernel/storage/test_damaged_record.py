@@ -17,7 +17,7 @@ from sds.kernel.context import artifacts, memory
 from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.errors import NOT_AS_WRITTEN, SdsError, StoreError
-from sds.kernel.flow import answer, intake
+from sds.kernel.flow import intake, states
 from sds.kernel.human import cases
 from sds.kernel.human.review import HumanReview, Resolution
 from sds.kernel.operations import recovery
@@ -94,7 +94,7 @@ def uses(world: World, recorded: Recorded) -> Iterator[Callable[[], object]]:
 def of_flows(world: World, recorded: Recorded, desk: HumanReview) -> Iterator[Callable[[], object]]:
     for dfid in recorded.dfids:
         yield lambda dfid=dfid: verify.flow_record(world.store, dfid)
-        yield lambda dfid=dfid: answer.answer(world.store, dfid)
+        yield lambda dfid=dfid: states.answer(world.store, dfid)
         yield lambda dfid=dfid: stored_decision.read_decided(world.store, dfid)
         yield lambda dfid=dfid: desk.view(desk.case(dfid))
     yield lambda: desk.resolve(recorded.dfids[0], Resolution("ABORT", "me", "a test"))

@@ -24,7 +24,7 @@ from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.envelope.proposal import Proposal, write_proposal
 from sds.kernel.envelope.state import Value
 from sds.kernel.flow import intake
-from sds.kernel.flow.answer import Answer
+from sds.kernel.flow.states import Answer
 from sds.kernel.operations.recovery import recover
 from sds.kernel.registry.contract_versions import recorded_contract, registered_contract
 from sds.pipeline import Stream

@@ -19,7 +19,7 @@ from sds.kernel.envelope.proposal import Proposal, write_proposal
 from sds.kernel.errors import EventError, StoreError
 from sds.kernel.executor.protocol import Signer
 from sds.kernel.flow import intake
-from sds.kernel.flow.answer import Answer, answer
+from sds.kernel.flow.states import Answer, answer
 from sds.kernel.human import cases
 from sds.kernel.saga import state as saga
 from sds.kernel.storage.keyring import Keyring

@@ -20,7 +20,7 @@ from sds.host.clock import now_ms
 from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.envelope.state import StateSource
 from sds.kernel.executor.protocol import Executor
-from sds.kernel.flow.answer import Answer, known_answer
+from sds.kernel.flow.states import Answer, known_answer
 from sds.service.app import create_app
 from sds.service.callers import ROLES, add_key, revoke_key
 from sds.service.database import open_database
