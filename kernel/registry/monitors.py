@@ -8,8 +8,10 @@ A value that goes beyond `warn` is logged once, and again only after it was back
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import log
+from types import MappingProxyType
+from typing import NamedTuple
 
 from sds.kernel.contract.monitors import LAST_MIN, MICRO, MonitorSpec, micros
 from sds.kernel.registry import registry
@@ -22,8 +24,7 @@ MEASURED_MIN = LAST_MIN  # decisions with what a monitor measures, before it is 
 _MINOR = frozenset({"paid_mean_minor", "paid_sum_minor"})
 
 
-@dataclass(frozen=True, slots=True)
-class MonitoredDecision:
+class MonitoredDecision(NamedTuple):
     """What monitors read of one decision. None: not known, and not counted where it is measured.
 
     `paid_minor`: in the units that the contract spends in. `confidence`: 0..1. `readings`: name -> the likeliest value.
@@ -35,7 +36,7 @@ class MonitoredDecision:
     paid_minor: int | None = None
     reason: str | None = None
     confidence: float | None = None
-    readings: Mapping[str, str] = field(default_factory=dict)
+    readings: Mapping[str, str] = MappingProxyType({})
     right: bool | None = None
 
 
@@ -99,8 +100,7 @@ class _Judge:
     ratio: Ratio
     least: int  # decisions in the window, before it is judged
     side: int  # 1: beyond is above; -1: below
-    warn: int | None
-    stop: int | None
+    thresholds: tuple[tuple[str, int], ...]  # `warn` and `stop`, those that there are
     place: slice
 
     def value(self, totals: Vector) -> tuple[int, int] | None:
@@ -108,16 +108,20 @@ class _Judge:
         total = totals[self.place]
         return self.ratio(self.monitor, total) if total[0] >= self.least else None
 
-    def is_beyond(self, threshold: int | None, value: tuple[int, int]) -> bool:
-        return threshold is not None and self.side * (value[0] * MICRO - threshold * value[1]) > 0
+    def is_beyond(self, threshold: int, value: tuple[int, int]) -> bool:
+        return self.side * (value[0] * MICRO - threshold * value[1]) > 0
+
+    def crossing(self, which: str, value: tuple[int, int], decision: int) -> Crossing:
+        return Crossing(self.monitor, which, shown(self.monitor, value), decision)
 
 
 def _judge(monitor: MonitorSpec, place: slice) -> _Judge:
     """A sum is judged from the first decision: it can only grow."""
     least = 1 if monitor.of == "paid_sum_minor" else monitor.window.last or LAST_MIN
     side = -1 if monitor.is_minimum else 1
-    warn, stop = (None if text is None else micros(text) for text in (monitor.warn, monitor.stop))
-    return _Judge(monitor, _VECTORS[monitor.of], _RATIOS[monitor.of], least, side, warn, stop, place)
+    given = (("warn", monitor.warn), ("stop", monitor.stop))
+    thresholds = tuple((which, micros(text)) for which, text in given if text is not None)
+    return _Judge(monitor, _VECTORS[monitor.of], _RATIOS[monitor.of], least, side, thresholds, place)
 
 
 class Monitors:
@@ -170,15 +174,18 @@ class Monitors:
         new: list[Crossing] = []
         warned: list[str] = []
         for judge in self._judges:
-            value, name = judge.value(sums.totals), judge.monitor.name
+            value = judge.value(sums.totals)
             if value is None:
                 continue
-            if judge.is_beyond(judge.warn, value):
-                warned.append(name)
-                if name not in sums.warned:
-                    new.append(Crossing(judge.monitor, "warn", shown(judge.monitor, value), sums.n))
-            if judge.is_beyond(judge.stop, value):
-                stops.append(Crossing(judge.monitor, "stop", shown(judge.monitor, value), sums.n))
+            for which, threshold in judge.thresholds:
+                if not judge.is_beyond(threshold, value):
+                    continue
+                if which == "stop":
+                    stops.append(judge.crossing(which, value, sums.n))
+                    continue
+                warned.append(judge.monitor.name)
+                if judge.monitor.name not in sums.warned:
+                    new.append(judge.crossing(which, value, sums.n))
         sums.warned = warned
         return tuple(stops), tuple(new)
 
@@ -212,14 +219,20 @@ def shown(monitor: MonitorSpec, ratio: tuple[int, int]) -> str:
     return str(round(number)) if monitor.of in _MINOR else f"{number:.4f}".rstrip("0").removesuffix(".")
 
 
-def _measured(*values: int | None) -> Vector:
-    """Return (1, whether it was measured, the values): of a decision that lacks one, only that it was one."""
-    known = [value for value in values if value is not None]
-    return [1, 1, *known] if len(known) == len(values) else [1, 0, *([0] * len(values))]
+def _measured(value: int | None) -> Vector:
+    """Return (1, whether it was measured, the value): of a decision that lacks it, only that it was one."""
+    return [1, 0, 0] if value is None else [1, 1, value]
 
 
-def _micro(share: float | None) -> int | None:
-    return None if share is None else round(min(1.0, max(0.0, share)) * MICRO)
+def _labelled(_monitor: MonitorSpec, decided: MonitoredDecision) -> Vector:
+    """Return (1, whether both are known, the confidence in millionths, whether the decision was right)."""
+    if decided.confidence is None or decided.right is None:
+        return [1, 0, 0, 0]
+    return [1, 1, _micro(decided.confidence), int(decided.right)]
+
+
+def _micro(share: float) -> int:
+    return round(min(1.0, max(0.0, share)) * MICRO)
 
 
 def _shift(monitor: MonitorSpec, decided: MonitoredDecision) -> Vector:
@@ -262,11 +275,9 @@ _VECTORS: Mapping[str, Callable[[MonitorSpec, MonitoredDecision], Vector]] = {
     "paid_mean_minor": lambda _, decided: _measured(decided.paid_minor),
     "paid_sum_minor": lambda _, decided: [1, decided.paid_minor or 0],
     "reason_share": lambda monitor, decided: [1, int(decided.reason == monitor.reason)],
-    "confidence_mean": lambda _, decided: _measured(_micro(decided.confidence)),
+    "confidence_mean": lambda _, decided: _measured(None if decided.confidence is None else _micro(decided.confidence)),
     "reading_shift": _shift,
-    "calibration": lambda _, decided: _measured(
-        _micro(decided.confidence), None if decided.right is None else int(decided.right)
-    ),
+    "calibration": _labelled,
 }
 _RATIOS: Mapping[str, Ratio] = {
     "approval_rate": _share,

@@ -88,6 +88,7 @@ class Windows:
         self._longest, counted = self._lengths[-1] if lengths else (0, slice(0, 0))
         self._counted = counted.stop
         self._timed = [(m.name, minutes * MINUTE_MS // BUCKETS, at) for m, at in both if (minutes := m.window.minutes)]
+        self._written: tuple[str, Sums] | None = None  # the row that was written last, and the sums it holds
 
     @property
     def reach(self) -> tuple[int, int]:
@@ -99,8 +100,14 @@ class Windows:
         return self.sums_in(store.row(_READ, self._of))
 
     def sums_in(self, row: Row | None) -> Sums | None:
-        """Return the sums that were read of `monitor_windows`: which monitors, and what of them."""
-        return Sums(*orjson.loads(row[1])) if row and row[0] == self._monitors else None
+        """Return the sums that were read of `monitor_windows`: which monitors, and what of them.
+
+        Where the row is the one that was written last they need not be parsed: whoever counts on owns them from here.
+        """
+        if not row or row[0] != self._monitors:
+            return None
+        written, self._written = self._written, None
+        return written[1] if written and written[0] == row[1] else Sums(*orjson.loads(row[1]))
 
     def begin(self, store: Store) -> Sums:
         """Forget what was counted, and begin with empty windows."""
@@ -135,6 +142,7 @@ class Windows:
             [sums.n, sums.totals, sums.chunk, sums.leaving, sums.running, sums.warned, sums.rows]
         ).decode()
         store.write(_WRITE, (kept, *self._of))
+        self._written = kept, sums
         return _digest(self._monitors, kept)
 
     def _keep_chunk(self, store: Store, sums: Sums) -> None:
