@@ -251,7 +251,8 @@ class Submissions:
                 self._queue.remove(call)
             if call.event is not None and self._calls.get(_name(call.event)) is call:
                 del self._calls[_name(call.event)]
-            self._changed.notify_all()
+            if self._draining:  # else nobody waits for an end, and every idle thread would be woken for nothing
+                self._changed.notify_all()
 
     def _start_thread(self) -> None:
         """Start one more thread where all that are there have work."""

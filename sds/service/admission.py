@@ -109,11 +109,14 @@ class Admission:
             return self._refusal(gate, left_ms)
 
     def _refusal(self, gate: str, left_ms: float) -> Problem | None:
-        expected_ms, before = self.expected_ms(gate), self._in_hand.total()
+        before = self._in_hand.total()
+        if before == 0 < self.queue_max:  # in a calm service each request asks this several times
+            return None
+        expected_ms = self.expected_ms(gate)
         if before >= self.queue_max:
             return Problem("QUEUE_FULL", retry_after_s=expected_ms / 1000)
         late_ms = expected_ms - left_ms / SLACK
-        if before and (late_ms > 0 or self._in_time(gate, left_ms) is False):
+        if late_ms > 0 or self._in_time(gate, left_ms) is False:
             return Problem("OVERLOADED", retry_after_s=(late_ms if late_ms > 0 else expected_ms) / 1000)
         return None
 

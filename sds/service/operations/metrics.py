@@ -59,6 +59,7 @@ class Metrics:
 
     def _of_requests(self) -> None:
         self.request_s = self._histogram("sds_http_seconds", "One request", ("route", "method", "status"), _S)
+        self._shed_s = self.request_s.labels("none", "POST", "503")
         self.refused = self._counter("sds_refusals", "Requests answered with a problem", ("code",))
         self.queued = self._gauge(
             "sds_queue_decisions", "Decisions waiting for a thread, and being decided", ("gate", "of")
@@ -83,7 +84,7 @@ class Metrics:
     def was_shed(self, code: str, took_s: float) -> None:
         """Count a request that was refused at the door, before any route."""
         self.refused.labels(code).inc()
-        self.request_s.labels("none", "POST", "503").observe(took_s)
+        self._shed_s.observe(took_s)
 
     def put_off(self, count: Callable[[], object]) -> None:
         """Have something counted when `settle` is called next: soon, but by nobody whom somebody waits for."""

@@ -25,10 +25,6 @@ _ASKING = re.compile(r"/v1/gates/([a-z][a-z0-9_]{0,63})/decisions")
 _DEADLINE = DEADLINE_HEADER.lower().encode()
 
 
-def _not_counted(_code: str, _took_s: float) -> None:
-    """Count nothing."""
-
-
 class LoadShedding:
     """Wraps an application, outside of all that wraps it. `now_s`: a monotonic clock. `refused` is called with the reason
     code of what is refused, and how many seconds that took.
@@ -39,7 +35,7 @@ class LoadShedding:
         app: ASGIApp,
         service: Service,
         now_s: Callable[[], float] = time.monotonic,
-        refused: Callable[[str, float], object] = _not_counted,
+        refused: Callable[[str, float], object] = lambda *_: None,
     ) -> None:
         self._app, self._service, self._now_s, self._refused = app, service, now_s, refused
         self._looks, self._at_s = LOOKS_PER_S, now_s()
@@ -71,10 +67,9 @@ class LoadShedding:
         now_s = self._now_s()
         self._looks = min(LOOKS_PER_S, self._looks + (now_s - self._at_s) * LOOKS_PER_S)
         self._at_s = now_s
-        if self._looks < 1:
-            return False
-        self._looks -= 1
-        return True
+        may_look = self._looks >= 1
+        self._looks -= may_look
+        return may_look
 
 
 @lru_cache(256)
