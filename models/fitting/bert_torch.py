@@ -1,4 +1,4 @@
-"""The same encoder in torch, for fitting alone: texts side by side, padded, with gradients."""
+"""The same encoder in torch, for fitting alone, with gradients. Texts lie one after the other; attention alone pads them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ OUT_OF_SIGHT = -1e4  # is added to the score of a token that is padding
 
 
 class Layout:
-    """Where the tokens of texts lie: packed [N, ...], one after the other, or padded [B, T, ...], the texts side by side.
+    """Where the N tokens of B texts lie: packed [N, ...], one after the other, or padded [B, T, ...], the texts side by side.
 
-    All but attention is computed of what is there alone. `columns` [N]: each token's place in its text.
+    `columns` [N]: each token's place in its text. `unseen` [B, 1, 1, T]: what is added to scores, so that no padding is attended.
     """
 
     def __init__(self, lengths: Tensor, longest: int) -> None:
@@ -35,11 +35,11 @@ class Layout:
     def padded(self, packed: Tensor) -> Tensor:
         rows, longest = self.shape
         empty = packed.new_zeros(rows * longest, *packed.shape[1:])
-        return empty.index_copy(0, self.places, packed).unflatten(0, (rows, longest))
+        return empty.index_copy(0, self.places, packed).view(rows, longest, *packed.shape[1:])
 
 
 class Layer(nn.Module):
-    """One layer of BERT, with the norm after each half. [B, T, H] -> [B, T, H]."""
+    """One layer of BERT, with the norm after each half."""
 
     def __init__(self, sizes: BertSizes) -> None:
         super().__init__()
@@ -51,12 +51,14 @@ class Layer(nn.Module):
             self.parts[part] = nn.LayerNorm(width, eps=sizes.epsilon)
 
     def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
-        """Read and write the tokens that are there, one after the other. [N, H] -> [N, H]."""
+        """Return what the layer makes of the tokens that are there. [N, H] -> [N, H]."""
         first = [self.parts[part] for part in ("query", "key", "value")]
         weight, bias = (torch.cat([getattr(part, name) for part in first]) for name in ("weight", "bias"))
-        side_by_side = layout.padded(functional.linear(hidden, weight, bias)).unflatten(-1, (3, self.heads, -1))
-        query, key, value = side_by_side.permute(2, 0, 3, 1, 4)
-        with torch.autocast("cpu", enabled=False):  # else it would turn scores into 32 bits, which the softmax sums in anyway
+        together = layout.padded(functional.linear(hidden, weight, bias))
+        query, key, value = together.view(*layout.shape, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        with torch.autocast(
+            "cpu", enabled=False
+        ):  # which would copy the scores to 32 bits; softmax sums in 32 bits anyway
             scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2) + layout.unseen.to(key.dtype)
             mixed = scores.softmax(-1) @ value
         context = self.parts["context"](layout.packed(mixed.transpose(1, 2).flatten(-2)))

@@ -8,6 +8,7 @@ embeddings stay as they were: a few hundred texts touch few of them, and would m
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -44,7 +45,10 @@ WARM_SHARE = 0.1  # of the steps, in which the rate rises
 NORM_MAX = 1.0  # of a step's gradient
 THREADS = 2
 BFLOAT16 = bool({"avx512_bf16", "amx_bf16"} & cpu_features())
+PRODUCTS_KEPT = 16  # by oneDNN: of texts in so many lengths it would keep gigabytes, and be no faster
 _SORTED_BATCHES = 32  # texts of like length go side by side, among so many batches
+
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(PRODUCTS_KEPT))  # is read with the first product
 
 
 def fit_encoder(
