@@ -1,4 +1,4 @@
-"""The same encoder in torch, for fitting alone: texts side by side, padded, with gradients."""
+"""The same encoder in torch, for fitting alone, with gradients. Texts lie one after the other; attention alone pads them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,34 @@ from torch.nn import functional
 from sds.models.fitting.base import Array, BaseEncoder, BertSizes, layer_names
 
 DROPPED_OF_256 = 26  # a tenth
-OUT_OF_SIGHT = -1e4  # the score of a token that is padding
+OUT_OF_SIGHT = -1e4  # is added to the score of a token that is padding
+
+
+class Layout:
+    """Where the N tokens of B texts lie: packed [N, ...], one after the other, or padded [B, T, ...], the texts side by side.
+
+    `columns` [N]: each token's place in its text. `unseen` [B, 1, 1, T]: what is added to scores, so that no padding is attended.
+    """
+
+    def __init__(self, lengths: Tensor, longest: int) -> None:
+        """`lengths` [B]; `longest` is T."""
+        present = torch.arange(longest) < lengths[:, None]
+        self.places = present.flatten().nonzero().squeeze(-1)
+        self.columns = self.places % longest
+        self.shape = (len(lengths), longest)
+        self.unseen = torch.where(present, 0.0, OUT_OF_SIGHT)[:, None, None, :]
+
+    def packed(self, padded: Tensor) -> Tensor:
+        return padded.flatten(0, 1)[self.places]
+
+    def padded(self, packed: Tensor) -> Tensor:
+        rows, longest = self.shape
+        empty = packed.new_zeros(rows * longest, *packed.shape[1:])
+        return empty.index_copy(0, self.places, packed).view(rows, longest, *packed.shape[1:])
 
 
 class Layer(nn.Module):
-    """One layer of BERT, with the norm after each half. [B, T, H] -> [B, T, H]."""
+    """One layer of BERT, with the norm after each half."""
 
     def __init__(self, sizes: BertSizes) -> None:
         super().__init__()
@@ -27,14 +50,18 @@ class Layer(nn.Module):
         for part in ("attention_norm", "output_norm"):
             self.parts[part] = nn.LayerNorm(width, eps=sizes.epsilon)
 
-    def forward(self, hidden: Tensor, attended: Tensor) -> Tensor:
-        """`attended` [B, 1, 1, T]: which tokens are there, and no padding."""
-        rows, tokens, width = hidden.shape
-        split = (rows, tokens, self.heads, width // self.heads)
-        query, key, value = (self.parts[part](hidden).view(split).transpose(1, 2) for part in ("query", "key", "value"))
-        scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2)
-        mixed = scores.masked_fill(~attended, OUT_OF_SIGHT).softmax(-1).to(value.dtype) @ value
-        context = self.parts["context"](mixed.transpose(1, 2).reshape(rows, tokens, width))
+    def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
+        """Return what the layer makes of the tokens that are there. [N, H] -> [N, H]."""
+        first = [self.parts[part] for part in ("query", "key", "value")]
+        weight, bias = (torch.cat([getattr(part, name) for part in first]) for name in ("weight", "bias"))
+        together = layout.padded(functional.linear(hidden, weight, bias))
+        query, key, value = together.view(*layout.shape, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        with torch.autocast(
+            "cpu", enabled=False
+        ):  # which would copy the scores to 32 bits; softmax sums in 32 bits anyway
+            scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2) + layout.unseen.to(key.dtype)
+            mixed = scores.softmax(-1) @ value
+        context = self.parts["context"](layout.packed(mixed.transpose(1, 2).flatten(-2)))
         hidden = self.parts["attention_norm"](hidden + dropped(context, training=self.training))
         inner = self.parts["fall"](functional.gelu(self.parts["rise"](hidden)))
         whole: Tensor = self.parts["output_norm"](hidden + dropped(inner, training=self.training))
@@ -88,13 +115,12 @@ class Classifier(nn.Module):
 
     def features(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """Return the mean of the last layer over each text's tokens. [B, T], [B] -> [B, H]."""
-        places = torch.arange(tokens.shape[1])
-        present = places < lengths[:, None]
-        hidden = self.norm(self.words(tokens) + self.places(places))
+        layout = Layout(lengths, tokens.shape[1])
+        hidden = self.norm(self.words(layout.packed(tokens)) + self.places(layout.columns))
         hidden = dropped(hidden, training=self.training)
         for layer in self.layers:
-            hidden = layer(hidden, present[:, None, None, :])
-        mean: Tensor = (hidden * present[:, :, None]).sum(1) / lengths[:, None]
+            hidden = layer(hidden, layout)
+        mean: Tensor = layout.padded(hidden).sum(1) / lengths[:, None]
         return mean
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
