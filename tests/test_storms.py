@@ -9,11 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from sds.kernel.storage.postgres.connections import Url, connected
 from tests.attack.figures import none
+from tests.attack.forks import in_child
 from tests.scale import scale
+from tests.stores.server import server_url
 from tests.storms import ALL, Storm
 from tests.storms.__main__ import main
 from tests.storms.ground import POSTGRESQL, SQLITE
+from tests.storms.steps import Steps
 
 ROOT = Path(__file__).parents[1]
 
@@ -40,6 +44,18 @@ def test_every_promise_holds_in_a_storm(name: str, store: str) -> None:
     assert (0, True) == (done.returncode, said["holds"])
     assert said["storms"][name]["figures"]
     assert f"replay: python -m tests.storms {name} --n " in done.stdout
+
+
+def test_an_exchange_with_postgresql_is_three_steps() -> None:
+    url = server_url()
+
+    def counted() -> int:
+        db = connected(Url(url), "public")
+        steps = Steps(0).installed()
+        db.together(("SELECT 1", ()), ("SELECT 2", ()))
+        return steps.count
+
+    assert 3 == in_child(counted)  # before, sent, after
 
 
 def test_a_storm_that_is_not_there_is_refused_in_plain_words() -> None:

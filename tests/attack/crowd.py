@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from random import Random
 
 from sds.kernel.errors import SdsError
-from sds.kernel.executor.protocol import ExecutionIntent, Receipt
 from tests.scale import scale
 
 from .figures import Figure, added, every, none
@@ -20,12 +18,6 @@ from .testbed import Testbed, contract, faults, settle
 CLAIMS = 64
 BALANCE_MINOR = 41_000  # for some forty of them
 BANK_S = 0.005
-
-
-class SlowBank(Bank):
-    def dispatch(self, intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:
-        time.sleep(BANK_S)
-        return super().dispatch(intent, key, deadline_s)
 
 
 def attack(folder: Path, rng: Random) -> list[Figure]:
@@ -58,7 +50,7 @@ def _round(folder: Path, processes: int, rng: Random) -> list[Figure]:
 
 def _send(bed: Testbed, claims: list[int]) -> int:
     """Send all at once, each in a thread of its own; return how many were not decided."""
-    bank = SlowBank(bed.folder / "bank.db", bed.clock)
+    bank = Bank(bed.folder / "bank.db", bed.clock, takes_s=BANK_S)
     with bed.gate(executor=bank) as gate, ThreadPoolExecutor(len(claims)) as pool:
 
         def one(number: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -47,8 +48,8 @@ class Accounts:
 class Bank:
     """An honest executor. Idempotent: it pays once for a key; otherwise every order that comes in is paid."""
 
-    def __init__(self, path: Path, now_ms: Callable[[], int], *, idempotent: bool = True) -> None:
-        self.idempotent = idempotent
+    def __init__(self, path: Path, now_ms: Callable[[], int], *, idempotent: bool = True, takes_s: float = 0) -> None:
+        self.idempotent, self._takes_s = idempotent, takes_s
         self._path, self._now_ms = path, now_ms
         with file_at(path) as db:
             db.execute(
@@ -58,6 +59,7 @@ class Bank:
             db.execute("CREATE INDEX IF NOT EXISTS keys ON orders (key)")
 
     def dispatch(self, intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:
+        time.sleep(self._takes_s)
         return self.pay(intent, key, dict(intent.params)["amount"])
 
     def pay(self, intent: ExecutionIntent, key: str, amount_minor: int, status: str = "settled") -> Receipt:
@@ -65,19 +67,10 @@ class Bank:
             known = self._known(db, key)
             if known.status == "rejected" or (known.status == "settled" and self.idempotent):
                 return known
+            order = (key, intent.dfid, intent.kind, intent.resource_key, json.dumps(dict(intent.params)), amount_minor)
+            columns = "key, dfid, kind, account, params, amount, status, at_ms"
             db.execute(
-                "INSERT INTO orders (key, dfid, kind, account, params, amount, status, at_ms)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    key,
-                    intent.dfid,
-                    intent.kind,
-                    intent.resource_key,
-                    json.dumps(dict(intent.params)),
-                    amount_minor,
-                    status,
-                    self._now_ms(),
-                ),
+                f"INSERT INTO orders ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*order, status, self._now_ms())
             )
             return self._known(db, key)
 

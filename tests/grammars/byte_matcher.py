@@ -51,14 +51,5 @@ class ByteMatcher:
             self._walk(written + bytes([byte]), found)
             self._matcher.rollback(1)
 
-    def forced_tokens(self, written: bytes) -> bytes:
-        self._matcher.reset()
-        self._matcher.consume_tokens(list(written))
-        self._check()
-        return bytes(self._matcher.compute_ff_tokens())
-
-    def ended_after(self, data: bytes) -> bool:
-        return self.accepts(data) and self._matcher.is_stopped() and self._matcher.stop_reason() == "NoExtension"
-
     def _check(self) -> None:
         assert self._matcher.get_error() == ""

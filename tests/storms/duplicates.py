@@ -9,7 +9,6 @@ from functools import partial
 
 from sds import Gate
 from sds.kernel.errors import SdsError
-from sds.kernel.executor.protocol import ExecutionIntent, Receipt
 from tests.attack.figures import Figure, every, none
 from tests.attack.forks import fork, in_child, in_children
 from tests.attack.outside import Bank
@@ -22,12 +21,6 @@ PROCESSES, CALLERS = 4, 8
 CONFLICT = "EVENT_CONFLICT"
 BANK_S = 0.3  # the first is still being carried out when the others come
 OTHER = "please pay 9999"
-
-
-class SlowBank(Bank):
-    def dispatch(self, intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:
-        time.sleep(BANK_S)
-        return super().dispatch(intent, key, deadline_s)
 
 
 def storm(ground: Ground) -> list[Figure]:
@@ -56,7 +49,7 @@ def storm(ground: Ground) -> list[Figure]:
 
 
 def _first(bed: Testbed) -> None:
-    with bed.gate(executor=SlowBank(bed.folder / "bank.db", bed.clock)) as gate:
+    with bed.gate(executor=Bank(bed.folder / "bank.db", bed.clock, takes_s=BANK_S)) as gate:
         decide(gate, bed, 0)
 
 

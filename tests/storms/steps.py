@@ -1,8 +1,8 @@
 """A counter of the I/O steps of a whole process: at the N-th it is struck, in whatever way the storm wants.
 
 A step is the moment before and the moment after: every SQL statement of whoever runs one (the store, the bank, the
-accounts; BEGIN and COMMIT, too), every sync of a file, every rename and every link. What is put in place stays: use it
-in a child of its own.
+accounts; BEGIN and COMMIT, too), every sync of a file, every rename and every link; of PostgreSQL, every exchange with the
+server, and the moment at which all statements of it are sent. What is put in place stays: use it in a child of its own.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +87,14 @@ def _count_sqlite(steps: Steps) -> None:
 
 def _count_postgresql(steps: Steps) -> None:
     try:
-        import psycopg
+        from sds.kernel.storage.postgres import pipelined
     except ImportError:
         return
-    psycopg.Cursor.execute = _method(steps, "statement", psycopg.Cursor.execute)  # type: ignore[method-assign]
+    pipelined.Connection.wait = _method(steps, "exchange", pipelined.Connection.wait)  # type: ignore[method-assign]
+    send = pipelined.send
+
+    def sent(connection: Any) -> Iterator[Any]:
+        yield from send(connection)
+        steps.step("after sending")
+
+    pipelined.send = sent  # type: ignore[assignment]

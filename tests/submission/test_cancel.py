@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -18,20 +16,6 @@ from sds.kernel.registry.registry import agents
 from tests.attack.outside import Bank
 from tests.attack.testbed import Testbed
 from tests.submission.parts import PATIENCE_S, Thinking, flows
-
-
-@pytest.fixture
-def bed(tmp_path: Path) -> Testbed:
-    made = Testbed(tmp_path)
-    made.open_accounts(range(50))
-    return made
-
-
-@pytest.fixture
-def thinking() -> Iterator[Thinking]:
-    made = Thinking("E0")
-    yield made
-    made.done.set()
 
 
 def test_what_the_engine_thinks_about_ends_at_once_uncharged_and_is_decided_when_it_comes_again(

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
@@ -20,13 +19,6 @@ from sds.submission import Handle
 from tests.attack.testbed import Testbed
 from tests.submission.parts import PATIENCE_S, Thinking, flows
 from tests.submission.test_cancel import SlowBank
-
-
-@pytest.fixture
-def bed(tmp_path: Path) -> Testbed:
-    made = Testbed(tmp_path)
-    made.open_accounts(range(200))
-    return made
 
 
 @pytest.fixture

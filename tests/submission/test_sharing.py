@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from itertools import product
-from pathlib import Path
 
 import pytest
 
@@ -16,20 +14,6 @@ from sds.kernel.flow.states import Answer
 from tests.attack.testbed import Testbed
 from tests.kernel.durable import together
 from tests.submission.parts import PATIENCE_S, Thinking, flows, write_locks
-
-
-@pytest.fixture
-def bed(tmp_path: Path) -> Testbed:
-    made = Testbed(tmp_path)
-    made.open_accounts(range(50))
-    return made
-
-
-@pytest.fixture
-def thinking() -> Iterator[Thinking]:
-    made = Thinking("E0")
-    yield made
-    made.done.set()
 
 
 def test_forty_duplicates_of_a_running_event_do_not_hold_up_an_unrelated_one(bed: Testbed, thinking: Thinking):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import psycopg
@@ -131,6 +131,7 @@ class Pool:
             max_size=CONNECTIONS_MAX,
             num_workers=1,
             timeout=WAIT_S,
+            reconnect_timeout=WAIT_S,  # its pauses double: then it gives up, and begins anew with who asks next
             open=True,
         )
 
@@ -145,14 +146,6 @@ class Pool:
 
     def give_back(self, db: Connection) -> None:
         self._pool.putconn(db)
-
-    @contextmanager
-    def connection(self) -> Iterator[Connection]:
-        db = self.take()
-        try:
-            yield db
-        finally:
-            self.give_back(db)
 
     def begun(self, begin: Callable[[Connection], Any], what: str) -> tuple[Connection, Any]:
         """Return a connection, and what `begin` returned on it: done again where the connection had died before.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import secrets
 import threading
-from contextlib import closing
+from contextlib import closing, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import psycopg
 import pytest
@@ -87,6 +89,26 @@ def test_a_server_that_cannot_be_had_is_one_line_without_the_password(url: str, 
     assert 1 == len(str(caught.value).splitlines())
     assert "cannot be opened as a decision store" in str(caught.value)
     assert "hunter2" not in f"{caught.value} {caught.value.hint}"
+
+
+def test_a_server_that_was_long_away_is_there_for_whoever_asks_next(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("psycopg_pool.base.AttemptWithBackoff.INITIAL_DELAY", 600.0)  # as after a long while
+    monkeypatch.setattr("sds.kernel.storage.postgres.connections.WAIT_S", 0.2)
+    schema, host = fresh_schema(), Path(server_url().partition("host=")[2])
+    with TemporaryDirectory() as folder:
+        (way := Path(folder, ".s.PGSQL.5432")).symlink_to(host / way.name)
+        with closing(PostgresStore(f"postgresql://postgres@/postgres?host={folder}", schema)) as store:
+            way.unlink()
+            by_hand(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = '{schema}'")
+            for _ in range(3):
+                with pytest.raises(StoreError, match="gives no connection within"):
+                    store.value("SELECT 1")
+            way.symlink_to(host / way.name)
+            for _ in range(50):
+                with suppress(StoreError):
+                    assert 1 == store.value("SELECT 1")
+                    return
+    raise AssertionError("the server was there, and nobody looked")
 
 
 def test_an_address_shows_no_password():
