@@ -16,6 +16,8 @@ from sds.kernel.storage.sqlite import SqliteStore
 from sds.kernel.storage.store import Row, Store
 from tests.kernel.durable import World, deny, nonsense, refund
 
+pytestmark = pytest.mark.sqlite_alone("its triggers, against its SQL; `test_postgres_schema` is the same for a server")
+
 ENTRIES = "SELECT idx, at_ms, kind, dfid, body, prev_hash, entry_hash FROM ledger ORDER BY idx"
 
 

@@ -39,6 +39,7 @@ from tests.kernel.durable import (
 from tests.kernel.older import writing_in_clear
 from tests.kernel.sagas import Script, run, terms
 from tests.stores.opened import opened_store
+from tests.stores.records import alone
 
 BEFORE = contract(more="rationale: {order: before, chars_max: 40}\n")
 AFTER = contract(more="rationale: {order: after, chars_max: 40}\n")
@@ -244,8 +245,8 @@ def test_without_the_kernels_key_all_but_the_texts_can_be_read_and_verified(worl
 
 def test_a_text_that_was_altered_is_not_read(world: World):
     made = decided(world)
-    with world.store.transaction():
-        world.store.run("UPDATE policy_proposals SET proposal = CAST(proposal || X'00' AS BLOB)")
+    (sealed,) = world.column("SELECT proposal FROM policy_proposals")
+    alone(world.store, "UPDATE policy_proposals SET proposal = ?", (sealed + b"\0",))  # type: ignore[operator]
     with pytest.raises(StoreError, match="a text of event `C1` is not what was sealed"):
         Texts(world.store, made.dfid).data(PROPOSAL, bytes(world.column("SELECT proposal FROM policy_proposals")[0]))  # type: ignore[call-overload]
     assert verify.verify(world.store).faults
