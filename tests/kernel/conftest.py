@@ -40,7 +40,7 @@ def store_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if metafunc.definition.get_closest_marker("sqlite_alone"):
-        return
+    if "SDS_TEST_STORE" in os.environ or metafunc.definition.get_closest_marker("sqlite_alone"):
+        return  # all over that one
     if runs_over_both(metafunc.module.__name__, metafunc.function.__name__, metafunc.fixturenames):
         metafunc.parametrize("store_kind", KINDS, indirect=True)

@@ -6,13 +6,14 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import psycopg
 
 from sds.kernel.storage.copying import keys_of_tables
 from sds.kernel.storage.postgres.connections import Url, connected
-from sds.kernel.storage.postgres.pipelined import Connection
+from sds.kernel.storage.postgres.pipelined import Connection, Done
 from sds.kernel.storage.postgres.store import PostgresStore
 from sds.kernel.storage.store import Store
 from tests.stores.opened import SQLITE, Chosen, schema_of
@@ -50,19 +51,6 @@ class SqliteStranger:
             self._db.execute(sql)
 
 
-class Found:
-    """What a statement came to, as a cursor of SQLite says it."""
-
-    def __init__(self, rows: list[tuple[Any, ...]], rowcount: int) -> None:
-        self._rows, self.rowcount = rows, rowcount
-
-    def fetchall(self) -> list[tuple[Any, ...]]:
-        return self._rows
-
-    def fetchone(self) -> tuple[Any, ...] | None:
-        return self._rows[0] if self._rows else None
-
-
 class PostgresStranger:
     """A connection for which triggers are not fired: they are never gone."""
 
@@ -70,7 +58,7 @@ class PostgresStranger:
         self._db = db
         db.execute(UNSTOPPED, prepare=False)
 
-    def execute(self, sql: str, values: tuple[Any, ...] = ()) -> Found:
+    def execute(self, sql: str, values: tuple[Any, ...] = ()) -> Any:
         ignored = sql.startswith("UPDATE OR IGNORE")
         sql = sql.replace("UPDATE OR IGNORE", "UPDATE").replace(" IS ?", " IS NOT DISTINCT FROM ?")
         try:
@@ -78,8 +66,10 @@ class PostgresStranger:
         except psycopg.errors.UniqueViolation:
             if not ignored:
                 raise
-            return Found([], 0)
-        return Found(done.rows, done.changed)
+            done = Done([], 0, "")
+        return SimpleNamespace(
+            fetchall=lambda: done.rows, fetchone=lambda: next(iter(done.rows), None), rowcount=done.changed
+        )
 
     def hide(self) -> None:
         pass
