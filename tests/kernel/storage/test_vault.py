@@ -22,6 +22,7 @@ from sds.kernel.flow import intake
 from sds.kernel.flow.answer import Answer, answer
 from sds.kernel.human import cases
 from sds.kernel.saga import state as saga
+from sds.kernel.storage.copying import keys_of_tables
 from sds.kernel.storage.keyring import Keyring
 from sds.kernel.storage.vault import PROMPT, PROPOSAL, Texts, key_for_case
 from tests.kernel.durable import (
@@ -38,7 +39,7 @@ from tests.kernel.durable import (
 )
 from tests.kernel.older import writing_in_clear
 from tests.kernel.sagas import Script, run, terms
-from tests.stores.opened import opened_store
+from tests.stores.opened import SQLITE, Chosen, opened_store
 from tests.stores.records import alone
 
 BEFORE = contract(more="rationale: {order: before, chars_max: 40}\n")
@@ -77,7 +78,10 @@ def decided(world: World, text: str = "please", name: str = "C1", why: str = "ne
 
 
 def on_disk(world: World) -> bytes:
-    """Return all that the record's files hold."""
+    """Return all that the record's files hold, or on a server its rows."""
+    if Chosen.kind != SQLITE:
+        rows = [row for name in keys_of_tables() for row in world.store.rows(f"SELECT * FROM {name}")]
+        return b"\n".join(each if isinstance(each, bytes) else str(each).encode() for row in rows for each in row)
     return b"".join(path.read_bytes() for path in world.folder.glob("kernel.db*"))
 
 
