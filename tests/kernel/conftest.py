@@ -11,7 +11,7 @@ import pytest
 
 from tests.kernel.durable import World
 from tests.stores.both import runs_over_both
-from tests.stores.opened import KINDS, Chosen
+from tests.stores.opened import KINDS, SQLITE, Chosen
 
 
 @pytest.fixture
@@ -34,8 +34,13 @@ def store_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     """Open the store that the test is run over."""
     if hasattr(request, "param"):
         monkeypatch.setattr(Chosen, "kind", request.param)
+    alone = request.node.get_closest_marker("sqlite_alone")
+    if alone and Chosen.kind != SQLITE:
+        pytest.skip(f"SQLite's alone: {alone.args[0]}")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if runs_over_both(metafunc.module.__name__, metafunc.function.__name__):
+    if "SDS_TEST_STORE" in os.environ or metafunc.definition.get_closest_marker("sqlite_alone"):
+        return  # all over that one
+    if runs_over_both(metafunc.module.__name__, metafunc.function.__name__, metafunc.fixturenames):
         metafunc.parametrize("store_kind", KINDS, indirect=True)

@@ -6,6 +6,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from sds.kernel.audit import verify
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.flow.states import Answer
@@ -13,15 +15,31 @@ from sds.kernel.storage.store import Store
 from tests.kernel.durable import World, counters, witness
 from tests.kernel.faults import Crash, Faults, failing
 from tests.scale import scale, seeded
-from tests.stores.opened import opened_store
+from tests.stores.opened import Chosen, opened_store
+from tests.stores.records import follow
 
 STEPS_MAX = 3_000
+RECORD = "kernel.db"
+
+
+_MADE: dict[tuple[str, str], Path] = {}
+
+
+def made_once(make: Callable[[Path], World], folders: pytest.TempPathFactory, name: str) -> Path:
+    """Return the folder of a world that is made once for each store, to be copied. `name`: the module's that asks."""
+    key = name, Chosen.kind
+    if key not in _MADE:
+        _MADE[key] = folders.mktemp("template")
+        make(_MADE[key]).close()
+    return _MADE[key]
 
 
 def copied(template: Path, folder: Path) -> Path:
     """Put a folder as it was made once in the place of `folder`: making it is not what is tested."""
     shutil.rmtree(folder, ignore_errors=True)
-    return shutil.copytree(template, folder)
+    shutil.copytree(template, folder)
+    follow(template / RECORD, folder / RECORD)
+    return folder
 
 
 def crashing(world: World, work: Callable[[Kernel], object], faults: Faults) -> object:
@@ -39,7 +57,7 @@ def crashing(world: World, work: Callable[[Kernel], object], faults: Faults) -> 
 
 
 def every_step(world: Callable[[], World], work: Callable[[World, Faults], bool], *, stride: int = 1) -> int:
-    """Stop at each step until a run is not stopped; return how many steps there were.
+    """Stop at each step until a run is not stopped; return how many statements, reads and orders there were.
 
     In CI after each `stride`-th statement, read or order, from a seeded one on, and not once more before the next:
     nothing is written between the two.
@@ -50,7 +68,7 @@ def every_step(world: Callable[[], World], work: Callable[[World, Faults], bool]
         made = world()
         try:
             if work(made, faults):
-                return len(faults.steps)
+                return faults.done
         except AssertionError as error:
             raise AssertionError(f"stopped at step {at}, {faults.steps[-1]}: {error}") from error
         finally:

@@ -1,12 +1,22 @@
-"""A counter of I/O steps that stops the process at the N-th: whatever is done after that raises, too."""
+"""A counter of I/O steps that stops the process at the N-th: whatever is done after that raises, too.
+
+A step is before or after a statement of SQLite, or a round trip to PostgreSQL: what goes along in one is done whole or not.
+"""
 
 from __future__ import annotations
 
 import sqlite3
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
-from sds.kernel.storage.sqlite import BUSY_MS, Connect
+from sds.kernel.storage.sqlite import BUSY_MS
+
+
+class Closing(Protocol):
+    """What a process holds open."""
+
+    def close(self) -> None: ...
 
 
 class Crash(BaseException):
@@ -15,16 +25,20 @@ class Crash(BaseException):
 
 @dataclass
 class Faults:
-    """Counts I/O steps and stops the process at step number `at`. `steps` is what was done, in order."""
+    """Counts I/O steps and stops the process at step number `at`. `steps` is what was done, in order, and `done` how much
+    that was: a round trip counts as the statements that go along in it.
+    """
 
     at: int | None = None
     steps: list[str] = field(default_factory=list)
+    done: int = 0
     dead: bool = False
-    connections: list[sqlite3.Connection] = field(default_factory=list)
+    connections: list[Closing] = field(default_factory=list)
 
-    def step(self, name: str) -> None:
+    def step(self, name: str, statements: int = 1) -> None:
         if not self.dead:
             self.steps.append(name)
+            self.done += statements
             self.dead = len(self.steps) == self.at
         if self.dead:
             raise Crash(f"step {len(self.steps)}: {name}")
@@ -48,16 +62,23 @@ class Failing(sqlite3.Connection):
         return cursor
 
 
-def failing(faults: Faults) -> Connect:
-    def open_it(path: Path) -> sqlite3.Connection:
+@dataclass(frozen=True)
+class FailingConnect:
+    """Opens SQLite's files with faults; `tests.stores.opened` opens a record of PostgreSQL with them."""
+
+    faults: Faults
+
+    def __call__(self, path: Path) -> sqlite3.Connection:
         db = sqlite3.connect(
             path, timeout=BUSY_MS / 1000, isolation_level=None, check_same_thread=False, factory=Failing
         )
-        db.faults = faults
-        faults.connections.append(db)
+        db.faults = self.faults
+        self.faults.connections.append(db)
         return db
 
-    return open_it
+
+def failing(faults: Faults) -> FailingConnect:
+    return FailingConnect(faults)
 
 
 class WordlessError(Exception):

@@ -22,7 +22,6 @@ from sds.kernel.operations import erasure, recovery
 from sds.kernel.registry import registry
 from sds.kernel.saga import driver
 from sds.kernel.saga import state as saga
-from sds.kernel.storage.sqlite import SqliteStore
 from sds.kernel.storage.store import Store
 from tests.kernel.authority import AGENT
 from tests.kernel.durable import (
@@ -43,6 +42,7 @@ from tests.kernel.faults import Crash, Faults, failing
 from tests.kernel.humans import HUMAN, change
 from tests.kernel.outside import FARE_MINOR
 from tests.kernel.sagas import ALERT_HUMAN, CLOSE_ALL, REVERT, SAGAS, most
+from tests.stores.opened import opened_store
 
 TICKETS = ("T1", "T2", "T3", "T4", "T5")
 HOUR_MS = 3_600_000
@@ -350,7 +350,7 @@ class History:
     def crash(self, act: Callable[[Store], None]) -> None:
         """Do it in a process that stops at some step."""
         faults = Faults()
-        store = SqliteStore(self.world.path, connect=failing(faults))
+        store = opened_store(self.world.path, connect=failing(faults))
         faults.at = len(faults.steps) + self.rng.randrange(1, 200)
         self.world.tickets.live_through(faults)
         self.rail.live_through(faults)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from sds.kernel.registry import registry
 from sds.reconciliation import adopt, reconcile
 from tests.kernel.durable import START_MS, Propose, Rail, World, compensate, goodwill, refund, see_through
 from tests.kernel.faults import Faults
+from tests.stores.records import Kept, kept, put_back, remove
 
 CASES: tuple[Propose, ...] = (refund("40.00"), compensate, goodwill("3.00"), refund("7.25"))
 Told = Callable[[StatementLine], StatementLine]
@@ -96,23 +95,17 @@ def codes(world: World) -> list[str]:
     return [difference.code for difference in compared(world).differences]
 
 
-def backup(world: World) -> bytes:
+def backup(world: World) -> Kept:
     """Return the record as it is now."""
-    kept = world.folder / "backup.db"
-    with closing(sqlite3.connect(world.path)) as db, closing(sqlite3.connect(kept)) as copy:
-        db.backup(copy)
-    data = kept.read_bytes()
-    kept.unlink()
-    return data
+    return kept(world.path)
 
 
-def restore(world: World, data: bytes | None) -> None:
+def restore(world: World, data: Kept | None) -> None:
     """Put a record back, or begin a fresh one where there is none, and open it."""
     world.close()
-    for end in ("", "-wal", "-shm"):
-        world.path.with_name(world.path.name + end).unlink(missing_ok=True)
+    remove(world.path)
     if data is not None:
-        world.path.write_bytes(data)
+        put_back(world.path, data)
     world.store = world.open_store()
     registry.register(world.store, world.contract, by="registry", now_ms=world.clock())
     world.kernel = world.open_kernel()

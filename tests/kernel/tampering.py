@@ -1,4 +1,4 @@
-"""A record with one of everything in it, and a stranger at its file."""
+"""A record with one of everything in it, and a stranger at it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from copy import deepcopy
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -38,6 +39,7 @@ from tests.kernel.durable import (
 )
 from tests.kernel.sagas import REVERT, Script, run, terms
 from tests.stores.opened import SQLITE, Chosen
+from tests.stores.records import Kept, Stranger, kept, put_back, tampering_with
 
 MONITORED = (
     "escalation: {per_hour: 1000000}",
@@ -52,27 +54,32 @@ aggregate_thresholds:
 
 def full_record(folder: Path) -> World:
     """Return a record with one of everything: paid, refused, unknown, denied, escalated, aborted, restarted, open, a saga,
-    a clock set back. In SQLite it is made once a process and copied."""
-    if Chosen.kind != SQLITE:
-        return _made(folder)
-    files, now_ms, tickets = _once()
-    for name, data in files.items():
-        (folder / name).write_bytes(data)
-    copied = World(folder, terms=terms(MONITORED), now_ms=now_ms)
-    copied.tickets.rows, copied.tickets.versions = deepcopy(tickets)
+    a clock set back. It is made once a process and copied."""
+    once = _once(Chosen.kind)
+    put_back(folder / "kernel.db", once.record)
+    (folder / "rail.db").write_bytes(once.rail)
+    copied = World(folder, terms=terms(MONITORED), now_ms=once.now_ms)
+    copied.tickets.rows, copied.tickets.versions = deepcopy((once.rows, once.versions))
     copied.rail.blind = True
     return copied
 
 
+@dataclass(frozen=True)
+class _Once:
+    record: Kept
+    rail: bytes
+    now_ms: int
+    rows: dict[str, dict[str, Value]]
+    versions: dict[str, int]
+
+
 @cache
-def _once() -> tuple[dict[str, bytes], int, tuple[dict[str, dict[str, Value]], dict[str, int]]]:
-    """Return the record's files, the time on its clock, and its tickets with their versions."""
+def _once(_kind: str) -> _Once:
+    """Return a full record with its rail, the time on its clock, and its tickets with their versions."""
     with TemporaryDirectory() as folder, closing(_made(Path(folder))) as made:
-        files = {}
-        for name in ("kernel.db", "rail.db"):
-            with closing(sqlite3.connect(made.folder / name)) as db:
-                files[name] = db.serialize()
-        return files, made.clock(), (made.tickets.rows, made.tickets.versions)
+        with closing(sqlite3.connect(made.folder / "rail.db")) as rail:
+            data = rail.serialize()
+        return _Once(kept(made.path), data, made.clock(), made.tickets.rows, made.tickets.versions)
 
 
 def _made(folder: Path) -> World:
@@ -143,39 +150,11 @@ def faults(world: World, expected: Head | Checkpoint | None = None) -> tuple[str
     return verify.verify(world.store, expected, PUBLIC).faults
 
 
-class Stranger:
-    """A connection that no trigger and no foreign key stops."""
-
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
-        rows = db.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall()
-        self._triggers = dict(rows)
-        for name in self._triggers:
-            db.execute(f"DROP TRIGGER {name}")
-
-    def execute(self, sql: str, values: tuple[Any, ...] = ()) -> sqlite3.Cursor:
-        return self._db.execute(sql, values)
-
-    def hide(self) -> None:
-        """Put the triggers back, as somebody would who wants to go unnoticed."""
-        for sql in self._triggers.values():
-            self._db.execute(sql)
-
-
-@contextmanager
-def tampering_with(path: Path) -> Iterator[sqlite3.Connection]:
-    """Let a stranger at a file, for good."""
-    with closing(sqlite3.connect(path, isolation_level=None)) as db:
-        yield db
-
-
 @contextmanager
 def tampering(world: World) -> Iterator[Stranger]:
-    """Let a stranger at the file, and restore it afterwards."""
-    with closing(sqlite3.connect(world.path, isolation_level=None)) as db, closing(sqlite3.connect(":memory:")) as kept:
-        db.backup(kept)
-        yield Stranger(db)
-        kept.backup(db)
+    """Let a stranger at the record, and restore it afterwards."""
+    with tampering_with(world.path) as stranger:
+        yield stranger
 
 
 def found_after(
@@ -191,7 +170,9 @@ def found_after(
 def chained(db: Stranger) -> None:
     """Chain the ledger anew from the start, with all hashes right."""
     prev = GENESIS
-    for idx, at_ms, kind, dfid, body in db.execute("SELECT idx, at_ms, kind, dfid, body FROM ledger").fetchall():
+    for idx, at_ms, kind, dfid, body in db.execute(
+        "SELECT idx, at_ms, kind, dfid, body FROM ledger ORDER BY idx"
+    ).fetchall():
         own = entry_hash(idx, at_ms, kind, dfid, body, prev)
         db.execute("UPDATE ledger SET prev_hash = ?, entry_hash = ? WHERE idx = ?", (prev, own, idx))
         prev = own
@@ -232,4 +213,6 @@ def bent(rng: Random, value: Any) -> Any:
         return value + (b"x" if isinstance(value, bytes) else "x")
     place = rng.randrange(len(data))
     data[place] = (data[place] + 1 + rng.randrange(126)) % 127 if data[place] < 128 else data[place] ^ 1
+    if isinstance(value, str) and Chosen.kind != SQLITE and not data[place]:
+        data[place] = 127  # no text there has a NUL
     return bytes(data) if isinstance(value, bytes) else data.decode()

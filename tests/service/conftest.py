@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from tests.service.testbed import Bed, opened_bed
+from tests.stores.opened import POSTGRESQL, Chosen
+from tests.stores.server import own_database
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder; with SDS_TEST_STORE=postgresql also a database, in which everything is kept."""
     monkeypatch.setenv("SDS_HOME", str(tmp_path))
     monkeypatch.delenv("SDS_STORE", raising=False)
-    return tmp_path
+    with ExitStack() as opened:
+        if Chosen.kind == POSTGRESQL:
+            monkeypatch.setenv("SDS_STORE", opened.enter_context(own_database()))
+        yield tmp_path
 
 
 @pytest.fixture

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import secrets
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from urllib.parse import urlsplit
 
-import psycopg
 import pytest
 
 from sds.host.clock import now_ms
@@ -23,7 +20,7 @@ from sds.service.routes.looking import MS_MAX, PAGE
 from tests.service.operations.exposition import scraped, value
 from tests.service.operations.receiver import receiving
 from tests.service.testbed import EVENT, Bed, check, opened_bed
-from tests.stores.server import server_url
+from tests.stores.server import own_database
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -31,13 +28,9 @@ pytestmark = pytest.mark.timeout(120)
 @pytest.fixture
 def store(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     del home
-    name = f"sds_{secrets.token_hex(6)}"
-    with psycopg.connect(server_url(), autocommit=True) as server:
-        server.execute(f"CREATE DATABASE {name}")
-        url = urlsplit(server_url())._replace(path=f"/{name}").geturl()
+    with own_database() as url:
         monkeypatch.setenv("SDS_STORE", url)
         yield url
-        server.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -68,11 +69,12 @@ class Bed:
 
 @contextmanager
 def opened_bed(home: Path, engine: Engine | None = None, **settings: Any) -> Iterator[Bed]:
-    """Serve the toll gate of `tests.gates.own`; SDS_HOME is `home` already."""
+    """Serve the toll gate of `tests.gates.own`; SDS_HOME is `home` already, and what it keeps lies in $SDS_STORE."""
+    settings.setdefault("store", os.environ.get("SDS_STORE", ""))
     with ExitStack() as opened:
         definition = find(written(home / "toll_gate", GATE.replace("ORDERS = {}", f"ORDERS = {{}}  # {home}")))
         gate = opened.enter_context(Gate.load(definition, engine=engine or Greedy("WAIVE")))
-        database = open_database(settings.get("store", ""))
+        database = open_database(settings["store"])
         opened.callback(database.close)
         made = ServiceSettings(gates=(str(home / "toll_gate"),))
         yield Bed(opened, OpenGates({"toll": OpenGate(definition, gate)}), database, replace(made, **settings))

@@ -1,4 +1,4 @@
-"""The two stores, for tests that hold for both: `SDS_TEST_STORE=postgresql` runs whatever can be run over PostgreSQL."""
+"""The two stores, for tests that hold for both: `SDS_TEST_STORE=postgresql` runs all of them over PostgreSQL."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from sds.kernel.storage.sqlite import Connect, SqliteStore, connect
 from sds.kernel.storage.store import Store, Witness
+from tests.kernel.faults import FailingConnect
 
 SQLITE, POSTGRESQL = "sqlite", "postgresql"
 KINDS = (SQLITE, POSTGRESQL)
@@ -30,8 +31,12 @@ def opened_store(path: Path, *, connect: Connect = connect, witness: Witness | N
     """Open the store of a path: the file, or a schema of its own on the tests' server."""
     if Chosen.kind == SQLITE:
         return SqliteStore(path, connect=connect, witness=witness)
+    if isinstance(connect, FailingConnect):
+        from tests.stores.failing import opened_failing
+
+        return opened_failing(schema_of(path), connect.faults, witness)
     if connect.__module__ != SqliteStore.__module__:
-        pytest.skip("fails single steps of SQLite")
+        pytest.skip("looks at the statements of a connection to SQLite")
     from sds.kernel.storage.postgres.store import PostgresStore
     from tests.stores.server import server_url
 

@@ -7,9 +7,12 @@ import re
 import secrets
 import tempfile
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psycopg
 
@@ -37,6 +40,15 @@ def server_url() -> str:
 
 def fresh_schema() -> str:
     return f"sds_{secrets.token_hex(6)}"
+
+
+@contextmanager
+def own_database() -> Iterator[str]:
+    """Make a database that no other test has, and yield its URL."""
+    name = fresh_schema()
+    by_hand(f"CREATE DATABASE {name}")
+    yield urlsplit(server_url())._replace(path=f"/{name}").geturl()
+    by_hand(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 def by_hand(statement: str, schema: str = "public") -> list[tuple[Any, ...]]:

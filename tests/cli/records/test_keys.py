@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
 from contextlib import closing
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from sds.host.paths import open_record, signer
 from sds.kernel.registry import registry
 from tests.cli.conftest import Shell
 from tests.kernel.durable import contract
-from tests.kernel.tampering import Stranger, chained, tampering_with
+from tests.kernel.tampering import chained
+from tests.stores.records import SqliteStranger
 
 HERE = ("--gate", "claims")
 
@@ -31,8 +33,8 @@ def sds(tmp_path: Path) -> Shell:
 
 def rewrite(sds: Shell) -> None:
     """Write the ledger anew from the start, with no checkpoint left."""
-    with tampering_with(sds.home / "claims" / "decisions.db") as db:
-        stranger = Stranger(db)
+    with closing(sqlite3.connect(sds.home / "claims" / "decisions.db", isolation_level=None)) as db:
+        stranger = SqliteStranger(db)
         stranger.execute("UPDATE ledger SET at_ms = at_ms - 1")
         chained(stranger)
         stranger.execute("DELETE FROM checkpoints")

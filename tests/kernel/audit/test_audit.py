@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -15,9 +14,10 @@ from sds.kernel.audit import verify
 from sds.kernel.storage.ledger import GENESIS, Head, entry_hash, head
 from sds.kernel.storage.store import Row
 from tests.kernel.durable import PUBLIC, World, deny, refund
-from tests.kernel.tampering import Stranger, bent, chained, faults, found_after, full_record, tampering
+from tests.kernel.tampering import bent, chained, faults, found_after, full_record, tampering
 from tests.scale import scale, seeded
-from tests.stores.opened import opened_store
+from tests.stores.opened import POSTGRESQL, SQLITE, Chosen, opened_store
+from tests.stores.records import Stranger, alone
 
 
 @pytest.fixture
@@ -44,6 +44,7 @@ def test_an_index_that_was_changed_is_found(world: World):
     assert f"entry {last}: missing (the next entry is {last + 5})" == found[0]
 
 
+@pytest.mark.sqlite_alone("bytes of its file; the server checks its own")
 def test_a_byte_flipped_in_the_file_itself_is_found(world: World):
     """Any bit, so that text stops being text, too: the check reports, it does not fall over."""
     rng = seeded(2)
@@ -141,14 +142,14 @@ def test_a_human_entry_about_a_flow_that_no_human_was_asked_about_is_found(world
 @pytest.mark.parametrize("name", ["ledger_no_update", "one_live_reservation"])
 def test_a_missing_trigger_or_index_is_named(world: World, name: str):
     kind = "TRIGGER" if name.startswith("ledger") else "INDEX"
-    with closing(sqlite3.connect(world.path, isolation_level=None)) as db:
-        db.execute(f"DROP {kind} {name}")
+    table = " ON ledger" if kind == "TRIGGER" and Chosen.kind == POSTGRESQL else ""
+    alone(world.store, f"DROP {kind} {name}{table}")
     assert (f"schema: `{name}` is not as it was made",) == faults(world)
 
 
 def test_a_trigger_that_does_not_belong_is_named(world: World):
-    with closing(sqlite3.connect(world.path, isolation_level=None)) as db:
-        db.execute("CREATE TRIGGER quiet AFTER INSERT ON spend BEGIN DELETE FROM spend; END")
+    does = {SQLITE: "BEGIN DELETE FROM spend; END", POSTGRESQL: "EXECUTE FUNCTION refuse('spend')"}[Chosen.kind]
+    alone(world.store, f"CREATE TRIGGER quiet AFTER INSERT ON spend {does}")
     assert ("schema: `quiet` does not belong here",) == faults(world)
 
 
@@ -242,6 +243,7 @@ def test_the_check_reads_one_moment_while_decisions_go_on(world: World):
     assert [()] * 10 == found
 
 
+@pytest.mark.sqlite_alone("pages of its file; the server checks its own")
 def test_damaged_pages_are_reported(world: World):
     world.store.rows("PRAGMA wal_checkpoint(TRUNCATE)")
     with world.path.open("r+b") as file:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from enum import StrEnum
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,17 +12,10 @@ from sds.kernel.audit import verify
 from sds.kernel.decision.packet import Decoding
 from sds.kernel.flow.decision_record import RESERVED, SEALED, seal
 from tests.kernel.durable import World, deny, nonsense, refund
-from tests.stores.opened import KINDS, Chosen
 
 
 class Named(StrEnum):
     OWN = "own"
-
-
-@pytest.fixture(params=KINDS)
-def world(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr(Chosen, "kind", request.param)
-    return World(tmp_path)
 
 
 def sealed(world: World, kind: str, dfid: str) -> dict[str, str]:

@@ -18,6 +18,7 @@ from tests.kernel.durable import World, contract, deny, escalate, refund
 from tests.kernel.faults import Crash, Faults, failing
 from tests.kernel.humans import PAY, resolve
 from tests.stores.opened import opened_store
+from tests.stores.records import alone
 
 AFTER = "rationale: {order: after, chars_max: 12}\n"
 TERMS = contract(more=AFTER)
@@ -131,7 +132,7 @@ def test_a_second_entry_and_one_before_the_decision_are_found(world: World):
 def test_a_contract_that_cannot_be_read_is_named_with_what_is_bounded_by_it(world: World, body: str):
     world.explain(world.decide(deny).dfid, "x")
     (entry,) = world.column("SELECT idx FROM ledger WHERE kind = 'RATIONALE'")
-    world.store.run("UPDATE contracts SET body = ?", (body,))
+    alone(world.store, "UPDATE contracts SET body = ?", (body,))
     found = faults(world)
     assert f"entry {entry}: a registered contract is not one of this program's" in found
     assert any(fault.startswith(f"contract {world.contract.hash}: the table says") for fault in found)

@@ -17,7 +17,7 @@ from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.flow.states import Answer
 from sds.kernel.operations import recovery
-from tests.kernel.crashes import check, copied, crashing, every_step
+from tests.kernel.crashes import check, copied, crashing, every_step, made_once
 from tests.kernel.durable import (
     LEASE_MS,
     Propose,
@@ -77,12 +77,10 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with both files made and the contract registered, to be copied: making it is not what is tested."""
-    folder = tmp_path_factory.mktemp("template")
-    World(folder).close()
-    return folder
+    return made_once(World, tmp_path_factory, __name__)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from sds.kernel.executor.statement import StatementLine, compare
 from sds.kernel.flow.states import Answer
 from sds.kernel.human.review import HumanReview, Resolution
 from sds.kernel.operations import recovery
-from tests.kernel.crashes import check, copied, crashing, every_step
+from tests.kernel.crashes import check, copied, crashing, every_step, made_once
 from tests.kernel.durable import LEASE_MS, Propose, World, counters, see_through
 from tests.kernel.faults import Faults
 from tests.kernel.fraud import ALWAYS_HUMAN, FRAUD, allow, block, challenge
@@ -27,11 +27,9 @@ def world(folder: Path) -> Iterator[World]:
     made.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("template")
-    World(folder, terms=FRAUD).close()
-    return folder
+    return made_once(lambda folder: World(folder, terms=FRAUD), tmp_path_factory, __name__)
 
 
 @pytest.mark.parametrize(("said", "sent"), [(allow, 0), (block, 0), (challenge, 1)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,10 +18,11 @@ from sds.kernel.flow.states import RESTARTABLE_TAGS, WAITING_TAGS, Answer
 from sds.kernel.human.cases import waiting
 from sds.kernel.human.review import HumanReview, Resolution
 from sds.kernel.registry import escalation_budget
-from sds.kernel.storage.sqlite import SqliteStore
 from tests.kernel.authority import AGENT, status
 from tests.kernel.durable import LEASE_MS, World, contract, deny, nonsense, refund, see_through
 from tests.kernel.orders import recovered
+from tests.stores.opened import opened_store
+from tests.stores.records import kept, put_back
 
 RESTARTS_MAX = 3
 
@@ -276,18 +276,17 @@ def test_what_an_older_version_aborted_for_good_is_a_humans_when_its_event_comes
 def test_a_record_put_back_sends_the_same_key_for_the_same_event(folder: Path):
     """The executor honours keys and recognises each, so nothing is paid twice, with the whole folder gone, too."""
     world = World(folder)
-    backup = folder / "backup.db"
     paid: list[tuple[str, str, str, int]] = []
     for number in range(12):
         if number == 4:
-            world.store.run("VACUUM INTO ?", (str(backup),))
+            backup = kept(world.path)
         world.tickets.put(f"T{number}")
         world.decide(refund(), f"C{number}", f"T{number}")
     paid = world.rail.paid()
-    for put_back in (backup, None):
-        path = folder / f"again-{put_back is None}.db"
-        if put_back is not None:
-            shutil.copy(put_back, path)
+    for data in (backup, None):
+        path = folder / f"again-{data is None}.db"
+        if data is not None:
+            put_back(path, data)
         again = Again(world, path)
         assert ["SUCCESS"] * 12 == [again.decide(f"C{n}", f"T{n}").execution for n in range(12)]
         assert paid == world.rail.paid()
@@ -299,7 +298,7 @@ def test_a_record_copied_in_the_middle_of_a_decision_sends_the_same_key_too(fold
     """There the flow is found interrupted, and a fresh one sends what that one had sent."""
     world = World(folder)
     packet = world.packet()
-    world.store.run("VACUUM INTO ?", (str(folder / "again.db"),))
+    put_back(folder / "again.db", kept(world.path))
     assert "SUCCESS" == world.kernel.decide(packet, refund()(packet)).execution
     world.clock.advance(LEASE_MS + 1)
     again = Again(world, folder / "again.db")
@@ -327,7 +326,7 @@ class Again:
     def __init__(self, world: World, path: Path) -> None:
         from sds.kernel.registry import registry
 
-        self._world, self.store = world, SqliteStore(path)
+        self._world, self.store = world, opened_store(path)
         registry.register(self.store, world.contract, by="registry", now_ms=world.clock())
         self._kernel = world.open_kernel(self.store)
 

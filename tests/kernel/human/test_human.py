@@ -16,6 +16,7 @@ from sds.kernel.registry import registry
 from tests.kernel.authority import halt, status, suspend
 from tests.kernel.durable import World, compensate, contract, deny, proposal, refund
 from tests.kernel.humans import ALWAYS, HUMAN, PAY, SORRY, change, desk, escalated, refused, resolve
+from tests.stores.records import alone
 
 # --- carrying out -----------------------------------------------------------------------------------------------------
 
@@ -317,12 +318,12 @@ def test_what_a_human_has_seen_is_the_id_of_a_state(world: World, decision: Deci
 
 def test_a_record_that_was_altered_is_not_acted_on(world: World):
     dfid = escalated(world, refund("40.00"))
+    params, sealed = world.store.rows("SELECT params, proposal FROM policy_proposals")[0]
     for column, value, why in (
-        ("params", "replace(params, '40', '90')", "the record of flow `.*` is not what was written"),
-        ("proposal", "CAST(proposal || X'00' AS BLOB)", "a text of event `C1` is not what was sealed"),
+        ("params", params.replace("40", "90"), "the record of flow `.*` is not what was written"),
+        ("proposal", sealed + b"\0", "a text of event `C1` is not what was sealed"),
     ):
-        with world.store.transaction():
-            world.store.run(f"UPDATE policy_proposals SET {column} = {value}")
+        alone(world.store, f"UPDATE policy_proposals SET {column} = ?", (value,))
         with pytest.raises(StoreError, match=why):
             resolve(world, dfid, "OVERRIDE")
     assert [] == world.rail.sent

@@ -17,7 +17,7 @@ from sds.kernel.human.review import HumanReview, Resolution, attest
 from sds.kernel.operations import recovery
 from sds.kernel.storage.store import Store
 from tests.kernel.authority import halt
-from tests.kernel.crashes import check, copied, crashing, every_step
+from tests.kernel.crashes import check, copied, crashing, every_step, made_once
 from tests.kernel.durable import LEASE_MS, World, refund, together
 from tests.kernel.faults import Faults
 from tests.kernel.humans import SORRY, TERMS, escalated, resolve
@@ -31,14 +31,16 @@ RESOLUTIONS = {
 }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which one case has waited for a human for two hours."""
-    folder = tmp_path_factory.mktemp("template")
-    world = World(folder, terms=TERMS)
-    escalated(world, refund())
-    world.close()
-    return folder
+
+    def waiting(folder: Path) -> World:
+        world = World(folder, terms=TERMS)
+        escalated(world, refund())
+        return world
+
+    return made_once(waiting, tmp_path_factory, __name__)
 
 
 @pytest.fixture

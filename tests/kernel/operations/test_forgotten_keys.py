@@ -22,6 +22,7 @@ from sds.kernel.saga import compensation
 from tests.kernel.durable import World, deny, refund, see_through
 from tests.kernel.orders import execution, left_hanging, recovered
 from tests.kernel.sagas import CLOSE_ALL, DIRTY, REVERT, Script, most, parent, reversed_at, run, terms, with_misfortune
+from tests.stores.records import kept, put_back
 
 DAY_MS = 24 * 3_600_000
 DEADLINES_MS = 2 * 5_000  # as the contract has them
@@ -145,17 +146,12 @@ def test_a_human_is_believed_about_an_order_that_may_be_forgotten(forgetful: Wor
 def test_a_record_put_back_sends_nothing_again_that_may_be_forgotten(folder: Path):
     """In the copy nobody knows the order's end; after it was made, recovery had the order paid."""
     world = keeping(World(folder), DAY_MS)
-    if not world.path.exists():
-        pytest.skip("copies the file of a record")
     world.rail.misfortunes = ["drop"]
     world.decide(refund())
-    with closing(sqlite3.connect(world.path)) as db:
-        db.execute("VACUUM INTO ?", (str(folder / "backup.db"),))
+    backup = kept(world.path)
     assert Recovered(success=1) == recovered(world)
     world.close()
-    for path in folder.glob("kernel.db*"):
-        path.unlink()
-    (folder / "backup.db").rename(world.path)
+    put_back(world.path, backup)
     again = World(folder)
     again.clock.advance(DAY_MS)
     keeping(again, DAY_MS)

@@ -25,6 +25,7 @@ from tests.kernel.authority import AGENT
 from tests.kernel.durable import World, counters, deny, refund
 from tests.kernel.sagas import REVERT, Script, run
 from tests.kernel.statements import Liar, ListingRail, cases, codes, compared, listing, paid_elsewhere
+from tests.stores.records import alone
 
 DECLINED, PAID = Receipt("rejected", detail="no"), Receipt("settled", "PAY-1")
 
@@ -168,10 +169,10 @@ def test_a_contradiction_that_is_known_is_no_second_case(world: World) -> None:
     rail = listing(world)
     rail.misfortunes = ["refuse"]
     dfid = world.decide(refund()).dfid
-    world.store.run("UPDATE execution_log SET status = 'DIRTY' WHERE dfid = ?", (dfid,))
+    alone(world.store, "UPDATE execution_log SET status = 'DIRTY' WHERE dfid = ?", (dfid,))
     rail.tells = lambda line: replace(line, outcome="settled")
     assert [] == codes(world)
-    world.store.run("UPDATE execution_log SET status = 'FAILED' WHERE dfid = ?", (dfid,))
+    alone(world.store, "UPDATE execution_log SET status = 'FAILED' WHERE dfid = ?", (dfid,))
 
 
 class TestTheEndsOfThePeriod:

@@ -10,6 +10,7 @@ from sds.kernel.human.cases import registered_terms
 from sds.kernel.registry import registry
 from sds.kernel.registry.contract_versions import Version, registered_contract, versions
 from tests.kernel.durable import World, contract
+from tests.stores.records import alone
 
 
 def test_a_new_version_supersedes_the_old_one_and_says_who_and_why(world: World):
@@ -32,7 +33,7 @@ def test_the_registered_contract_is_read_back_whole(world: World):
 
 @pytest.mark.parametrize("body", ["x", "5", "null", "[]", "{}"])
 def test_a_registered_contract_that_cannot_be_read_is_said_to_be_so(world: World, body: str):
-    world.store.run("UPDATE contracts SET body = ?", (body,))
+    alone(world.store, "UPDATE contracts SET body = ?", (body,))
     for read in (registered_contract, registered_terms):
         with pytest.raises(ContractError, match="a registered contract is not one of this program's") as caught:
             read(world.store, world.contract.gate)

@@ -14,6 +14,7 @@ from sds.kernel.errors import ContractError
 from sds.kernel.registry import registry
 from tests.kernel.durable import World, compensate, contract, counters, goodwill, refund
 from tests.kernel.orders import recovered
+from tests.stores.records import alone
 
 HOUR_MS = 3_600_000
 WHOLE = (
@@ -22,6 +23,7 @@ WHOLE = (
     ("fills: {amount: {value: 25000, scale: 2}}", "fills: {amount: {value: 250}}"),
     ("hi: 1000, scale: 2", "hi: 10"),
 )
+
 NOT_DRAWN = "    draws: {ticket.refundable_minor: amount}\n"
 DRAWN = "`ticket.refundable_minor` is declared as `fixed\\(2\\)`, and what is drawn from it was counted with 0 decimals"
 SPENT = "what is spent in this hour or day was counted with 0 decimals, and this contract spends with others"
@@ -157,10 +159,10 @@ def test_what_kinds_of_several_scales_spent_is_in_nobodys_units(euros: World):
     kind = json.loads(str(text))["kinds"]["GOODWILL"]
     kind["params"]["amount"]["scale"] = 2
     body["human"]["kinds"] = {"GOODWILL": kind}
-    euros.store.run("UPDATE contracts SET body = ?", (json.dumps(body),))
+    alone(euros.store, "UPDATE contracts SET body = ?", (json.dumps(body),))
     with pytest.raises(ContractError, match="was counted with now more, now fewer decimals"):
         put_in_force(euros, cents("1.1.0"))
-    euros.store.run("UPDATE contracts SET body = ?", (text,))
+    alone(euros.store, "UPDATE contracts SET body = ?", (text,))
 
 
 def test_a_flow_that_was_open_does_not_count_in_the_older_units_any_more(euros: World):

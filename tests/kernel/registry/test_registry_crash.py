@@ -18,6 +18,7 @@ from tests.kernel.crashes import every_step
 from tests.kernel.durable import World, contract, escalate, refund
 from tests.kernel.faults import Crash, Faults, failing
 from tests.stores.opened import opened_store
+from tests.stores.records import emptied
 
 TERMS = contract(("escalation: {per_hour: 1000000}", "escalation: {per_hour: 1}"))
 NARROWER = contract(("1.0.0", "1.1.0"), ("REFUND_TICKET, GOODWILL, DENY]", "GOODWILL, DENY]"))
@@ -62,8 +63,7 @@ def contents(store: Store) -> list[object]:
 
 
 def opened(folder: Path) -> World:
-    for path in folder.iterdir():
-        path.unlink()
+    emptied(folder)
     world = World(folder, terms=TERMS, random=bytes)
     world.opened = {name: world.packet(name) for name in ("C1", "C2")}  # type: ignore[attr-defined]
     return world

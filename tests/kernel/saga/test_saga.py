@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -41,6 +39,7 @@ from tests.kernel.sagas import (
     run,
     terms,
 )
+from tests.stores.records import alone
 
 OUTCOME = "SELECT body ->> '$.outcome' FROM ledger WHERE dfid = ? AND kind = 'DECIDED'"
 
@@ -269,8 +268,7 @@ def test_the_record_of_a_saga_is_sealed(folder: Path, tampering: str):
     world = World(folder, terms=terms())
     run(world.kernel, world, Script(step_2=deny, compensation=REVERT))
     assert () == verify.verify(world.store).faults
-    with closing(sqlite3.connect(world.path)) as db, db:
-        assert 0 < db.execute(tampering).rowcount
+    assert 0 < alone(world.store, tampering)
     assert () != verify.verify(world.store).faults
     world.close()
 

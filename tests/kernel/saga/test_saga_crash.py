@@ -14,7 +14,7 @@ from sds.kernel.flow.kernel import Kernel
 from sds.kernel.operations import recovery
 from sds.kernel.saga.state import SagaAnswer
 from sds.kernel.storage.store import Store
-from tests.kernel.crashes import copied, crashing, every_step
+from tests.kernel.crashes import copied, crashing, every_step, made_once
 from tests.kernel.durable import LEASE_MS, Propose, World, counters, deny
 from tests.kernel.faults import Faults
 from tests.kernel.sagas import ALERT_HUMAN, CLOSE_ALL, REVERT, Script, most, reversed_at, run, terms, with_misfortune
@@ -44,11 +44,9 @@ def script_of(world: World, name: str) -> Script:
 STORIES = ("complete", "reverted", "the second step is declined, the reversal's reply lost", "closed", "alerted")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("template")
-    World(folder, terms=terms()).close()
-    return folder
+    return made_once(lambda folder: World(folder, terms=terms()), tmp_path_factory, __name__)
 
 
 @pytest.fixture

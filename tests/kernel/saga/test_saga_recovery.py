@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -37,6 +35,7 @@ from tests.kernel.sagas import (
     terms,
     with_misfortune,
 )
+from tests.stores.records import alone
 
 
 def interrupted_after(world: World, calls: int) -> Callable[[DecisionPacket], bytes]:
@@ -111,9 +110,10 @@ def test_a_saga_that_cannot_be_read_keeps_no_other_from_recovery(folder: Path):
         with pytest.raises(KeyboardInterrupt):
             run(world.kernel, world, stopped, event=event)
     world.clock.advance(2 * LEASE_MS + 1)
-    damaged, sound = (dfid for (dfid,) in world.store.rows("SELECT dfid FROM sagas ORDER BY rowid"))
-    with closing(sqlite3.connect(folder / "kernel.db", isolation_level=None)) as db:
-        db.execute("UPDATE sagas SET steps = 'x' WHERE dfid = ?", (damaged,))
+    damaged, sound = (
+        dfid for (dfid,) in world.store.rows("SELECT dfid FROM events WHERE event_id IN ('C1', 'C2') ORDER BY event_id")
+    )
+    alone(world.store, "UPDATE sagas SET steps = 'x' WHERE dfid = ?", (damaged,))
     found = recovery.recover(world.kernel, now_ms=world.clock())
     assert (0, 1) == (found.sagas_ended, found.sagas_dirty)
     (told,) = found.errors

@@ -29,6 +29,8 @@ from tests.kernel.sagas import terms
 from tests.kernel.tampering import MONITORED, full_record
 from tests.scale import scale, seeded
 
+pytestmark = pytest.mark.sqlite_alone("cells of any type and encoding, which no table of a server takes")
+
 NEWER = terms(MONITORED, ("version: 1.0.0", "version: 9.0.0"))
 UNSEALED = {("agents", "rejections"), ("meta", "key"), ("meta", "value")}  # of meta a store is not even opened
 

@@ -12,16 +12,16 @@ import pytest
 
 from sds.kernel.storage import ledger
 from sds.kernel.storage.ledger import GENESIS, Head, entry_hash, rows_digest, verify_chain
-from sds.kernel.storage.sqlite import SqliteStore
 from sds.kernel.storage.store import Row, Store
 from tests.kernel.durable import World, deny, nonsense, refund
+from tests.stores.opened import SQLITE, Chosen, opened_store
 
 ENTRIES = "SELECT idx, at_ms, kind, dfid, body, prev_hash, entry_hash FROM ledger ORDER BY idx"
 
 
 @pytest.fixture
 def store(folder: Path) -> Iterator[Store]:
-    with closing(SqliteStore(folder / "k.db")) as made:
+    with closing(opened_store(folder / "k.db")) as made:
         with made.transaction():
             for number in range(1, 4):
                 ledger.append(made, number, "DECIDED", f"flow-{number}", {"n": number})
@@ -31,6 +31,8 @@ def store(folder: Path) -> Iterator[Store]:
 @pytest.fixture(params=["the kernel's connection", "a stranger's connection"])
 def db(request: pytest.FixtureRequest, store: Store) -> Iterator[sqlite3.Connection]:
     """Triggers belong to the file: they bind a shell that knows none of our settings, too."""
+    if Chosen.kind != SQLITE:
+        pytest.skip("SQLite's alone: its SQL; `test_postgres_schema` is the same for a server")
     if request.param == "the kernel's connection":
         yield store._db
         return
@@ -103,7 +105,7 @@ def test_the_next_chained_entry_is_taken(db: sqlite3.Connection, store: Store):
 
 
 def test_a_new_ledger_is_chained_to_genesis(folder: Path):
-    with closing(SqliteStore(folder / "new.db")) as store:
+    with closing(opened_store(folder / "new.db")) as store:
         assert Head(0, GENESIS) == ledger.head(store)
         with store.transaction():
             first = ledger.append(store, 5, "HALT", "", {"by": "me"})

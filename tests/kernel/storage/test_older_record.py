@@ -27,7 +27,6 @@ from sds.kernel.operations.recovery import Recovered
 from sds.kernel.registry import compatibility, registry
 from sds.kernel.registry.contract_versions import registered_contract
 from sds.kernel.storage import ledger
-from sds.kernel.storage.sqlite import SqliteStore
 from sds.kernel.storage.store import Store
 from tests.kernel.authority import revoke
 from tests.kernel.durable import (
@@ -45,13 +44,14 @@ from tests.kernel.durable import (
 from tests.kernel.humans import ALWAYS, resolve
 from tests.kernel.orders import recovered
 from tests.samples import as_under
+from tests.stores.opened import opened_store
 
 NEW = ("contract_revocations", "escalation_budgets", "checkpoints")
 
 
 def write_version_1(path: Path) -> None:
     """Write what the first version wrote when a contract was registered."""
-    with closing(SqliteStore(path)) as store, store.transaction():
+    with closing(opened_store(path)) as store, store.transaction():
         for table in NEW:
             store.run(f"DROP TABLE {table}")
         store.run("UPDATE meta SET value = '1' WHERE key = 'schema_version'")
@@ -102,7 +102,7 @@ def write_proposal_schema_1(folder: Path) -> Contract:
     del data["rationale"]
     data |= {"rationale_chars_max": 20, "proposal_schema": "1.0.0"}
     vars(terms)["hash"] = digest(data)
-    with closing(SqliteStore(folder / "kernel.db")) as store, store.transaction():
+    with closing(opened_store(folder / "kernel.db")) as store, store.transaction():
         write_contract(store, terms, json.dumps(data))
     return terms
 

@@ -60,24 +60,6 @@ def test_tables_have_the_columns_of_sqlites_in_the_same_order(store: PostgresSto
         assert {name: other.columns(name) for name in tables} == {name: store.columns(name) for name in tables}
 
 
-def test_a_block_that_raises_leaves_nothing(store: PostgresStore):
-    with suppress(ZeroDivisionError), store.transaction():
-        put(store)
-        raise ZeroDivisionError
-    assert [] == drawn(store)
-
-
-def test_a_statement_that_fails_takes_its_whole_transaction_with_it(store: PostgresStore):
-    def both() -> None:
-        with store.transaction():
-            put(store, "a", 1)
-            put(store, "b", -1)
-
-    with pytest.raises(StoreError, match='violates check constraint "resources_drawn_check"'):
-        both()
-    assert [] == drawn(store)
-
-
 def test_what_follows_a_refusal_is_not_taken_to_be_prepared(store: PostgresStore, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("sds.kernel.storage.postgres.pipelined.PREPARED_MAX", 4)
     for value, found in ((-1, []), (1, [2])):
@@ -96,18 +78,6 @@ def test_a_failure_that_was_let_pass_cannot_be_committed(store: PostgresStore):
 
     with pytest.raises(StoreError, match="a statement of the transaction had failed"):
         careless()
-    assert [] == drawn(store)
-
-
-def test_a_transaction_inside_a_transaction_is_refused_and_undoes_both(store: PostgresStore):
-    def nested() -> None:
-        with store.transaction():
-            put(store)
-            with store.transaction():
-                pass
-
-    with pytest.raises(StoreError, match="within a transaction"):
-        nested()
     assert [] == drawn(store)
 
 
@@ -207,64 +177,6 @@ def test_nothing_is_among_none(store: PostgresStore):
     with store.transaction():
         put(store)
     assert [] == store.rows("SELECT drawn FROM resources WHERE resource IN ()")
-
-
-def test_threads_and_stores_take_turns_and_lose_nothing(schema: str, store: PostgresStore):
-    with store.transaction():
-        put(store)
-
-    def add(own: PostgresStore) -> None:
-        for _ in range(10):
-            with own.transaction():
-                own.run("UPDATE resources SET drawn = ?", (own.value("SELECT drawn FROM resources") + 1,))
-
-    with closing(PostgresStore(server_url(), schema)) as other:
-        threads = [threading.Thread(target=add, args=(each,)) for each in (store, other) * 3]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert [60] == drawn(store)
-
-
-def test_reading_waits_for_no_transaction_of_another_thread_and_sees_what_was_committed(store: PostgresStore):
-    begun, read = threading.Event(), threading.Event()
-
-    def write() -> None:
-        with store.transaction():
-            put(store, drawn=7)
-            assert [7] == drawn(store)  # its own
-            begun.set()
-            assert read.wait(20), "reading waited for the transaction"
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    assert begun.wait(20)
-    assert [] == drawn(store)
-    read.set()
-    writer.join()
-    assert [7] == drawn(store)
-
-
-def test_a_frozen_reader_sees_one_moment_and_cannot_write(store: PostgresStore):
-    with store.frozen() as reader:
-        assert 0 == reader.value("SELECT count(*) FROM resources")
-        with store.transaction():
-            put(store)
-        assert 0 == reader.value("SELECT count(*) FROM resources")
-        with pytest.raises(StoreError, match="read-only transaction"):
-            reader.rows("DELETE FROM meta RETURNING key")
-    assert 1 == store.value("SELECT count(*) FROM resources")
-
-
-def test_one_at_a_time_does_what_has_a_name(schema: str, store: PostgresStore):
-    with closing(PostgresStore(server_url(), schema)) as other:
-        with store.exclusively("recovery") as first, other.exclusively("recovery") as second:
-            assert (True, False) == (first, second)
-            with other.exclusively("monitors") as another:
-                assert another
-        with other.exclusively("recovery") as again:
-            assert again
 
 
 def test_a_connection_that_died_is_replaced(schema: str, store: PostgresStore):

@@ -13,7 +13,6 @@ import pytest
 
 from sds.kernel.audit import verify
 from sds.kernel.errors import StoreError, UsageError
-from sds.kernel.storage import ledger
 from sds.kernel.storage.postgres import schema as schemas
 from sds.kernel.storage.postgres.connections import Url
 from sds.kernel.storage.postgres.dialect import translated
@@ -45,14 +44,6 @@ def schema() -> str:
 def test_the_ledger_only_grows_whoever_writes(schema: str, statement: str, why: str):
     with pytest.raises(psycopg.errors.IntegrityError, match=why):
         by_hand(statement, schema)
-
-
-def test_a_clock_that_was_set_back_is_written_down():
-    with closing(PostgresStore(server_url(), fresh_schema())) as store:
-        with store.transaction():
-            for at_ms in (1_000_000, 999_000, 100_000):
-                ledger.append(store, at_ms, "HALT", "", {})
-        assert [(3, 999_000, 100_000)] == store.rows("SELECT * FROM clock_steps")
 
 
 @pytest.mark.parametrize(

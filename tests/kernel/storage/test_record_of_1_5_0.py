@@ -33,6 +33,8 @@ from tests.kernel import sagas
 from tests.kernel.durable import World, proposal, refund, see_through
 from tests.kernel.humans import resolve
 
+pytestmark = pytest.mark.sqlite_alone("a file that an older version wrote")
+
 CONTRACT = Path(__file__).parents[1] / "contract" / "refund-1.5.0.yaml"  # as it shipped then
 RECORD = Path(__file__).parent / "records" / "refund_1_5_0.sql.xz"
 LATER_MS = 120_000  # every lease is over, and it is the same hour

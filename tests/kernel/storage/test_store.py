@@ -19,6 +19,8 @@ from sds.kernel.storage.sqlite import SqliteStore, connect, expected_schema
 from sds.kernel.storage.store import SCHEMA_VERSION, Store
 from tests.scale import scale
 
+pytestmark = pytest.mark.sqlite_alone("its file and its settings; `test_postgres` is the same for a server")
+
 WRITE = "is it in a folder that you may write?"
 RESTORE = "restore it from a backup, or use another folder"
 
@@ -52,41 +54,6 @@ def test_a_store_has_exactly_the_schema_of_its_file(store: Store):
     assert expected_schema() == store.schema
 
 
-def test_a_block_that_raises_leaves_nothing(store: Store):
-    with suppress(ZeroDivisionError), store.transaction():
-        store.insert("resources", resource="r", epoch=1, drawn=1)
-        raise ZeroDivisionError
-    assert [] == store.rows("SELECT * FROM resources")
-
-
-def test_a_statement_that_fails_takes_its_whole_transaction_with_it(store: Store):
-    def both() -> None:
-        with store.transaction():
-            store.insert("resources", resource="a", epoch=1, drawn=1)
-            store.insert("resources", resource="b", epoch=1, drawn=-1)
-
-    with pytest.raises(StoreError, match="the store refused: CHECK constraint failed: drawn >= 0"):
-        both()
-    assert [] == store.rows("SELECT * FROM resources")
-
-
-def test_a_transaction_inside_a_transaction_is_refused_and_undoes_both(store: Store):
-    def nested() -> None:
-        with store.transaction():
-            store.insert("resources", resource="a", epoch=1, drawn=1)
-            with store.transaction():
-                pass
-
-    with pytest.raises(StoreError, match="within a transaction"):
-        nested()
-    assert [] == store.rows("SELECT * FROM resources")
-
-
-def test_a_strict_table_refuses_a_value_of_another_type(store: Store):
-    with pytest.raises(StoreError, match="cannot store TEXT value in INTEGER column"), store.transaction():
-        store.insert("resources", resource="a", epoch="first", drawn=0)
-
-
 @pytest.mark.parametrize("value", [2**70, "\udcff"])
 def test_a_value_that_no_table_can_hold_is_refused_like_any_other_fault(store: Store, value: object):
     with pytest.raises(StoreError, match="the store cannot hold such a value: "), store.transaction():
@@ -96,42 +63,9 @@ def test_a_value_that_no_table_can_hold_is_refused_like_any_other_fault(store: S
     assert [] == store.rows("SELECT * FROM resources")
 
 
-def test_threads_take_turns_and_lose_nothing(store: Store):
-    with store.transaction():
-        store.insert("resources", resource="r", epoch=0, drawn=0)
-
-    def add() -> None:
-        for _ in range(50):
-            with store.transaction():
-                store.run("UPDATE resources SET drawn = ?", (store.value("SELECT drawn FROM resources") + 1,))
-
-    threads = [threading.Thread(target=add) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert 400 == store.value("SELECT drawn FROM resources")
-
-
-def test_a_frozen_reader_sees_one_moment_while_others_write(store: Store):
-    with store.frozen() as reader:
-        before = reader.value("SELECT count(*) FROM resources")
-        with store.transaction():
-            store.insert("resources", resource="r", epoch=0, drawn=0)
-        assert before == reader.value("SELECT count(*) FROM resources")
-    assert before + 1 == store.value("SELECT count(*) FROM resources")
-
-
-def test_a_frozen_reader_cannot_write(store: Store):
-    with store.frozen() as reader, pytest.raises(StoreError, match="readonly database"):
-        reader.rows("DELETE FROM meta")
-
-
-def test_what_was_committed_is_there_after_reopening(folder: Path):
-    with closing(SqliteStore(folder / "kernel.db")) as store, store.transaction():
-        store.insert("resources", resource="r", epoch=0, drawn=7)
-    with closing(SqliteStore(folder / "kernel.db")) as store:
-        assert [("r", 0, 7)] == store.rows("SELECT * FROM resources")
+def test_a_strict_table_refuses_a_value_of_another_type(store: Store):
+    with pytest.raises(StoreError, match="cannot store TEXT value in INTEGER column"), store.transaction():
+        store.insert("resources", resource="a", epoch="first", drawn=0)
 
 
 def test_a_store_makes_the_folders_it_needs(folder: Path):

@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 import re
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
-import psycopg
 import pytest
 
 from sds.kernel.audit.verify import verify
 from tests.kernel.durable import refund
 from tests.service.console.office import Office, Visitor, busy, open_office, text
-from tests.stores.server import server_url
+from tests.stores.server import own_database
 
 
 @pytest.fixture
 def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Office]:
     """An office whose records and sessions lie in a database of its own."""
-    name = f"sds_{secrets.token_hex(6)}"
-    with psycopg.connect(server_url(), autocommit=True) as server:
-        server.execute(f"CREATE DATABASE {name}")
-        url = urlsplit(server_url())._replace(path=f"/{name}").geturl()
-        with open_office(tmp_path, monkeypatch.setenv, store=url) as made:
-            yield made
-        server.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    with own_database() as url, open_office(tmp_path, monkeypatch.setenv, store=url) as made:
+        yield made
 
 
 def test_a_day_at_the_console_over_postgresql(far: Office) -> None:

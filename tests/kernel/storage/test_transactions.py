@@ -1,0 +1,150 @@
+"""Transactions of either store, what reads beside them, and what only one at a time does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+
+from sds.kernel.errors import StoreError, UsageError
+from sds.kernel.storage.store import Store
+from tests.kernel.durable import together
+from tests.stores.opened import SQLITE, Chosen, opened_store
+
+
+@pytest.fixture
+def store(folder: Path) -> Iterator[Store]:
+    with closing(opened_store(folder / "kernel.db")) as made:
+        yield made
+
+
+def test_a_block_that_raises_leaves_nothing(store: Store):
+    with suppress(ZeroDivisionError), store.transaction():
+        store.insert("resources", resource="r", epoch=1, drawn=1)
+        raise ZeroDivisionError
+    assert [] == store.rows("SELECT * FROM resources")
+
+
+def test_a_transaction_inside_a_transaction_is_refused_and_undoes_both(store: Store):
+    def nested() -> None:
+        with store.transaction():
+            store.insert("resources", resource="a", epoch=1, drawn=1)
+            with store.transaction():
+                pass
+
+    with pytest.raises(StoreError, match="within a transaction"):
+        nested()
+    assert [] == store.rows("SELECT * FROM resources")
+
+
+def test_what_was_committed_is_there_after_reopening(folder: Path):
+    with closing(opened_store(folder / "kernel.db")) as store, store.transaction():
+        store.insert("resources", resource="r", epoch=0, drawn=7)
+    with closing(opened_store(folder / "kernel.db")) as store:
+        assert [("r", 0, 7)] == store.rows("SELECT * FROM resources")
+
+
+def test_a_statement_that_fails_takes_its_whole_transaction_with_it(store: Store):
+    def both() -> None:
+        with store.transaction():
+            store.insert("resources", resource="a", epoch=1, drawn=1)
+            store.insert("resources", resource="b", epoch=1, drawn=-1)
+
+    check = {SQLITE: "CHECK constraint failed: drawn >= 0"}.get(Chosen.kind, "violates check constraint")
+    with pytest.raises(StoreError, match=f"the store refused: .*{check}"):
+        both()
+    assert [] == store.rows("SELECT * FROM resources")
+
+
+def test_threads_and_stores_take_turns_and_lose_nothing(store: Store, folder: Path):
+    with store.transaction():
+        store.insert("resources", resource="r", epoch=0, drawn=0)
+
+    def add(own: Store) -> None:
+        for _ in range(25):
+            with own.transaction():
+                own.run("UPDATE resources SET drawn = ?", (own.value("SELECT drawn FROM resources") + 1,))
+
+    with closing(opened_store(folder / "kernel.db")) as other:
+        together(8, lambda number: add((store, other)[number % 2]))
+    assert 200 == store.value("SELECT drawn FROM resources")
+
+
+def test_a_frozen_reader_sees_one_moment_and_cannot_write(store: Store):
+    with store.frozen() as reader:
+        assert 0 == reader.value("SELECT count(*) FROM resources")
+        with store.transaction():
+            store.insert("resources", resource="r", epoch=0, drawn=0)
+        assert 0 == reader.value("SELECT count(*) FROM resources")
+        with pytest.raises(StoreError, match=r"read-?only (database|transaction)"):
+            reader.rows("DELETE FROM meta RETURNING key")
+    assert 1 == store.value("SELECT count(*) FROM resources")
+
+
+@pytest.mark.sqlite_alone("a server's statements say by themselves what they write")
+def test_what_reads_beside_a_transaction_cannot_write(store: Store):
+    refused: list[str] = []
+
+    def other() -> None:
+        with pytest.raises(StoreError) as caught:
+            store.rows("DELETE FROM meta")
+        refused.append(str(caught.value))
+
+    with store.transaction():
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+    assert ["the store cannot be read: attempt to write a readonly database"] == refused
+
+
+def test_one_at_a_time_does_what_has_a_name(store: Store, folder: Path):
+    with closing(opened_store(folder / "kernel.db")) as other:
+        with store.exclusively("recovery") as first, other.exclusively("recovery") as second:
+            assert (True, False) == (first, second)
+            with other.exclusively("monitors") as another:
+                assert another
+        with other.exclusively("recovery") as again:
+            assert again
+    if Chosen.kind == SQLITE:
+        assert 0o600 == (folder / "kernel.db.recovery").stat().st_mode & 0o777
+
+
+def test_reading_waits_for_no_transaction_of_another_thread_and_sees_what_was_committed(store: Store):
+    begun, read = threading.Event(), threading.Event()
+
+    def write() -> None:
+        with store.transaction():
+            store.insert("resources", resource="r", epoch=0, drawn=7)
+            assert [(7,)] == store.rows("SELECT drawn FROM resources")  # its own
+            begun.set()
+            assert read.wait(10), "reading waited for the transaction"
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    assert begun.wait(10)
+    assert [] == store.rows("SELECT drawn FROM resources")
+    read.set()
+    writer.join()
+    assert [(7,)] == store.rows("SELECT drawn FROM resources")
+
+
+def test_a_name_that_is_no_name_locks_nothing(store: Store):
+    with pytest.raises(UsageError, match=r"`\.\./other` is no name of a lock"), store.exclusively("../other"):
+        pass
+
+
+def test_work_that_raises_leaves_nothing_and_what_it_returns_is_returned(store: Store):
+    def write() -> int:
+        return store.run("INSERT INTO resources VALUES ('r', 0, 0)")
+
+    def fail() -> None:
+        store.run("UPDATE resources SET drawn = 9")
+        raise ZeroDivisionError
+
+    assert 1 == store.atomically(write)
+    with pytest.raises(ZeroDivisionError):
+        store.atomically(fail)
+    assert [(0,)] == store.rows("SELECT drawn FROM resources")
