@@ -37,6 +37,7 @@ from sds.definitions.definition import DEFAULT, GateDefinition
 from sds.definitions.registry import find
 from sds.gate import Gate
 from sds.kernel.errors import SdsError, UsageError
+from sds.models.protocol import extra_hint
 
 N, N_MAX, WARM_UP = 300, 5_000, 16
 COMPARED = ("dfid", "state", "action", "params")
@@ -81,10 +82,7 @@ def _started(process: subprocess.Popen[bytes], said: int) -> tuple[str, int, str
             break
         time.sleep(0.05)
     why = next((line for line in text.splitlines() if line.startswith("error:")), "it said nothing")
-    raise SdsError(
-        f"the service did not start: {why.removeprefix('error: ')}",
-        hint="pip install 'sovereign-decision-stream[service]'",
-    )
+    raise SdsError(f"the service did not start: {why.removeprefix('error: ')}", hint=extra_hint("service"))
 
 
 def over_http(connection: socket.socket, gate: str, key: str) -> Decide:

@@ -32,10 +32,10 @@ WHERE = ("--save", "--folder", "--overlays", "--results", "--page")
 
 
 class Parser(argparse.ArgumentParser):
-    """Answers a mistake in one line."""
+    """Answers a mistake in one line, and its mend in another."""
 
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message}\n")
+    def error(self, message: str, hint: str = "") -> NoReturn:
+        self.exit(2, f"error: {message}\nmend:  {hint or 'sds bench QUESTION -h'}\n")
 
 
 def main(
@@ -61,7 +61,9 @@ def main(
         _measure(doc, asked, run, show)
         sys.stdout.flush()
     except (SdsError, BackendError) as error:
-        parser.error(f"{error}{f' ({error.hint})' if error.hint else ''}")
+        parser.error(str(error), error.hint)
+    except ModuleNotFoundError as error:
+        parser.error(f"this question needs `{error.name}`", "make peers, in the source folder")
     except KeyboardInterrupt:
         parser.exit(130, "error: interrupted: nothing was kept\n")
     except BrokenPipeError:  # whoever read has had enough

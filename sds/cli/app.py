@@ -87,10 +87,7 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
         "What waits for a human, and their decision.\n\nExample: sds escalations list",
         {"list": escalations.list_cases, "show": escalations.show_case, "resolve": escalations.resolve},
     ),
-    "labels": (
-        "Labels from the record.\n\nExample: sds labels export refund > labels.jsonl",
-        {"export": label.export},
-    ),
+    "labels": ("Labels from the record.\n\nExample: sds labels export refund > labels.jsonl", {"export": label.export}),
     "artifacts": (
         "Put, list and retire the reference texts a model reads with its contract.\n\nExample: sds artifacts list",
         {"put": context.put, "list": context.list_artifacts, "retire": context.retire},
@@ -176,6 +173,7 @@ def main() -> None:
 
 def _run(args: list[str]) -> int:
     """Run one command and return its exit code. Typer's own entry would answer mistakes and closed pipes its own way."""
+    named = " ".join(["sds", *args[: 1 + (args[:1] != [] and args[0] in GROUPS)]])
     try:
         _refuse_empty(args)
         command = typer.main.get_command(app)
@@ -188,7 +186,7 @@ def _run(args: list[str]) -> int:
     except _TyperError as error:
         return _say_usage(error)
     except SdsError as error:
-        return _say(error)
+        return _say(error, f"{named} --help" if isinstance(error, UsageError) else "")
     except SystemExit as end:  # rich ends the process itself when nobody reads its output
         if isinstance(end.__context__, BrokenPipeError):
             return _read_enough()
@@ -240,10 +238,11 @@ def _say_usage(error: Any) -> int:
     return int(error.exit_code)
 
 
-def _say(error: SdsError) -> int:
+def _say(error: SdsError, otherwise: str = "") -> int:
+    """Print what is wrong and its mend, `otherwise` where the error names none; return the exit code."""
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
     console.print(f"error: {plain(error)}")
-    if hint := error.hint or (A_GOOD_EVENT if isinstance(error, EventError) and not error.dfid else ""):
+    if hint := error.hint or (A_GOOD_EVENT if isinstance(error, EventError) and not error.dfid else otherwise):
         console.print(f"mend:  {plain(hint)}")
     if error.dfid:
         console.print(f"dfid:  {error.dfid}")

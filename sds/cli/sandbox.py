@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sds.host.clock import now_ms
-from sds.kernel.errors import UsageError, WorldError
+from sds.kernel.errors import UsageError, WorldError, cause_of
 from sds.kernel.storage.private_files import make_private_file
 
 if TYPE_CHECKING:
@@ -70,9 +70,13 @@ def _opened(port: int, file: Path, faults: str, token: str) -> Iterator[GatewayS
         try:
             make_private_file(file)
             books = opened.enter_context(closing(Books(file, now_ms)))
-            server = opened.enter_context(GatewayServer(port, books, wanted, token=token))
         except (sqlite3.Error, OSError) as error:
-            raise WorldError(f"no gateway with `{file}` on port {port}: {str(error).lower()}") from error
+            why = cause_of(error) if isinstance(error, OSError) else str(error)
+            raise UsageError(f"no gateway with `{file}`: {why}", hint="another --file") from error
+        try:
+            server = opened.enter_context(GatewayServer(port, books, wanted, token=token))
+        except OSError as error:
+            raise WorldError(f"no gateway on port {port}: {cause_of(error)}", hint="another --port") from error
         yield server
 
 

@@ -128,7 +128,7 @@ def _postgres() -> ModuleType:
     try:
         return import_module("sds.kernel.storage.postgres.store")
     except ImportError as error:
-        hint = "pip install 'sovereign-decision-stream[service]'"
+        hint = "`make install` in the source folder; elsewhere pip install 'PATH_TO_THAT_FOLDER[service]'"
         raise UsageError("a record in PostgreSQL needs packages that are not installed", hint=hint) from error
 
 

@@ -17,7 +17,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.util.exc import CommandError
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 
 from sds.host.paths import make_private, service_path
 from sds.kernel.errors import StoreError, UsageError, cause_of
@@ -172,7 +172,7 @@ def _refused() -> Iterator[None]:
         yield
     except SQLAlchemyError as error:
         raise StoreError(
-            f"the service's database refused: {_why(error)}", hint="is it up, and its disk not full?"
+            f"the service's database {_why(error)}", hint="is it up, its address right, and its disk not full?"
         ) from error
 
 
@@ -180,8 +180,9 @@ def _why(error: SQLAlchemyError) -> str:
     """Say what a database refused, without values, addresses and passwords: its own code and the kind of the error."""
     cause: Any = error.orig if isinstance(error, DBAPIError) else error
     code = getattr(cause, "sqlite_errorname", None) or getattr(cause, "sqlstate", None)
-    full = "the disk is full" if code in _FULL else ""
-    return full or code or type(cause).__name__
+    if code is None and isinstance(error, OperationalError):
+        return "cannot be reached"
+    return f"refused: {'the disk is full' if code in _FULL else code or type(cause).__name__}"
 
 
 def open_database(url: str = "", *, durable: bool = False) -> Database:

@@ -42,6 +42,11 @@ _SPEEDUPS = ("speedup_over_fastest", "speedup_digits")
         (KeyboardInterrupt(), 130, "error: interrupted: nothing was kept\n"),
         (BrokenPipeError(), 0, ""),
         (OSError(28, "No space left on device"), 1, "error: the machine refused: no space left on device\n"),
+        (
+            ModuleNotFoundError("No module named 'torch'", name="torch"),
+            2,
+            "error: this question needs `torch`\nmend:  make peers, in the source folder\n",
+        ),
     ],
     ids=repr,
 )

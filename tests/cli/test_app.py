@@ -33,6 +33,11 @@ COMMAND = [sys.executable, "-m", "sds.cli.app"]
             2,
             ["error: Invalid value for '--chaos': 'fire' is not one of 'drift', 'agent-drift', 'fail-second'.", "mend:  sds run --help"],
         ),
+        (
+            ["contracts", "check", "/nowhere.yaml"],
+            2,
+            ["error: /nowhere.yaml: cannot be read: no such file or directory", "mend:  sds contracts check --help"],
+        ),
         (["run", "loans"], 2, ["error: there is no gate `loans`", "mend:  gates are: fraud, refund; one of your own: its path"]),
     ],
 )  # fmt: skip
@@ -56,9 +61,7 @@ def fails_with(error: BaseException) -> Callable[[list[str]], int]:
 
 
 @pytest.mark.parametrize(
-    ("error", "code"),
-    [(BrokenPipeError(), 0), (OSError(28, "No space left"), 1), (KeyboardInterrupt(), 130)],
-    ids=repr,
+    ("error", "code"), [(BrokenPipeError(), 0), (OSError(28, "No space left"), 1), (KeyboardInterrupt(), 130)], ids=repr
 )
 def test_the_exit_code_says_how_it_ended(
     error: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -80,7 +80,7 @@ def test_every_command_exists_with_its_options(words: list[str]) -> None:
 def test_the_five_lines_serve_a_decision(tmp_path: Path) -> None:
     lines = [line[2:] for line in _blocks("console")[0].splitlines()]
     assert 5 == len(lines)
-    assert lines[0] == "pip install 'sovereign-decision-stream[service]'"
+    assert lines[0].startswith("pip install 'PATH_TO_THE_SOURCE_FOLDER[service]' ")
     environment = _environment(tmp_path / "home")
     claim = next(iter(find("refund").cases(tmp_path / "queue"))).event
     (tmp_path / "claim.json").write_text(json.dumps(claim), encoding="utf-8")

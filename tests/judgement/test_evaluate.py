@@ -179,9 +179,7 @@ def test_the_document_is_json_and_the_page_is_one_file_that_asks_no_network(docu
     assert "held in" in text
 
 
-def test_without_the_extra_the_page_is_refused_in_one_line(
-    document: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_extra_the_page_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match="--html needs `jinja2`"):
-        page(document)
+        pages.check_place(Path("page.html"))

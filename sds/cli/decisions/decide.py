@@ -82,6 +82,8 @@ def events(gate: ChosenGate, limit: Annotated[int, typer.Option("--limit", min=1
     waiting = [case.event for case in found.cases(folder) if case.event.get(name) not in known]
     for line in waiting[:limit]:
         print_json(line)
+    if not waiting:
+        typer.echo("no events: all of the queue is decided", err=True)
 
 
 def envelope(gate: ChosenGate, event: EventFile, as_json: JsonFlag = False) -> None:

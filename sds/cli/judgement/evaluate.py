@@ -18,7 +18,7 @@ from sds.definitions.definition import GateDefinition
 from sds.host.clock import now_ms
 from sds.host.paths import fitted_readers
 from sds.kernel.contract.schema import Contract
-from sds.kernel.errors import SdsError, UsageError, cause_of
+from sds.kernel.errors import SdsError, UsageError
 
 if TYPE_CHECKING:
     from sds.judgement.evaluation.evaluate import Beside
@@ -53,7 +53,10 @@ def evaluate(
     contract = found.load_contract()
     cases = labels_of(found, contract, labels)
     from sds.judgement.evaluation.evaluate import evaluate as measured  # noqa: PLC0415  numpy loads when it is needed
+    from sds.judgement.evaluation.page import check_place, page  # noqa: PLC0415
 
+    if html is not None:
+        check_place(html)
     with (
         _opened(found, contract, readers) as judgement,
         _beside(contract, with_model) as beside,
@@ -61,7 +64,7 @@ def evaluate(
     ):
         document = measured(contract, judgement, cases, part=part, beside=beside, on_progress=report)
     if html is not None:
-        _write_page(document, html)
+        html.write_text(page(document), encoding="utf-8")
     for notice in document["notices"]:
         typer.echo(notice, err=True)
     print_either(as_json, document, _lines(document))
@@ -108,16 +111,6 @@ def _beside(contract: Contract, with_model: bool) -> Iterator[Beside]:
     with opened_engine(NO_OPTIONS, brief=False) as engine:
         answers = {name: ModelReader(name, spec, engine) for name, spec in contract.readings.items() if spec.values}
         yield replace(beside, model=lambda: answers, now_ms=now_ms())
-
-
-def _write_page(document: Mapping[str, Any], path: Path) -> None:
-    from sds.judgement.evaluation.page import page  # noqa: PLC0415  matplotlib and Jinja2 are an extra
-
-    text = page(document)
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"`{path}` cannot be written: {cause_of(error)}") from error
 
 
 _READ = (

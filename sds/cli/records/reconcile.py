@@ -38,6 +38,8 @@ def reconcile(
     if adopt != (reason is not None):
         raise UsageError("--adopt and --reason go together", hint='sds reconcile GATE --adopt --reason "..."')
     period = {"since_ms": _moment(since, 0), "until_ms": _moment(until, None)}
+    if period["until_ms"] is not None and period["until_ms"] < period["since_ms"]:
+        raise UsageError(f"--until `{until}` is before --since `{since}`", hint="exchange the two")
     definition = gate.find()
     open_store(definition.name).close()
     from sds import reconciliation  # noqa: PLC0415

@@ -87,7 +87,7 @@ def flows(
         found = [(at_ms, saga, answer(store, dfid)) for at_ms, dfid, saga in rows]
     known = [(at_ms, saga, answer) for at_ms, saga, answer in found if answer]
     data = [{"opened": when(at_ms), **answer.as_data(), "saga": saga} for at_ms, saga, answer in known]
-    print_either(as_json, data, (_flow_line(*each) for each in known))
+    print_either(as_json, data, (_flow_line(*each) for each in known), none="no flows")
 
 
 def _flow_line(at_ms: int, saga: str | None, of: Answer) -> str:
@@ -188,10 +188,7 @@ def _compensated(gate: GateDefinition, found: Recovered) -> Recovered:
     with Gate.load(gate) as opened:
         again = opened.recover()
     return replace(
-        found,
-        sagas_ended=found.sagas_ended + again.sagas_ended,
-        sagas_dirty=again.sagas_dirty,
-        errors=again.errors,
+        found, sagas_ended=found.sagas_ended + again.sagas_ended, sagas_dirty=again.sagas_dirty, errors=again.errors
     )
 
 
@@ -266,9 +263,7 @@ def _show(found: dict[str, Any]) -> None:
         facts = {k: order[k] for k in ("status", "kind", "params", "idempotency_key", "external_receipt")}
         _lines(console, "receipt", facts)
     _lines(
-        console,
-        "ledger",
-        {str(e["idx"]): f"{when(e['at_ms'])} {e['kind']} {e['entry_hash']}" for e in found["ledger"]},
+        console, "ledger", {str(e["idx"]): f"{when(e['at_ms'])} {e['kind']} {e['entry_hash']}" for e in found["ledger"]}
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from sds.kernel.errors import UsageError
+from sds.models.protocol import extra_hint
 
 
 @contextmanager
@@ -14,6 +15,4 @@ def needs_service() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise UsageError(
-            f"the service needs `{error.name}`", hint="pip install 'sovereign-decision-stream[service]'"
-        ) from error
+        raise UsageError(f"the service needs `{error.name}`", hint=extra_hint("service")) from error

@@ -17,10 +17,7 @@ from sds.service.settings import PARALLEL_MAX, WORKERS_MAX, ServiceSettings
 StoreUrl = Annotated[
     str,
     typer.Option(
-        "--store",
-        envvar="SDS_STORE",
-        help="postgresql://...; without it, files in the home.",
-        show_default=False,
+        "--store", envvar="SDS_STORE", help="postgresql://...; without it, files in the home.", show_default=False
     ),
 ]
 

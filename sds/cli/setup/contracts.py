@@ -11,17 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sds.cli.common import (
-    GateOption,
-    GgufPath,
-    JsonFlag,
-    Reason,
-    defined,
-    existing,
-    named_model,
-    open_store,
-    operator,
-)
+from sds.cli.common import GateOption, GgufPath, JsonFlag, Reason, defined, existing, named_model, open_store, operator
 from sds.cli.render import print_either
 from sds.gates.opening import sample_reads
 from sds.host.clock import now_ms, when

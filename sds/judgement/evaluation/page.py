@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sds.kernel.errors import UsageError
@@ -17,11 +19,17 @@ NO_DATE = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 SIZE_IN = (4.6, 3.4)
 
 
-def page(document: Mapping[str, Any]) -> str:
-    """Return the page. Raises UsageError where the extra `bench` is not installed."""
+def check_place(path: Path) -> None:
+    """Refuse a page before anything is measured for it. Raises UsageError: no extra `bench`, or no such place."""
     for name in ("jinja2", "matplotlib"):
         if find_spec(name) is None:
             raise UsageError(f"--html needs `{name}`", hint=extra_hint("bench"))
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise UsageError(f"`{path}` cannot be written", hint="name a file in a folder that can be written")
+
+
+def page(document: Mapping[str, Any]) -> str:
+    """Return the page. It takes the extra `bench`."""
     from jinja2 import Environment, PackageLoader, StrictUndefined  # noqa: PLC0415  an extra
 
     environment = Environment(

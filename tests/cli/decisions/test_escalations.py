@@ -152,10 +152,7 @@ def test_an_override_pays_what_was_proposed_after_an_acknowledgement_and_once(
     )
     words = ("escalations", "resolve", case.dfid, "--override", "--reason", "checked")
     code, _, err = cli(*words)
-    assert (2, True) == (
-        code,
-        "error: this is of HIGH impact: `REFUND_TICKET amount 12.00` will be carried out" in err,
-    )
+    assert (2, True) == (code, "error: this is of HIGH impact: `REFUND_TICKET amount 12.00` will be carried out" in err)
     assert "--acknowledge" in err
     answer = cli.json(*words, "--acknowledge")
     assert ("SUCCESS", "OVERRIDE", operator()) == (answer["execution"], answer["resolution"], answer["resolved_by"])

@@ -80,11 +80,11 @@ def test_an_evaluation_shows_tables_and_json_and_a_page(cli: Cli, tmp_path: Path
     assert ("claims", "test", []) == (document["gate"], document["part"], document["notices"])
 
 
-def test_a_page_that_cannot_be_written_is_told(cli: Cli, tmp_path: Path) -> None:
+def test_a_page_that_cannot_be_written_is_told_before_anything_is_measured(cli: Cli, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    cli.ok("fit", "./claims")
-    code, _, err = cli("eval", "./claims", "--html", str(tmp_path / "nowhere" / "page.html"))
-    assert (2, True) == (code, "cannot be written: no such file or directory" in err)
+    for place in (tmp_path / "nowhere" / "page.html", tmp_path):
+        code, _, err = cli("eval", "./claims", "--html", str(place))  # nothing is fitted: that would be said later
+        assert (2, f"error: `{place}` cannot be written") == (code, err.splitlines()[0])
 
 
 def test_a_person_labels_the_queue_and_goes_on_where_they_stopped(

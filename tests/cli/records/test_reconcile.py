@@ -133,6 +133,7 @@ def test_after_a_restored_backup_nothing_is_paid_until_the_rest_is_taken_over_an
         (["--reason", "why"], "--adopt and --reason go together"),
         (["--since", "yesterday"], "`yesterday` is no moment"),
         (["--until", "2026-13-01"], "`2026-13-01` is no moment"),
+        (["--since", "2026-02-01", "--until", "2026-01-31"], "--until `2026-01-31` is before --since `2026-02-01`"),
         (["--adopt", "--reason", " "], "a reason is needed, for the record"),
     ],
 )

@@ -14,7 +14,10 @@ from sds.kernel.errors import UsageError
 def test_what_is_missing_is_said_with_the_command_that_installs_it() -> None:
     with pytest.raises(UsageError, match="the service needs `fastapi`") as refused, needs_service():
         raise ModuleNotFoundError("No module named 'fastapi'", name="fastapi")
-    assert "pip install 'sovereign-decision-stream[service]'" == refused.value.hint
+    assert (
+        "`make install` in the source folder; elsewhere pip install 'PATH_TO_THAT_FOLDER[service]'"
+        == refused.value.hint
+    )
 
 
 def test_no_other_command_loads_it() -> None:

@@ -102,10 +102,7 @@ def test_a_mistake_is_answered_in_one_line(shell: Shell, args: tuple[str, ...], 
 def test_a_models_folder_that_is_none_is_named(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SDS_MODELS", "README.md")
     done = shell("models", "list")
-    assert (2, "error: SDS_MODELS is `README.md`, which is no folder") == (
-        done.returncode,
-        done.stderr.splitlines()[0],
-    )
+    assert (2, "error: SDS_MODELS is `README.md`, which is no folder") == (done.returncode, done.stderr.splitlines()[0])
 
 
 def test_prepare_measures_once_keeps_the_fastest_and_says_why(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ def test_a_new_gate_decides_at_once_and_its_contract_has_no_findings(cli: Cli) -
     assert (5, 5, 0, 0, []) == tuple(
         report[n] for n in ("decisions", "decided_by_model", "out_of_envelope", "double_payouts", "record_faults")
     )
+    assert 0o600 == (cli.folder / "payments.db").stat().st_mode & 0o777, "`sds doctor` refuses what others can read"
     Path("event.json").write_text(cli.ok("events", "--gate", "./fraud_watch", "--limit", "1"))
     assert "CLOSED" == json.loads(cli.ok("decide", "./fraud_watch", "--event", "event.json"))["state"]
     for command in (("recover",), ("escalations", "list")):

@@ -145,11 +145,7 @@ def spoken(model: Inspected, **twists: object) -> TokenizerOnly:
 
 @pytest.mark.parametrize(
     ("check", "twists"),
-    [
-        ("spelling", {"encode_as": shouted}),
-        ("evidence", {"encode_as": steering}),
-        ("bytes", {"spell_as": wordless}),
-    ],
+    [("spelling", {"encode_as": shouted}), ("evidence", {"encode_as": steering}), ("bytes", {"spell_as": wordless})],
 )
 def test_words_that_models_check_calls_no_are_refused_by_every_engine(check: str, twists: dict[str, object]) -> None:
     with inspect_model(embedded_model()) as model:
