@@ -43,6 +43,8 @@ def test_a_run_works_through_the_queue_and_compares_with_the_statement(cli: Cli)
     assert "claim" not in said
     assert ["T-5"] == [json.loads(line)["trip_id"] for line in cli.ok("events", "--gate", "./toll").splitlines()]
     assert (2, "error: only 1 events are left in the queue") == beginning(cli("run", "./toll"))
+    cli.ok("run", "./toll", "--limit", "1")
+    assert (0, "", "no events: all of the queue is decided\n") == cli("events", "./toll")
 
 
 def beginning(ended: tuple[int, str, str]) -> tuple[int, str]:
@@ -77,6 +79,7 @@ def test_a_halt_takes_the_name_and_runs_no_code_of_the_gate(cli: Cli) -> None:
     written(Path("toll"), "raise SystemExit(3)")
     assert "toll: halted\n" == cli.ok("halt", "--gate", "toll", "--reason", "a test")
     assert 1 == len(cli.ok("flows", "--gate", "toll").splitlines())
+    assert (0, "", "no flows\n") == cli("flows", "--gate", "toll", "--state", "CREATED")
     assert (2, "error: `toll` is a gate of your own: only its code knows its state and executor") == beginning(
         cli("recover", "--gate", "toll")
     )
