@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import psycopg
 
-from sds.kernel.errors import UsageError
+from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.storage.postgres import schema as schemas
 from sds.kernel.storage.postgres.connections import BEGIN, Url, connected
 from sds.kernel.storage.postgres.errors import refused
@@ -50,7 +50,7 @@ def _drop_empty(db: Connection, schema: str) -> None:
 
 def drop(url: str, aside: str) -> None:
     """Remove what was made aside and never put in place; what cannot be removed stays, and is nobody's record."""
-    with suppress(psycopg.Error):
+    with suppress(psycopg.Error, StoreError):
         db = connected(Url(url), aside)
         try:
             db.execute(f"DROP SCHEMA IF EXISTS {aside} CASCADE", prepare=False)

@@ -96,11 +96,14 @@ class PostgresReader(_CatalogueReader):
 def look_at(url: str, schema: str) -> PostgresReader | None:
     """Open a record to read it, as it is: nothing is made or added. None: there is no such schema. Raises StoreError."""
     address = Url(url)
-    db = connected(address, schema)
-    db.execute("SET default_transaction_read_only = on", prepare=False)
-    reader = PostgresReader(db, schema, lambda: _expected_schema(address, schema), None)
-    if reader.value("SELECT to_regnamespace(?) IS NOT NULL", (schema,)):
-        return reader
+    reader = PostgresReader(connected(address, schema), schema, lambda: _expected_schema(address, schema), None)
+    try:
+        reader.rows("SET default_transaction_read_only = on")
+        if reader.value("SELECT to_regnamespace(?) IS NOT NULL", (schema,)):
+            return reader
+    except StoreError:
+        reader.close()
+        raise
     reader.close()
     return None
 

@@ -130,20 +130,8 @@ JSON = r'{"a":{"b":[1,2.5,"x"]},"t":true,"f":false,"n":null,"z":"p\u0000q","w":"
 
 @pytest.mark.parametrize(
     "asked",
-    [
-        "-> '$.a'",
-        "->> '$.a'",
-        "-> '$.z'",
-        "-> '$.w'",
-        "->> '$.w'",
-        "->> '$.a.b[2]'",
-        "->> '$.n'",
-        "-> '$.n'",
-        "->> '$.gone'",
-        "->> '$.a.b[0]'",
-        "->> '$.t'",
-        "->> '$.f'",
-    ],
+    [f"-> '$.{path}'" for path in ("a", "z", "w", "n")]
+    + [f"->> '$.{path}'" for path in ("a", "w", "a.b[2]", "n", "gone", "a.b[0]", "t", "f")],
 )
 def test_parts_of_json_are_what_sqlite_says_with_a_nul_in_it_too(store: PostgresStore, folder: Path, asked: str):
     sql = f"SELECT CAST(? AS TEXT) {asked}"

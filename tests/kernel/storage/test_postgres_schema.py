@@ -7,6 +7,7 @@ import threading
 from contextlib import closing, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import psycopg
 import pytest
@@ -14,9 +15,10 @@ import pytest
 from sds.kernel.audit import verify
 from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.storage.postgres import schema as schemas
-from sds.kernel.storage.postgres.connections import Url
+from sds.kernel.storage.postgres.connections import Url, connected
 from sds.kernel.storage.postgres.dialect import translated
-from sds.kernel.storage.postgres.store import PostgresStore
+from sds.kernel.storage.postgres.pipelined import Connection
+from sds.kernel.storage.postgres.store import PostgresStore, look_at, records_in
 from sds.kernel.storage.sqlite import statements
 from tests.stores.server import by_hand, fresh_schema, server_url
 
@@ -91,15 +93,26 @@ def test_a_server_that_was_long_away_is_there_for_whoever_asks_next(monkeypatch:
         with closing(PostgresStore(f"postgresql://postgres@/postgres?host={folder}", schema)) as store:
             way.unlink()
             by_hand(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = '{schema}'")
-            for _ in range(3):
-                with pytest.raises(StoreError, match="gives no connection within"):
-                    store.value("SELECT 1")
+            with pytest.raises(StoreError, match="gives no connection within"):
+                store.value("SELECT 1")
             way.symlink_to(host / way.name)
             for _ in range(50):
                 with suppress(StoreError):
                     assert 1 == store.value("SELECT 1")
                     return
     raise AssertionError("the server was there, and nobody looked")
+
+
+@pytest.mark.parametrize("look", [look_at, records_in, PostgresStore])
+def test_a_server_that_ends_once_it_is_asked_is_an_error_of_the_store(monkeypatch: pytest.MonkeyPatch, look: Any):
+    def ended(*given: Any) -> Connection:
+        db = connected(*given)
+        by_hand(f"SELECT pg_terminate_backend({db.info.backend_pid}, 5000)")
+        return db
+
+    monkeypatch.setattr("sds.kernel.storage.postgres.store.connected", ended)
+    with pytest.raises(StoreError):
+        look(server_url(), fresh_schema())
 
 
 def test_an_address_shows_no_password():
