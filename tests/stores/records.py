@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -20,6 +21,7 @@ from tests.stores.opened import SQLITE, Chosen, schema_of
 from tests.stores.server import by_hand, fresh_schema, server_url
 
 Kept = bytes | str  # a file's bytes, or the schema that has the copy
+_MADE: set[str] = set()  # schemas that are known to be there
 UNSTOPPED = "SET session_replication_role = replica"  # no trigger fires, no foreign key is looked at
 
 
@@ -95,13 +97,17 @@ def tampering_with(path: Path) -> Iterator[Stranger]:
             yield SqliteStranger(db)
             whole.backup(db)
         return
-    aside = str(kept(path))
+    _copy(schema_of(path), _aside())
     try:
         with stranger_at(path) as other:
             yield other
     finally:
-        put_back(path, aside)
-        by_hand(f"DROP SCHEMA {aside} CASCADE")
+        _copy(_aside(), schema_of(path))
+
+
+@cache
+def _aside() -> str:
+    return fresh_schema()
 
 
 def kept(path: Path) -> Kept:
@@ -129,6 +135,7 @@ def remove(path: Path) -> None:
         for end in ("", "-wal", "-shm"):
             path.with_name(path.name + end).unlink(missing_ok=True)
     else:
+        _MADE.discard(schema_of(path))
         by_hand(f"DROP SCHEMA IF EXISTS {schema_of(path)} CASCADE")
 
 
@@ -153,7 +160,9 @@ def alone(store: Store, sql: str, values: tuple[Any, ...] = ()) -> int:
 
 def _copy(source: str, target: str) -> None:
     """Make the rows of one schema those of another, in one transaction."""
-    PostgresStore(server_url(), target).close()
+    if target not in _MADE:
+        PostgresStore(server_url(), target).close()
+        _MADE.add(target)
     names = keys_of_tables()
     moved = "; ".join(f"INSERT INTO {target}.{name} SELECT * FROM {source}.{name}" for name in names)
     emptied = ", ".join(f"{target}.{name}" for name in names)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from sds.kernel.storage.store import Store
 from tests.kernel.crashes import crashing, every_step
 from tests.kernel.durable import SIGNER, World, compensate, contract, escalate
 from tests.kernel.faults import Faults, WordlessError
+from tests.stores.records import emptied
 
 READS = "artifacts: {names: [fares, tone]}\n"
 FARES, TONE = "Fares are net.", "Be brief."
@@ -323,8 +323,7 @@ def test_an_act_that_is_stopped_at_any_step_is_done_whole_or_not_at_all(folder: 
     outcomes: set[object] = set()
 
     def fresh() -> World:
-        shutil.rmtree(folder)
-        folder.mkdir()
+        emptied(folder)
         world = World(folder)
         put(world, text="old")
         put(world)

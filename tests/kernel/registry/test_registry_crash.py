@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from sds.kernel.audit import verify
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.errors import ContractError, TransitionError, UsageError
 from sds.kernel.registry import registry
-from sds.kernel.storage.store import Store
+from sds.kernel.storage.store import Row, Store
 from tests.kernel.authority import AGENT
 from tests.kernel.crashes import every_step
 from tests.kernel.durable import World, contract, escalate, refund
@@ -120,18 +121,29 @@ def test_a_revocation_that_was_acknowledged_binds_at_every_step_of_a_decision(fo
 
 def _decide_while_revoking(world: World, packet: DecisionPacket, at: int) -> bool:
     """Decide, and revoke just before the statement number `at` that is not in a transaction; tell whether it came."""
-    store, count = world.open_store(), 0
+    store, count, inside = world.open_store(), 0, False
     kernel, other = world.open_kernel(store), world.open_store()
     rows, transaction = store.rows, store.transaction
 
     def tick() -> None:
         nonlocal count
-        if not store._db.in_transaction:
+        if not inside:
             count += 1
             if count == at:
                 registry.revoke(other, world.contract.hash, who="me", reason="wrong", now_ms=1)
 
+    @contextmanager
+    def within(*first: Any) -> Iterator[list[Row]]:
+        nonlocal inside
+        tick()
+        with transaction(*first) as found:
+            inside = True
+            try:
+                yield found
+            finally:
+                inside = False
+
     store.rows = lambda sql, values=(): (tick(), rows(sql, values))[1]  # type: ignore[method-assign,func-returns-value]
-    store.transaction = lambda *first: (tick(), transaction(*first))[1]  # type: ignore[method-assign,func-returns-value]
+    store.transaction = within  # type: ignore[method-assign]
     kernel.decide(packet, refund()(packet))
     return count >= at

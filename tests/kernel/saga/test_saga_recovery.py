@@ -233,7 +233,10 @@ def test_a_reversal_that_cannot_be_settled_keeps_no_other_from_being_looked_up(
         run(world.kernel, world, Script(compensation=REVERT), event=event)
     world.rail.blind = False
     assert [("UNKNOWN",)] * 2 == world.store.rows("SELECT status FROM saga_reversals")
-    first, second = (dfid for (dfid,) in world.store.rows("SELECT dfid FROM saga_reversals ORDER BY rowid"))
+    by_event = (
+        "SELECT dfid FROM saga_reversals NATURAL JOIN (SELECT dfid, event_id FROM decision_flows) f ORDER BY event_id"
+    )
+    first, second = (dfid for (dfid,) in world.store.rows(by_event))
     settle = compensation.settle
 
     def failing(kernel: Kernel, parent: str, order: ExecutionIntent, receipt: Receipt, now_ms: int) -> str:

@@ -6,11 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from sds.host.backup import back_up
 from sds.host.clock import now_ms
-from sds.host.paths import open_record
+from sds.host.paths import open_record, store_url
 from sds.host.restoring import restore
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.flow.intake import PREVIEW
@@ -172,6 +173,7 @@ def test_a_sweep_is_bounded(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [2, 1, 0] == [bed.service.kept.sweep() for _ in range(3)]
 
 
+@pytest.mark.sqlite_alone("its file, read as bytes")
 def test_no_text_of_an_event_is_in_the_services_database(bed: Bed, home: Path) -> None:
     bed.post({**EVENT, "text": "the secret of my car"}, headers=KEY)
     raw = b"".join(path.read_bytes() for path in home.glob("service.db*"))
@@ -209,7 +211,11 @@ def test_an_answer_that_a_restored_record_did_not_give_is_forgotten(home: Path, 
             backed_up()
         asked = {**KEY, "Authorization": f"Bearer {bed.key}"}
         assert ("DENY", 1) == (bed.post(headers=asked).json()["action"], kept(bed))
-    (folder / "decisions.db").rename(folder / "given-up.db")
+    if url := store_url():
+        with psycopg.connect(url, autocommit=True) as server:
+            server.execute("ALTER SCHEMA sds_toll RENAME TO given_up")
+    else:
+        (folder / "decisions.db").rename(folder / "given-up.db")
     restore(copy, folder, gate="toll")
     with opened_bed(home, Greedy("WAIVE")) as bed:
         recover(bed.gate.kernel, now_ms=now_ms() + 600_000)
