@@ -20,8 +20,8 @@ from sds.kernel.registry import registry
 from tests.proposers import Greedy
 
 STOPPED_AT = 30  # the window of the monitor `not_eligible`
-DENIED = 28  # of the others nobody knows enough: a rule hands them to a human
-WHY = "monitor not_eligible: reason_share 0.9333 is over 0.8 in the last 30 decisions, at decision 30"
+DENIED = 29  # of the other nobody knows enough: a rule hands it to a human
+WHY = "monitor not_eligible: reason_share 0.9667 is over 0.8 in the last 30 decisions, at decision 30"
 Drifts = Callable[[int], dict[str, Any]]
 
 
