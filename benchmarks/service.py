@@ -1,7 +1,8 @@
 """Measure what HTTP adds to a decision: `sds bench service --json`.
 
     in_process_ms   `Gate.decide`, from the event to the answer
-    http_ms         the same events at `sds serve` on this machine, over a bare socket that stays open: no client's own work
+    http_ms         the same events at `sds serve` on this machine, over a bare socket that stays open, each in one write; the
+                    event as JSON and the answer read from it are in it
     added_ms        the one less the other, event by event; `p50s`: of the two medians
     client_ms       other events by `sds.client`, with an idempotency key, which the service stores before and after
     duplicate_ms    events again that were decided: over HTTP, and in process
@@ -11,7 +12,8 @@ Each event is decided twice, in two records over the same world, one right after
 other; the first 16 of everything do not count (`WARM_UP`). One is asked for at a time: how a service does under load,
 `python -m tests.load` shows. The service is a process of its own, with readers and executor of its own.
 
-Predicted before measuring: HTTP adds 1.0 ms at most, and a duplicate takes 2.0 ms at most.
+Predicted before measuring: HTTP adds 1.0 ms at most, and a duplicate takes 2.0 ms at most. Asked by `http.client`, as it was
+first, HTTP added more: that client writes head and body apart, and the service reads twice.
 """
 
 from __future__ import annotations
@@ -149,8 +151,8 @@ def run(definition: GateDefinition, folder: Path, n: int) -> Report:
 
         http = over_http(connection, gate.contract.gate, key)
         alone, asked, same = in_pairs(paired, in_process, http)
-        by_client = timed(others, lambda event: client.decide(gate.contract.gate, event).as_data())[WARM_UP:]
         again = {"http": timed(paired, http)[WARM_UP:], "in_process": timed(paired, in_process)[WARM_UP:]}
+        by_client = timed(others, lambda event: client.decide(gate.contract.gate, event).as_data())[WARM_UP:]
     added = [asked_ms - alone_ms for asked_ms, alone_ms in zip(asked, alone, strict=True)]
     of_p50s = round(summary(asked)["p50"] - summary(alone)["p50"], 2)
     return {

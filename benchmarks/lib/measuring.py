@@ -34,8 +34,8 @@ WHERE = ("--save", "--folder", "--overlays", "--results", "--page")
 class Parser(argparse.ArgumentParser):
     """Answers a mistake in one line, and its mend in another."""
 
-    def error(self, message: str, hint: str = "") -> NoReturn:
-        self.exit(2, f"error: {message}\nmend:  {hint or 'sds bench QUESTION -h'}\n")
+    def error(self, message: str, hint: str = "sds bench QUESTION -h") -> NoReturn:
+        self.exit(2, f"error: {message}\n" + (f"mend:  {hint}\n" if hint else ""))
 
 
 def main(
@@ -61,8 +61,11 @@ def main(
         _measure(doc, asked, run, show)
         sys.stdout.flush()
     except (SdsError, BackendError) as error:
-        parser.error(str(error), error.hint)
+        mistaken = isinstance(error, UsageError | BackendError)
+        parser.error(str(error), error.hint or ("sds bench QUESTION -h" if mistaken else ""))
     except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] == "sds":
+            raise
         parser.error(f"this question needs `{error.name}`", "make peers, in the source folder")
     except KeyboardInterrupt:
         parser.exit(130, "error: interrupted: nothing was kept\n")

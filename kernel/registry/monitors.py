@@ -151,7 +151,7 @@ class Monitors:
         """
         if not self.monitors:
             return Counted()
-        sums = (self._windows.sums_in(kept) if kept else self._windows.read(store)) or self._filled(store, history)
+        sums = self._windows.taken(kept or self._windows.row(store)) or self._filled(store, history)
         self._windows.add(store, sums, self._vector(decided), now_ms)
         stops, warnings = self._crossed(sums)
         return Counted(self._windows.write(store, sums), stops, warnings)

@@ -97,17 +97,22 @@ class Windows:
 
     def read(self, store: Reader) -> Sums | None:
         """Return the sums as they stand; None where there are none, or those of other monitors."""
-        return self.sums_in(store.row(_READ, self._of))
+        row = self.row(store)
+        return Sums(*orjson.loads(row[1])) if row and row[0] == self._monitors else None
 
-    def sums_in(self, row: Row | None) -> Sums | None:
-        """Return the sums that were read of `monitor_windows`: which monitors, and what of them.
+    def taken(self, row: Row | None) -> Sums | None:
+        """Return the sums of a row that the caller's transaction has read, to count on with; None as in `read`.
 
-        Where the row is the one that was written last they need not be parsed: whoever counts on owns them from here.
+        Where the row is the one that was written last they need not be parsed.
         """
         if not row or row[0] != self._monitors:
             return None
         written, self._written = self._written, None
         return written[1] if written and written[0] == row[1] else Sums(*orjson.loads(row[1]))
+
+    def row(self, store: Reader) -> Row | None:
+        """Return the row of the sums: which monitors, and what of them."""
+        return store.row(_READ, self._of)
 
     def begin(self, store: Store) -> Sums:
         """Forget what was counted, and begin with empty windows."""

@@ -24,18 +24,18 @@ class Layout:
     def __init__(self, lengths: Tensor, longest: int) -> None:
         """`lengths` [B]; `longest` is T."""
         present = torch.arange(longest) < lengths[:, None]
-        self.places = present.flatten().nonzero().squeeze(-1)
-        self.columns = self.places % longest
+        self.present = present.flatten().nonzero().squeeze(-1)
+        self.columns = self.present % longest
         self.shape = (len(lengths), longest)
         self.unseen = torch.where(present, 0.0, OUT_OF_SIGHT)[:, None, None, :]
 
     def packed(self, padded: Tensor) -> Tensor:
-        return padded.flatten(0, 1)[self.places]
+        return padded.flatten(0, 1)[self.present]
 
     def padded(self, packed: Tensor) -> Tensor:
         rows, longest = self.shape
         empty = packed.new_zeros(rows * longest, *packed.shape[1:])
-        return empty.index_copy(0, self.places, packed).view(rows, longest, *packed.shape[1:])
+        return empty.index_copy(0, self.present, packed).view(rows, longest, *packed.shape[1:])
 
 
 class Layer(nn.Module):

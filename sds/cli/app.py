@@ -25,7 +25,7 @@ from sds.cli.service import keys as service_keys
 from sds.cli.service import serve, webhooks
 from sds.cli.setup import agents, bench, context, contracts, doctor, models, new
 from sds.kernel.canonical import in_words, one_line
-from sds.kernel.errors import EventError, SdsError, UsageError
+from sds.kernel.errors import ErasedError, EventError, SdsError, TransitionError, UsageError
 
 EXIT_WORLD, EXIT_USAGE = 1, 2
 # What every mistake in the words typed is; where it is defined depends on the version
@@ -173,7 +173,7 @@ def main() -> None:
 
 def _run(args: list[str]) -> int:
     """Run one command and return its exit code. Typer's own entry would answer mistakes and closed pipes its own way."""
-    named = " ".join(["sds", *args[: 1 + (args[:1] != [] and args[0] in GROUPS)]])
+    named = " ".join(["sds", *args[: 2 if args and args[0] in GROUPS else 1]])
     try:
         _refuse_empty(args)
         command = typer.main.get_command(app)
@@ -186,7 +186,8 @@ def _run(args: list[str]) -> int:
     except _TyperError as error:
         return _say_usage(error)
     except SdsError as error:
-        return _say(error, f"{named} --help" if isinstance(error, UsageError) else "")
+        typed = isinstance(error, UsageError) and not isinstance(error, ErasedError | TransitionError)
+        return _say(error, f"{named} --help" if typed else "")
     except SystemExit as end:  # rich ends the process itself when nobody reads its output
         if isinstance(end.__context__, BrokenPipeError):
             return _read_enough()

@@ -111,8 +111,8 @@ def undecided_cases(gate: GateDefinition, opened: Gate, folder: Path, limit: int
     known, name = settled_events(opened.store, opened.contract), opened.contract.event.id
     cases = [case for case in gate.cases(folder) if case.event.get(name) not in known]
     if len(cases) < limit:
-        hint = f"sds run {gate.argument} --reset"
-        raise UsageError(f"only {len(cases)} {gate.demo.case}s are left in the queue", hint=hint)
+        left = f"{len(cases)} of {limit} {gate.demo.case}s" if cases else f"no {gate.demo.case}"
+        raise UsageError(f"left in the queue: {left}", hint=f"sds run {gate.argument} --reset")
     return cases
 
 

@@ -172,16 +172,17 @@ def _refused() -> Iterator[None]:
         yield
     except SQLAlchemyError as error:
         raise StoreError(
-            f"the service's database {_why(error)}", hint="is it up, its address right, and its disk not full?"
+            f"the service's database {_why(error)}",
+            hint="is it up, are address, user and password right, and is its disk not full?",
         ) from error
 
 
 def _why(error: SQLAlchemyError) -> str:
-    """Say what a database refused, without values, addresses and passwords: its own code and the kind of the error."""
+    """Say what a database refused, without values, addresses and passwords: its own code, or the kind of the error."""
     cause: Any = error.orig if isinstance(error, DBAPIError) else error
     code = getattr(cause, "sqlite_errorname", None) or getattr(cause, "sqlstate", None)
     if code is None and isinstance(error, OperationalError):
-        return "cannot be reached"
+        return "gives no connection"
     return f"refused: {'the disk is full' if code in _FULL else code or type(cause).__name__}"
 
 

@@ -153,7 +153,7 @@ def test_a_gate_without_fitted_readers_is_refused_in_one_line(
     monkeypatch.setattr(readings, "fitted_readers", lambda *_: None)
     with pytest.raises(SystemExit) as ended:
         asked(readings, "--json", "--folder", str(tmp_path))
-    assert (2, "error: gate `refund` has no fitted readers (sds fit refund)\n") == (
+    assert (2, "error: gate `refund` has no fitted readers\nmend:  sds fit refund\n") == (
         ended.value.code,
         capsys.readouterr().err,
     )

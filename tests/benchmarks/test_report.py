@@ -214,8 +214,8 @@ def test_what_is_no_result_is_refused_in_one_line_and_nothing_is_written(
     with pytest.raises(SystemExit) as ended:
         asked(report, "--json", "--results", str(results), "--page", str(page))
     assert 2 == ended.value.code
-    (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
+    said, _mend = capsys.readouterr().err.splitlines()
+    assert message in said
     assert not page.exists()
 
 

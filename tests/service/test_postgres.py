@@ -89,7 +89,7 @@ def test_a_database_that_is_down_is_said_without_its_address_and_password() -> N
     with pytest.raises(StoreError) as refused:
         open_database("postgresql://someone:hunter2@127.0.0.1:1/none")
     assert "hunter2" not in f"{refused.value} {refused.value.hint} {refused.value.__cause__!r:.0}"
-    assert "the service's database cannot be reached" == str(refused.value)
+    assert "the service's database gives no connection" == str(refused.value)
 
 
 def test_what_people_do_at_one_service_binds_at_the_other(two: tuple[Bed, Bed]) -> None:

@@ -94,8 +94,10 @@ def tampering_with(path: Path) -> Iterator[Stranger]:
     if Chosen.kind == SQLITE:
         with closing(sqlite3.connect(path, isolation_level=None)) as db, closing(sqlite3.connect(":memory:")) as whole:
             db.backup(whole)
-            yield SqliteStranger(db)
-            whole.backup(db)
+            try:
+                yield SqliteStranger(db)
+            finally:
+                whole.backup(db)
         return
     _copy(schema_of(path), _aside())
     try:

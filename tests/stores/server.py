@@ -47,8 +47,10 @@ def own_database() -> Iterator[str]:
     """Make a database that no other test has, and yield its URL."""
     name = fresh_schema()
     by_hand(f"CREATE DATABASE {name}")
-    yield urlsplit(server_url())._replace(path=f"/{name}").geturl()
-    by_hand(f"DROP DATABASE {name} WITH (FORCE)")
+    try:
+        yield urlsplit(server_url())._replace(path=f"/{name}").geturl()
+    finally:
+        by_hand(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 def by_hand(statement: str, schema: str = "public") -> list[tuple[Any, ...]]:

@@ -11,6 +11,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -86,10 +87,10 @@ def _count_sqlite(steps: Steps) -> None:
 
 
 def _count_postgresql(steps: Steps) -> None:
-    try:
-        from sds.kernel.storage.postgres import pipelined
-    except ImportError:
+    if find_spec("psycopg") is None:
         return
+    from sds.kernel.storage.postgres import pipelined
+
     pipelined.Connection.wait = _method(steps, "exchange", pipelined.Connection.wait)  # type: ignore[method-assign]
     send = pipelined.send
 

@@ -131,7 +131,8 @@ class Pool:
             max_size=CONNECTIONS_MAX,
             num_workers=1,
             timeout=WAIT_S,
-            reconnect_timeout=WAIT_S,  # its pauses double: then it gives up, and begins anew with who asks next
+            reconnect_timeout=WAIT_S,  # its pauses double: then it gives up ...
+            reconnect_failed=lambda pool: pool.check(),  # ... and begins anew, whoever waits meanwhile
             open=True,
         )
 

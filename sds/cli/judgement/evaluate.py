@@ -18,7 +18,7 @@ from sds.definitions.definition import GateDefinition
 from sds.host.clock import now_ms
 from sds.host.paths import fitted_readers
 from sds.kernel.contract.schema import Contract
-from sds.kernel.errors import SdsError, UsageError
+from sds.kernel.errors import SdsError, UsageError, cause_of
 
 if TYPE_CHECKING:
     from sds.judgement.evaluation.evaluate import Beside
@@ -63,11 +63,14 @@ def evaluate(
         progress_bar() as report,
     ):
         document = measured(contract, judgement, cases, part=part, beside=beside, on_progress=report)
-    if html is not None:
-        html.write_text(page(document), encoding="utf-8")
     for notice in document["notices"]:
         typer.echo(notice, err=True)
     print_either(as_json, document, _lines(document))
+    if html is not None:
+        try:
+            html.write_text(page(document), encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"`{html}` cannot be written: {cause_of(error)}") from error
 
 
 @contextmanager

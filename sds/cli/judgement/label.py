@@ -151,8 +151,11 @@ def export(gate: ChosenGate) -> None:
     from sds.judgement.labels import label_line  # noqa: PLC0415
 
     with closing(open_store(found.name)) as store:
+        each = None
         for each in recorded_labels(store, contract):
             if isinstance(each, LeftOut):
                 typer.echo(f"left out: {each.dfid}: {each.why}", err=True)
             else:
                 typer.echo(label_line(each, contract.gate), nl=False)
+        if each is None:
+            typer.echo("no labels: what a human decides of an escalated case becomes one", err=True)

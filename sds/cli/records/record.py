@@ -85,8 +85,8 @@ def flows(
             (*([state] if state else []), limit),
         )
         found = [(at_ms, saga, answer(store, dfid)) for at_ms, dfid, saga in rows]
-    known = [(at_ms, saga, answer) for at_ms, saga, answer in found if answer]
-    data = [{"opened": when(at_ms), **answer.as_data(), "saga": saga} for at_ms, saga, answer in known]
+    known = [(at_ms, saga, became) for at_ms, saga, became in found if became]
+    data = [{"opened": when(at_ms), **became.as_data(), "saga": saga} for at_ms, saga, became in known]
     print_either(as_json, data, (_flow_line(*each) for each in known), none="no flows")
 
 

@@ -39,13 +39,16 @@ def connected(folder: Path) -> Iterator[sqlite3.Connection]:
 
 
 def make_samples(folder: Path) -> None:
-    """Make some payments to try with, unless there are any. In earnest they are yours."""
-    rng = Random(1)  # noqa: S311  the same each time
-    (folder / "payments.db").touch(mode=0o600)  # as all that lies in a gate's folder: its user's alone
+    """Make some payments to try with, where there is no table of them yet. In earnest they are yours."""
+    rng, path = Random(1), folder / "payments.db"  # noqa: S311  the same each time
+    if not path.exists():
+        path.touch(mode=0o600)  # as all that lies in a gate's folder: its user's alone
     with connected(folder) as db:
-        db.executescript(SCHEMA)
-        if db.execute("SELECT 1 FROM payments").fetchone():
+        if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'payments'").fetchone():
             return
+        db.execute("BEGIN IMMEDIATE")
+        for statement in SCHEMA.split(";"):
+            db.execute(statement)
         for number in range(1, 51):
             usual, factor = rng.randrange(1_000, 20_000), rng.choice((1, 1, 2, 9))
             abroad, stolen, note = rng.random() < 0.3, rng.random() < 0.1, rng.choice(NOTES)

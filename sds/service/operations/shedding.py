@@ -67,9 +67,10 @@ class LoadShedding:
         now_s = self._now_s()
         self._looks = min(LOOKS_PER_S, self._looks + (now_s - self._at_s) * LOOKS_PER_S)
         self._at_s = now_s
-        may_look = self._looks >= 1
-        self._looks -= may_look
-        return may_look
+        if self._looks < 1:
+            return False
+        self._looks -= 1
+        return True
 
 
 @lru_cache(256)

@@ -180,7 +180,10 @@ def test_a_case_that_a_human_ended_is_no_label(cli: Cli, tmp_path: Path) -> None
     with Gate.load(tmp_path / "claims", engine=ESCALATES) as gate:
         answer = gate.decide({"claim_id": "C-1", "trip_id": "TRIP-1", "text": "wind"})
         gate.resolve(answer.dfid, "ABORT", who="anna", reason="withdrawn")
-    assert "" == cli.ok("labels", "export", "./claims")
+    assert (0, "") == cli("labels", "export", "./claims")[:2]
+    assert (
+        "no labels: what a human decides of an escalated case becomes one\n" == cli("labels", "export", "./claims")[2]
+    )
 
 
 def test_without_the_extra_a_fit_says_what_to_install(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,7 @@ def test_what_is_no_key_is_refused_in_one_line(sds: Shell, args: tuple[str, ...]
 def test_a_database_that_cannot_be_used_is_said_without_its_password(sds: Shell) -> None:
     refused = sds("keys", "list", "--store", "postgresql://someone:hunter2@127.0.0.1:1/none")
     assert 1 == refused.returncode
-    assert "error: the service's database refused" in refused.stderr
+    assert "error: the service's database gives no connection" in refused.stderr
     assert "hunter2" not in refused.stderr + refused.stdout
 
 

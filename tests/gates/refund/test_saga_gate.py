@@ -54,8 +54,9 @@ class Desk:
     def claims(self) -> Iterator[dict[str, str]]:
         known = {row[0] for row in self.gate.store.rows("SELECT event_id FROM events")}
         for claim in read_queue(self.folder):
-            kinds = self.gate.preview(claim.event).envelope.names
-            if claim.event["claim_id"] not in known and "REFUND_TICKET" in kinds:
+            packet = self.gate.preview(claim.event)
+            both = "REFUND_TICKET" in packet.envelope.names and packet.snapshot.fields["ticket.vouchers_left"]
+            if claim.event["claim_id"] not in known and both:
                 yield claim.event
 
     def decide(self) -> SagaAnswer:
