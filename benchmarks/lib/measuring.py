@@ -28,13 +28,14 @@ from sds.models.protocol import BackendError
 
 Report = dict[str, Any]
 Say = Callable[[str], None]
+HELP = "sds bench QUESTION -h"
 WHERE = ("--save", "--folder", "--overlays", "--results", "--page")
 
 
 class Parser(argparse.ArgumentParser):
     """Answers a mistake in one line, and its mend in another."""
 
-    def error(self, message: str, hint: str = "sds bench QUESTION -h") -> NoReturn:
+    def error(self, message: str, hint: str = HELP) -> NoReturn:
         self.exit(2, f"error: {message}\n" + (f"mend:  {hint}\n" if hint else ""))
 
 
@@ -62,7 +63,7 @@ def main(
         sys.stdout.flush()
     except (SdsError, BackendError) as error:
         mistaken = isinstance(error, UsageError | BackendError)
-        parser.error(str(error), error.hint or ("sds bench QUESTION -h" if mistaken else ""))
+        parser.error(str(error), error.hint or (HELP if mistaken else ""))
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] == "sds":
             raise

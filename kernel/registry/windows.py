@@ -97,18 +97,20 @@ class Windows:
 
     def read(self, store: Reader) -> Sums | None:
         """Return the sums as they stand; None where there are none, or those of other monitors."""
-        row = self.row(store)
-        return Sums(*orjson.loads(row[1])) if row and row[0] == self._monitors else None
+        return self._parsed(self.row(store))
 
     def taken(self, row: Row | None) -> Sums | None:
         """Return the sums of a row that the caller's transaction has read, to count on with; None as in `read`.
 
         Where the row is the one that was written last they need not be parsed.
         """
-        if not row or row[0] != self._monitors:
-            return None
         written, self._written = self._written, None
-        return written[1] if written and written[0] == row[1] else Sums(*orjson.loads(row[1]))
+        if row and written and (self._monitors, written[0]) == row[:2]:
+            return written[1]
+        return self._parsed(row)
+
+    def _parsed(self, row: Row | None) -> Sums | None:
+        return Sums(*orjson.loads(row[1])) if row and row[0] == self._monitors else None
 
     def row(self, store: Reader) -> Row | None:
         """Return the row of the sums: which monitors, and what of them."""

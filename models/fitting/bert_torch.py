@@ -56,9 +56,7 @@ class Layer(nn.Module):
         weight, bias = (torch.cat([getattr(part, name) for part in first]) for name in ("weight", "bias"))
         together = layout.padded(functional.linear(hidden, weight, bias))
         query, key, value = together.view(*layout.shape, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        with torch.autocast(
-            "cpu", enabled=False
-        ):  # which would copy the scores to 32 bits; softmax sums in 32 bits anyway
+        with torch.autocast("cpu", enabled=False):  # with it scores are copied to 32 bits, in which softmax sums anyway
             scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2) + layout.unseen.to(key.dtype)
             mixed = scores.softmax(-1) @ value
         context = self.parts["context"](layout.packed(mixed.transpose(1, 2).flatten(-2)))

@@ -85,7 +85,9 @@ def test_a_server_that_cannot_be_had_is_one_line_without_the_password(url: str, 
     assert "hunter2" not in f"{caught.value} {caught.value.hint}"
 
 
-def test_a_server_that_was_long_away_is_found_although_nobody_asks(monkeypatch: pytest.MonkeyPatch):
+def test_a_server_that_was_long_away_is_found_although_nobody_asks(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
     monkeypatch.setattr("psycopg_pool.base.AttemptWithBackoff.INITIAL_DELAY", 600.0)  # as after a long while
     monkeypatch.setattr("sds.kernel.storage.postgres.connections.WAIT_S", 0.2)
     schema, host = fresh_schema(), Path(server_url().partition("host=")[2])
@@ -96,6 +98,8 @@ def test_a_server_that_was_long_away_is_found_although_nobody_asks(monkeypatch: 
             by_hand(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = '{schema}'")
             with pytest.raises(StoreError, match="gives no connection within"):
                 store.value("SELECT 1")
+            given_up = (caplog.text.count("reconnection attempt") >= 8 or time.sleep(0.1) for _ in range(100))
+            assert any(given_up), "the pool gave up for good"
             way.symlink_to(host / way.name)
             here = f"SELECT count(*) FROM pg_stat_activity WHERE application_name = '{schema}'"
             assert any(by_hand(here)[0][0] or time.sleep(0.1) for _ in range(100))
