@@ -32,7 +32,7 @@ from sds.kernel.contract.schema import Contract
 from sds.kernel.errors import UsageError, cause_of
 from sds.models.protocol import BackendError
 from sds.models.readers.protocol import Reader
-from sds.policy.judgement import FILE, Manifest, Threshold, readings_hash, rules_hash
+from sds.policy.judgement import CHECKSUM, FILE, Manifest, Threshold, checksum_line, readings_hash, rules_hash
 from sds.policy.readers import as_read
 
 LABELS_MIN = 8  # of each value, in the train part
@@ -134,7 +134,7 @@ def fit_gate(
     try:
         fitting = _Fitting(contract, parts, fitters, folder, seed, on_progress)
         manifest, judged = fitting.run(labels=labels_hash(cases), split=split_hash(parted(contract, cases)))
-        _write(folder / FILE, manifest)
+        _write(folder, manifest)
         _put(folder, out)
     except BackendError as error:
         raise UsageError(f"the readers cannot be fitted: {error}", hint=error.hint) from error
@@ -356,12 +356,13 @@ def _said(contract: Contract, parts: Parts, name: str, part: Literal["train", "t
     return [case.readings[name] for case in texts]
 
 
-def _write(path: Path, manifest: Manifest) -> None:
-    data = json.dumps(manifest.model_dump(mode="json", by_alias=True), indent=1, sort_keys=True) + "\n"
-    with path.open("w", encoding="utf-8") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+def _write(folder: Path, manifest: Manifest) -> None:
+    data = f"{json.dumps(manifest.model_dump(mode='json', by_alias=True), indent=1, sort_keys=True)}\n".encode()
+    for name, content in ((FILE, data), (CHECKSUM, checksum_line(data))):
+        with (folder / name).open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def _put(folder: Path, out: Path) -> None:

@@ -1,7 +1,7 @@
 """What `sds fit` makes of labels, one folder for a gate: fitted readers, thresholds, where all of it came from.
 
-`judgement.json` names the readers by the SHA-256 of their `reader.json`, and these name every other file: one changed byte
-and the folder is refused.
+`judgement.json` names the readers by the SHA-256 of their `reader.json`, and these name every other file; its own stands in
+`judgement.json.sha256`, as `sha256sum` writes it: one changed byte and the folder is refused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sds.kernel.errors import UsageError, cause_of
 from sds.models.protocol import BackendError
 from sds.models.readers.protocol import Reader
 
-FILE = "judgement.json"
+FILE, CHECKSUM = "judgement.json", "judgement.json.sha256"
 SCHEMA = 1
 # What thresholds are of where a reading is a score: `distribution.confidence`. Those that were chosen of what a score was once
 # taken for, a certainty, prove nothing of it.
@@ -98,6 +98,11 @@ def open_reader(folder: Path, *, sha256: str) -> Reader:
     return opening.open_reader(folder, sha256=sha256)
 
 
+def checksum_line(raw: bytes) -> bytes:
+    """Return what stands in `judgement.json.sha256` beside these bytes."""
+    return f"{sha256_hex(raw)}  {FILE}\n".encode()
+
+
 def read_manifest(folder: Path) -> tuple[Manifest, str]:
     """Return what `judgement.json` says, and its SHA-256. Raises UsageError in one line."""
     path = folder / FILE
@@ -105,9 +110,12 @@ def read_manifest(folder: Path) -> tuple[Manifest, str]:
         if path.is_symlink() or path.stat().st_size > FILE_BYTES_MAX:
             raise _refused(folder, f"{FILE} is a link, or larger than {FILE_BYTES_MAX} bytes")
         raw = path.read_bytes()
+        if (folder / CHECKSUM).read_bytes() != checksum_line(raw):
+            raise _refused(folder, f"{FILE} is not as it was written: its hash differs from {CHECKSUM}")
         return Manifest.model_validate(json.loads(raw)), sha256_hex(raw)
     except OSError as error:
-        raise _refused(folder, f"{FILE} cannot be read: {cause_of(error)}") from error
+        name = Path(str(error.filename or path)).name
+        raise _refused(folder, f"{name} cannot be read: {cause_of(error)}") from error
     except ValidationError as error:
         place = ".".join(map(str, error.errors()[0]["loc"]))
         raise _refused(folder, f"{FILE} is not of this form: `{place}`") from error

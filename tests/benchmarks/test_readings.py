@@ -21,7 +21,7 @@ from sds.gates.refund import gate as refund
 from sds.host.paths import fitted_home
 from sds.kernel.errors import UsageError
 from sds.models.readers.protocol import Reading
-from sds.policy.judgement import FILE, readings_hash, rules_hash
+from sds.policy.judgement import CHECKSUM, FILE, checksum_line, readings_hash, rules_hash
 from tests.questions import asked
 
 CONTRACT = refund.load_refund_contract()
@@ -69,7 +69,9 @@ def reader(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Says:
     threshold = {"max_error": "0.02", "least": 0.5, "accepted": 500, "wrong": 0, "missing": 0}
     manifest = {"schema": 1, "gate": "refund", "readers": {"cause": said.sha256}}
     manifest |= {"readings": readings_hash(CONTRACT), "rules": rules_hash(CONTRACT)}
-    (folder / FILE).write_text(json.dumps({**manifest, "thresholds": dict.fromkeys(KINDS, threshold)}))
+    raw = json.dumps({**manifest, "thresholds": dict.fromkeys(KINDS, threshold)}).encode()
+    (folder / FILE).write_bytes(raw)
+    (folder / CHECKSUM).write_bytes(checksum_line(raw))
     monkeypatch.setattr("sds.policy.judgement.open_reader", lambda *_, **__: said)
     return said
 

@@ -18,7 +18,7 @@ from sds.judgement.evaluation.page import page
 from sds.judgement.evaluation.splits import held
 from sds.judgement.fit import divided, fit_gate, learned
 from sds.kernel.errors import UsageError
-from sds.models.readers.protocol import Reading
+from sds.models.readers.protocol import ReaderError, Reading
 from sds.policy import judgement
 from sds.policy.judgement import Judgement, open_judgement
 from tests.judgement.claims import CLAIMS, Calls, cases, contract, fitters, opened, quiet, scored
@@ -134,6 +134,27 @@ def test_a_head_on_the_encoder_as_it_is_learns_the_texts_of_the_fit(
     assert found["decisions"]["fitted_unbounded"] == found["decisions"]["head"]
     (texts,) = calls.texts
     assert set(texts) == {case.text for case in learned(contract(), divided(contract(), GIVEN), "cause")}
+
+
+def test_labels_that_nothing_can_be_fitted_on_are_measured_without_what_would_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judgement, "open_reader", opened)
+
+    def too_few(*given: Any, **how: Any) -> Any:
+        raise ReaderError("they are too few")
+
+    fit_gate(scored(), cases(900, risk=True), fitters(), out=tmp_path / "out", on_progress=quiet)
+    with_fields = open_judgement(tmp_path / "out", scored())
+    beside = Beside(table=too_few, head=too_few)
+    found = evaluate(scored(), with_fields, cases(40, risk=True), part="all", beside=beside, on_progress=quiet)
+    assert 40 == found["readings"]["cause"]["fitted"]["cases"]
+    assert ["fitted"] == list(found["readings"]["risk"])
+    assert [
+        "nothing is measured beside a head on the encoder as it is: they are too few",
+        OTHER_LABELS,
+        "nothing is measured beside boosting: they are too few",
+    ] == found["notices"]
 
 
 def test_the_language_model_reads_the_same_texts_where_it_is_asked_for(fitted: Judgement) -> None:

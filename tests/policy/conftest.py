@@ -11,7 +11,7 @@ import pytest
 
 from sds.kernel.canonical import sha256_hex
 from sds.kernel.contract.schema import Contract, parse_contract
-from sds.policy.judgement import readings_hash, rules_hash
+from sds.policy.judgement import CHECKSUM, FILE, checksum_line, readings_hash, rules_hash
 from tests.gates.own import GATE
 from tests.models.readers.conftest import base, fitted_head
 
@@ -54,7 +54,9 @@ def judgement(fitted_head: Path, tmp_path: Path) -> Judge:
             "readers": {"cause": sha256_hex((folder / "cause" / "reader.json").read_bytes())},
             "thresholds": dict.fromkeys(contract.kinds, threshold),
         }
-        (folder / "judgement.json").write_text(json.dumps(manifest | changes), encoding="utf-8")
+        raw = json.dumps(manifest | changes).encode()
+        (folder / FILE).write_bytes(raw)
+        (folder / CHECKSUM).write_bytes(checksum_line(raw))
         return folder
 
     return write

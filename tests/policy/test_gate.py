@@ -15,7 +15,7 @@ from sds.kernel.audit import verify
 from sds.kernel.canonical import digest
 from sds.kernel.errors import UsageError
 from sds.models.readers.opening import open_reader
-from sds.policy.judgement import open_judgement, readings_hash
+from sds.policy.judgement import checksum_line, open_judgement, readings_hash
 from sds.replay import opener, replay
 from tests.gates.own import written
 from tests.models.readers.tiny import claims
@@ -149,11 +149,13 @@ def test_readers_that_are_not_the_contracts_are_refused(judgement: Judge, change
     assert ("READERS_REFUSED", "sds fit GATE makes them anew") == (caught.value.reason_code, caught.value.hint)
 
 
-@pytest.mark.parametrize("name", ["model.onnx", "tokenizer.json", "reader.json"])
+@pytest.mark.parametrize(
+    "name", ["cause/model.onnx", "cause/tokenizer.json", "cause/reader.json", "judgement.json", "judgement.json.sha256"]
+)
 def test_one_changed_byte_is_refused(judgement: Judge, name: str) -> None:
     contract = contract_of(CODE)
     folder = judgement(contract)
-    path = folder / "cause" / name
+    path = folder / name
     raw = bytearray(path.read_bytes())
     raw[len(raw) // 2] ^= 1
     path.write_bytes(raw)
@@ -161,16 +163,30 @@ def test_one_changed_byte_is_refused(judgement: Judge, name: str) -> None:
         open_judgement(folder, contract)
 
 
-@pytest.mark.parametrize("damage", ["missing", "empty", "no JSON", "link"])
+def test_a_threshold_that_somebody_lowered_is_refused(judgement: Judge) -> None:
+    contract = contract_of(BOUNDED)
+    folder = judgement(contract)
+    path = folder / "judgement.json"
+    path.write_text(path.read_text().replace('"least": 0.6', '"least": 0.1'))
+    with pytest.raises(UsageError, match="judgement.json is not as it was written: its hash differs"):
+        open_judgement(folder, contract)
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "no JSON", "link", "without its hash"])
 def test_a_damaged_folder_is_refused_in_one_line(judgement: Judge, damage: str) -> None:
     contract = contract_of(CODE)
     folder = judgement(contract)
     path = folder / "judgement.json"
-    path.rename(folder / "other.json")
+    if damage == "without its hash":
+        (folder / "judgement.json.sha256").unlink()
+    else:
+        path.rename(folder / "other.json")
     if damage == "link":
         path.symlink_to(folder / "other.json")
-    elif damage != "missing":
-        path.write_text("" if damage == "empty" else "{" * 100_000, encoding="utf-8")
+    elif damage in ("empty", "no JSON"):
+        raw = b"" if damage == "empty" else b"{" * 100_000
+        path.write_bytes(raw)
+        (folder / "judgement.json.sha256").write_bytes(checksum_line(raw))
     with pytest.raises(UsageError, match="are refused") as caught:
         open_judgement(folder, contract)
     assert "\n" not in str(caught.value)

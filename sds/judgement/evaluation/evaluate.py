@@ -23,6 +23,7 @@ from sds.judgement.labels import PARTS, YES, labels_hash, parted
 from sds.judgement.scoring import decision_scores, enumeration_scores, money, of_scores, score_scores, texts_of
 from sds.kernel.contract.schema import Contract
 from sds.kernel.errors import UsageError
+from sds.models.protocol import BackendError
 from sds.models.readers.protocol import Reader
 from sds.policy.judgement import Judgement, Threshold
 from sds.policy.readers import Answers
@@ -137,10 +138,14 @@ class _Evaluation:
         inputs = [each for each in inputs if each.type != "reading"]
         rows: list[Row] = [(case.fields, {}) for case in train]
         truth = [case.readings[name] == YES for case in train]
-        fitted = self._beside.table(rows, truth, inputs=inputs, seed=self._seed, on_progress=self._progress)
-        reader = fitted.calibrated(
-            [(case.fields, {}) for case in tuning], [case.readings[name] == YES for case in tuning]
-        ).reader()
+        try:
+            fitted = self._beside.table(rows, truth, inputs=inputs, seed=self._seed, on_progress=self._progress)
+            reader = fitted.calibrated(
+                [(case.fields, {}) for case in tuning], [case.readings[name] == YES for case in tuning]
+            ).reader()
+        except BackendError as error:
+            self._notices.append(f"nothing is measured beside boosting: {error}")
+            return None
         scores = np.array([score_of(reader.read("", case.fields, {})) for case in cases])
         return of_scores(cases, scores, name)
 
@@ -155,14 +160,22 @@ class _Evaluation:
                 self._notices.append(NO_SKLEARN)
             else:
                 found["tfidf"] = {name: baselines.tfidf(self._contract, texts[name], name) for name in names}
-            if self._beside.head is not None:
-                found["head"] = {name: self._head(self._beside.head, texts[name], name) for name in names}
+            if self._beside.head is not None and (heads := self._heads(self._beside.head, texts)) is not None:
+                found["head"] = heads
         if names and self._beside.model is not None:
             answers, now = self._beside.model(), self._beside.now_ms
             found["model"] = {
                 name: baselines.language_model(self._contract, answers[name], name, now_ms=now) for name in names
             }
         return {who: Readings(self._contract, {**self._judgement.readers, **readers}) for who, readers in found.items()}
+
+    def _heads(self, fit: FitsText, texts: Mapping[str, Sequence[LabelledCase]]) -> dict[str, Reader] | None:
+        """Return a quick reader of each enumeration; None, and a notice, where these labels are too few for one."""
+        try:
+            return {name: self._head(fit, cases, name) for name, cases in texts.items()}
+        except BackendError as error:
+            self._notices.append(f"nothing is measured beside a head on the encoder as it is: {error}")
+            return None
 
     def _head(self, fit: FitsText, cases: Sequence[LabelledCase], name: str) -> Reader:
         """Return a reader fitted in seconds on the same texts as the fitted one, and calibrated on the same."""
