@@ -11,13 +11,14 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, Literal
 
 from sds.definitions.definition import LabelledCase
 from sds.host import paths
+from sds.judgement.asking import AskedModel
 from sds.judgement.bounds import chosen
 from sds.judgement.cross_fitting import cross_fitted
 from sds.judgement.distractions import distractions
@@ -32,7 +33,16 @@ from sds.kernel.contract.schema import Contract
 from sds.kernel.errors import UsageError, cause_of
 from sds.models.protocol import BackendError
 from sds.models.readers.protocol import Reader
-from sds.policy.judgement import CHECKSUM, FILE, Manifest, Threshold, checksum_line, readings_hash, rules_hash
+from sds.policy.judgement import (
+    CHECKSUM,
+    FILE,
+    Manifest,
+    ModelCalibration,
+    Threshold,
+    checksum_line,
+    readings_hash,
+    rules_hash,
+)
 from sds.policy.readers import as_read
 
 LABELS_MIN = 8  # of each value, in the train part
@@ -127,7 +137,7 @@ def fit_gate(
 
     Raises UsageError, in one line, for labels that are too few or one-sided, and for a place that holds something else.
     """
-    parts = check_labels(contract, cases)
+    parts = check_labels(contract, cases, learns=not fitters.asked)
     _refuse_other_folder(out)
     paths.make_private(out.parent)
     folder = Path(mkdtemp(prefix=f".{out.name}-", dir=out.parent))
@@ -143,12 +153,12 @@ def fit_gate(
     return FittedGate(out, manifest, judged)
 
 
-def check_labels(contract: Contract, cases: Sequence[LabelledCase]) -> Parts:
-    """Return the cases by what they are for. Raises UsageError where no reader can be made of them."""
+def check_labels(contract: Contract, cases: Sequence[LabelledCase], *, learns: bool = True) -> Parts:
+    """Return the cases by what they are for. Raises UsageError where no reader can be made of them. `learns`: not by asking alone."""
     _refuse_without_policy(contract)
     parts = divided(contract, cases)
     for name in contract.readings:
-        _refuse_one_sided(contract, parts, name)
+        _refuse_one_sided(contract, parts, name, learns=learns or not contract.readings[name].values)
     return parts
 
 
@@ -161,7 +171,7 @@ class _Fitting:
         self._contract, self._parts, self._fitters, self._folder = contract, parts, fitters, folder
         self._seed, self._progress = seed, on_progress
         self._readers, self._sha256 = dict[str, Reader](), dict[str, str]()
-        self._counts = dict[str, dict[str, int]]()
+        self._counts, self._models = dict[str, dict[str, int]](), dict[str, ModelCalibration]()
 
     def run(self, *, labels: str, split: str) -> tuple[Manifest, list[Judged]]:
         try:
@@ -177,6 +187,9 @@ class _Fitting:
 
     def _export(self, name: str, fitted: Any) -> None:
         """What is measured from here on is what was written, and what will be opened."""
+        if isinstance(fitted, AskedModel):
+            self._models[name], self._readers[name] = fitted.calibration, fitted.reader()
+            return
         self._sha256[name] = fitted.export(self._folder / name)
         self._readers[name] = self._fitters.open(self._folder / name, sha256=self._sha256[name])
 
@@ -191,7 +204,7 @@ class _Fitting:
         tuning = self._tuning(name)
         self._counts[name] = {"train": len(texts), "tuning": len(tuning[0])}
         names = tuple(self._contract.readings[name].values)
-        fitted = self._fitters.text(
+        fitted = self._fitters.asked.get(name, self._fitters.text)(
             texts,
             values,
             names=names,
@@ -236,7 +249,7 @@ class _Fitting:
     def _cross_fitted(self, name: str) -> dict[str, Mapping[str, float]]:
         train = self._learned(name)
         return cross_fitted(
-            self._fitters,
+            replace(self._fitters, text=self._fitters.asked.get(name, self._fitters.text)),
             train,
             self._tuning(name),
             names=tuple(self._contract.readings[name].values),
@@ -263,6 +276,7 @@ class _Fitting:
             readings=readings_hash(self._contract),
             rules=rules_hash(self._contract),
             readers=self._sha256,
+            models=self._models,
             thresholds=thresholds,
             shares=self._shares(readings),
             provenance=self._provenance(labels, split, [tuning, held_out, test]),
@@ -332,11 +346,11 @@ def _refuse_other_folder(out: Path) -> None:
         raise UsageError(f"`{out}` is there and holds no fitted readers", hint="name another folder with --out")
 
 
-def _refuse_one_sided(contract: Contract, parts: Parts, name: str) -> None:
+def _refuse_one_sided(contract: Contract, parts: Parts, name: str, *, learns: bool) -> None:
     """Refuse labels of which no reader can be made: of some value too few, or too few to calibrate on."""
     train, tuning = (_said(contract, parts, name, part) for part in ("train", "tuning"))
     values = tuple(contract.readings[name].values) or (YES, NO)
-    few = [f"{value} {train.count(value)}" for value in values if train.count(value) < LABELS_MIN]
+    few = [f"{value} {train.count(value)}" for value in values if learns and train.count(value) < LABELS_MIN]
     if few or len(tuning) < TUNING_MIN:
         what = "different texts" if contract.readings[name].values else "cases with all fields"
         why = f"to learn {', '.join(few)}" if few else f"to calibrate {len(tuning)}"

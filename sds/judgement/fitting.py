@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,8 +35,9 @@ class Input(NamedTuple):
 
 
 class FittedText(Protocol):
+    """What was fitted is exported, too, as a table is; what was only asked is not."""
+
     def calibrated(self, texts: Sequence[str], values: Sequence[str]) -> FittedText: ...
-    def export(self, folder: Path) -> str: ...
     def reader(self) -> Reader: ...
 
 
@@ -77,13 +78,17 @@ class OpensReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Fitters:
-    """`text` fits an enumeration, `table` a score, `open` opens what they exported. `base`: what the first begins with."""
+    """`text` fits an enumeration, `table` a score, `open` opens what they exported. `base`: what the first begins with.
+
+    `asked`: in place of `text`, by reading, what calibrates the language model, which learns nothing.
+    """
 
     kind: str
     text: FitsText
     table: FitsTable
     open: OpensReader
     base: Mapping[str, str]
+    asked: Mapping[str, FitsText] = field(default_factory=dict)
 
 
 def open_fitters(*, head: bool = False, texts: bool = True) -> tuple[Fitters, tuple[str, ...]]:

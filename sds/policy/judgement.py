@@ -48,14 +48,24 @@ class Threshold(Part):
     missing: int = Field(ge=0)
 
 
+class ModelCalibration(Part):
+    """The language model as a reader: which one, and the temperature that its corrected logits are divided by."""
+
+    model: str
+    temperature: float = Field(gt=0, allow_inf_nan=False)
+
+
 class Manifest(Part):
-    """`judgement.json`. `readings` and `rules`: SHA-256 of what of the contract readers and thresholds were made for."""
+    """`judgement.json`. `readings` and `rules`: SHA-256 of what of the contract readers and thresholds were made for. `readers`:
+    the hashes of those in the folder; `models`: what the language model reads instead, calibrated.
+    """
 
     schema_: Literal[1] = Field(alias="schema")
     gate: str
     readings: Sha256
     rules: Sha256
     readers: dict[str, Sha256]
+    models: dict[str, ModelCalibration] = Field(default_factory=dict)
     thresholds: dict[str, Threshold] = Field(default_factory=dict)
     shares: dict[str, dict[str, Number]] = Field(default_factory=dict)
     provenance: dict[str, Any] = Field(default_factory=dict)
@@ -128,7 +138,7 @@ def open_judgement(folder: Path, contract: Contract) -> Judgement:
     manifest, sha256 = read_manifest(folder)
     if manifest.gate != contract.gate:
         raise _refused(folder, f"it was fitted for gate `{manifest.gate}`, not `{contract.gate}`")
-    if manifest.readings != readings_hash(contract) or set(manifest.readers) - set(contract.readings):
+    if manifest.readings != readings_hash(contract) or {*manifest.readers, *manifest.models} - set(contract.readings):
         raise _refused(folder, "it was fitted for other readings than the contract's")
     same_rules = manifest.rules == rules_hash(contract)
     notices = () if same_rules or not contract.max_error else (OTHER_RULES.format(contract.gate),)

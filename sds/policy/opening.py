@@ -9,7 +9,7 @@ from sds.engines.protocol import Engine
 from sds.kernel.contract.schema import Contract
 from sds.kernel.errors import UsageError
 from sds.policy.engine import MODE, PolicyEngine
-from sds.policy.judgement import Judgement, open_judgement
+from sds.policy.judgement import Judgement, ModelCalibration, open_judgement
 from sds.policy.language_model import LanguageModel
 from sds.policy.readers import Answers, FittedAnswers, ModelReader
 
@@ -31,15 +31,15 @@ def open_policy(
     model = LanguageModel(open_model, needed=needed)
     answers = {name: _answers(name, contract, judgement, model) for name in contract.readings}
     notices = judgement.notices if judgement else ()
-    if unfitted:
-        which = ", ".join(f"`{name}`" for name in unfitted)
+    if uncalibrated := [name for name in unfitted if _calibration(name, judgement, model) is None]:
+        which = ", ".join(f"`{name}`" for name in uncalibrated)
         notices += (
             f"no reader is fitted for {which}: the language model reads, uncalibrated (sds fit {contract.gate})",
         )
     return PolicyEngine(
         contract,
         answers,
-        judgement.thresholds if judgement and not unfitted else None,
+        judgement.thresholds if judgement and not uncalibrated else None,
         language_model=model,
         now_ms=now_ms,
         facts={"mode": MODE, "judgement": judgement.sha256 if judgement else None},
@@ -52,4 +52,11 @@ def _answers(name: str, contract: Contract, judgement: Judgement | None, model: 
     if judgement is not None and name in judgement.readers:
         reader = judgement.readers[name]
         return FittedAnswers(f"{reader.kind}@{reader.sha256[:12]}", reader)
-    return ModelReader(name, contract.readings[name], model.get())
+    known = _calibration(name, judgement, model)
+    return ModelReader(name, contract.readings[name], model.get(), known.temperature if known else 1.0)
+
+
+def _calibration(name: str, judgement: Judgement | None, model: LanguageModel) -> ModelCalibration | None:
+    """Return how the language model's answers are calibrated; None where they are not, or those of another model are."""
+    known = judgement.manifest.models.get(name) if judgement else None
+    return known if known is not None and known.model == model.get().model else None

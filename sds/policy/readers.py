@@ -24,6 +24,14 @@ ANSWER = "READ"  # the one reason that each value has in the language of answers
 _LEAST = 1e-6
 
 
+def softened(weights: Mapping[str, float], temperature: float) -> dict[str, float]:
+    """Return the probabilities of weights, of which one is more than 0, whose logarithms are divided by a temperature."""
+    most = max(weights.values())
+    powers = {value: (weight / most) ** (1 / temperature) for value, weight in weights.items()}
+    total = sum(powers.values())
+    return {value: power / total for value, power in powers.items()}
+
+
 class Answers(Protocol):
     """One reading's reader, seen from the policy."""
 
@@ -65,11 +73,12 @@ class FittedAnswers:
 class ModelReader:
     """The language model answers in the exact language of the values; what it would answer about no evidence is divided out.
 
-    It needs no labels. Its probabilities are as good as the model is, and not calibrated. Safe in several threads.
+    It needs no labels. With some its logits are divided by a `temperature`, so that they hold. Safe in several threads.
     """
 
-    def __init__(self, question: str, spec: ReadingSpec, engine: Engine) -> None:
-        self._engine, self._kinds = engine, {value.upper(): value for value in spec.values}
+    def __init__(self, question: str, spec: ReadingSpec, engine: Engine, temperature: float = 1.0) -> None:
+        self._engine, self._temperature = engine, temperature
+        self._kinds = {value.upper(): value for value in spec.values}
         meanings = "\n".join(f"- {value.upper()}: {meaning}" for value, meaning in spec.values.items())
         self._static = f"{spec.question}\nAnswer with one of these, written as JSON:\n{meanings}\n"
         self._envelope = envelope_of(
@@ -85,12 +94,11 @@ class ModelReader:
         prior = self._prior_of(packet)
         said = self._shares(packet, evidence_of(packet))
         weights = {value: said[value] / max(prior[value], _LEAST) for value in said}
-        total = sum(weights.values())
-        if not total > 0:
+        if not sum(weights.values()) > 0:
             raise ModelError(
                 f"the model gave no probability to any value of `{self._question}`", reason_code="READING_FAILED"
             )
-        return Reading({value: weight / total for value, weight in weights.items()}, familiar=True)
+        return Reading(softened(weights, self._temperature), familiar=True)
 
     def _prior_of(self, packet: DecisionPacket) -> Mapping[str, float]:
         with self._lock:

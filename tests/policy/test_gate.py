@@ -168,7 +168,7 @@ def test_a_threshold_that_somebody_lowered_is_refused(judgement: Judge) -> None:
     folder = judgement(contract)
     path = folder / "judgement.json"
     path.write_text(path.read_text().replace('"least": 0.6', '"least": 0.1'))
-    with pytest.raises(UsageError, match="judgement.json is not as it was written: its hash differs"):
+    with pytest.raises(UsageError, match=r"judgement\.json is not as it was written: its hash differs"):
         open_judgement(folder, contract)
 
 

@@ -45,8 +45,8 @@ class Scores:
     def close(self) -> None: ...
 
 
-def reader(engine: Scores) -> ModelReader:
-    return ModelReader("mood", TERMS.readings["mood"], engine)
+def reader(engine: Scores, temperature: float = 1.0) -> ModelReader:
+    return ModelReader("mood", TERMS.readings["mood"], engine, temperature)
 
 
 def test_what_it_says_of_no_evidence_is_divided_out_and_asked_once() -> None:
@@ -57,6 +57,14 @@ def test_what_it_says_of_no_evidence_is_divided_out_and_asked_once() -> None:
         found = asked.answer(packet, {})
         assert {"calm": 0.4, "angry": 0.4, "odd": 0.2} == pytest.approx(found.probabilities)
     assert ["Claim: ", "Claim: late", "Claim: late"] == [each.texts[-1] for each in engine.asked]
+
+
+def test_a_temperature_divides_its_logits() -> None:
+    even = {"CALM": 1 / 3, "ANGRY": 1 / 3, "ODD": 1 / 3}
+    engine = Scores({"Claim: ": even, "Claim: late": {"CALM": 0.64, "ANGRY": 0.32, "ODD": 0.04}})
+    found = reader(engine, 2.0).answer(world.packet(TERMS, evidence="late"), {})
+    roots = [0.64**0.5, 0.32**0.5, 0.04**0.5]
+    assert [root / sum(roots) for root in roots] == pytest.approx(list(found.probabilities.values()))
 
 
 def test_values_that_were_put_aside_together_share_equally() -> None:

@@ -82,9 +82,16 @@ def _opened(gate: GateDefinition, contract: Contract, folder: Path | None) -> It
 
     judgement = open_judgement(place, contract)
     try:
-        if missing := sorted(contract.readings.keys() - judgement.readers.keys()):
+        if missing := sorted(contract.readings.keys() - judgement.readers.keys() - judgement.manifest.models.keys()):
             raise UsageError(f"no reader is fitted for `{missing[0]}`", hint=f"sds fit {gate.argument}")
-        yield judgement
+        if not judgement.manifest.models:
+            yield judgement
+            return
+        from sds.judgement.asking import calibrated_readers  # noqa: PLC0415
+
+        with opened_engine(NO_OPTIONS, brief=False) as engine:
+            asked = calibrated_readers(contract, judgement.manifest, engine, now_ms=now_ms())
+            yield replace(judgement, readers={**judgement.readers, **asked})
     finally:
         judgement.close()
 

@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sds.cli.common import ChosenGate, JsonFlag
+from sds.cli.engines import NO_OPTIONS, opened_engine
 from sds.cli.judgement.common import LabelsPath, labels_of, progress_bar, table_lines
 from sds.cli.render import print_either
+from sds.host.clock import now_ms
 from sds.host.paths import fitted_home
+from sds.kernel.contract.schema import Contract
+from sds.kernel.errors import UsageError
 from sds.policy.judgement import Manifest
 
+if TYPE_CHECKING:
+    from sds.judgement.fitting import Fitters
+
 Head = Annotated[bool, typer.Option("--head", help="Only a head on the encoder as it is: seconds, and less exact.")]
+LanguageModelReads = Annotated[
+    bool, typer.Option("--language-model", help="Fit no reader of texts: calibrate the language model as one.")
+]
 Out = Annotated[
     Path | None, typer.Option("--out", help="Where to; without it, where the gate looks first.", show_default=False)
 ]
 
 
 def fit(
-    gate: ChosenGate, labels: LabelsPath = None, head: Head = False, out: Out = None, as_json: JsonFlag = False
+    gate: ChosenGate,
+    labels: LabelsPath = None,
+    head: Head = False,
+    language_model: LanguageModelReads = False,
+    out: Out = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """Fit the readers of a gate's contract on labels, calibrate them, and choose its thresholds for `max_error`.
 
@@ -32,15 +49,29 @@ def fit(
     from sds.judgement.fit import check_labels, fit_gate  # noqa: PLC0415  numpy, and what fits, load when they are needed
     from sds.judgement.fitting import open_fitters  # noqa: PLC0415
 
-    check_labels(contract, cases)
+    if head and language_model:
+        raise UsageError("--head and --language-model exclude each other", hint="leave one out")
+    check_labels(contract, cases, learns=not language_model)
     texts = any(spec.values for spec in contract.readings.values())
-    fitters, notices = open_fitters(head=head, texts=texts)
+    fitters, notices = open_fitters(head=head, texts=texts and not language_model)
     for notice in notices:
         typer.echo(notice, err=True)
-    with progress_bar() as report:
+    with _asking(fitters, contract, language_model and texts) as fitters, progress_bar() as report:
         fitted = fit_gate(contract, cases, fitters, out=out or fitted_home(found.name), on_progress=report)
     data = {"folder": str(fitted.folder), **fitted.manifest.model_dump(mode="json", by_alias=True)}
     print_either(as_json, data, [*_lines(fitted.manifest), f"written to {fitted.folder}"])
+
+
+@contextmanager
+def _asking(fitters: Fitters, contract: Contract, language_model: bool) -> Iterator[Fitters]:
+    """Yield what fits, or in the place of what fits an enumeration what calibrates the language model for it."""
+    if not language_model:
+        yield fitters
+        return
+    from sds.judgement.asking import asking  # noqa: PLC0415
+
+    with opened_engine(NO_OPTIONS, brief=False) as engine:
+        yield asking(fitters, contract, engine, now_ms=now_ms())
 
 
 def _lines(made: Manifest) -> list[str]:

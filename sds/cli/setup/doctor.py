@@ -112,7 +112,8 @@ def _readers(gate: GateDefinition) -> str:
     from sds.policy.judgement import open_judgement  # noqa: PLC0415  for policies only
 
     with closing(open_judgement(folder, contract)) as judgement:
-        named = (f"{name} by {reader.kind}@{reader.sha256[:12]}" for name, reader in judgement.readers.items())
+        named = [f"{name} by {reader.kind}@{reader.sha256[:12]}" for name, reader in judgement.readers.items()]
+        named += [f"{name} by the language model, calibrated" for name in judgement.manifest.models]
         return "; ".join([", ".join(named), *judgement.notices])
 
 

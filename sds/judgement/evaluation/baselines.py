@@ -3,38 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import Any
 
 from sds.definitions.definition import LabelledCase
+from sds.judgement.asking import Probabilities
 from sds.judgement.fitting import SEED
-from sds.kernel.contract.compiler import Rules
 from sds.kernel.contract.schema import Contract
-from sds.kernel.decision.packet import DecisionPacket, compile_packet
-from sds.kernel.decision.safeguards import EnvelopeInputs, LiveState
-from sds.kernel.envelope.envelope import ESCALATE, ESCALATE_ONLY, DecisionEnvelope
+from sds.kernel.envelope.envelope import ESCALATE, DecisionEnvelope
 from sds.kernel.errors import UsageError
 from sds.models.protocol import extra_hint
-from sds.models.readers.protocol import NO_FIELDS, NO_READINGS, Fields, Reader, Reading
-from sds.models.readers.protocol import Readings as Found
-from sds.policy.readers import Answers, as_read
+from sds.models.readers.protocol import Reader
+from sds.policy.readers import as_read
 
 NO_SKLEARN = "scikit-learn is not here: nothing is measured beside TF-IDF and boosting (extra `fit`)"
-PACKET_MS = 3_600_000  # a packet that is made to measure with does not expire meanwhile
-
-
-class Probabilities:
-    """A reader made of a function from a text to the probability of each value. It is familiar with everything."""
-
-    def __init__(self, kind: str, values: Sequence[str], of: Callable[[str], Mapping[str, float]]) -> None:
-        self.kind, self.values, self.sha256, self._of = kind, tuple(values), "", of
-
-    def read(self, text: str, fields: Fields = NO_FIELDS, readings: Found = NO_READINGS) -> Reading:  # noqa: ARG002
-        return Reading(dict(self._of(text)), familiar=True)
-
-    def close(self) -> None:
-        """Hold nothing that must be closed."""
 
 
 def majority(contract: Contract, learned: Sequence[LabelledCase], name: str) -> Reader:
@@ -64,24 +46,6 @@ def tfidf(contract: Contract, learned: Sequence[LabelledCase], name: str) -> Rea
         return {value: found.get(value, 0.0) for value in contract.readings[name].values}
 
     return Probabilities("tfidf", tuple(contract.readings[name].values), of)
-
-
-def language_model(contract: Contract, answers: Answers, name: str, *, now_ms: int) -> Reader:
-    """Return the language model as a reader: what `sds.policy` asks it where no reader is fitted."""
-    rules = Rules(contract)
-
-    def of(text: str) -> Mapping[str, float]:
-        return answers.answer(_packet(contract, rules, text, now_ms), {}).probabilities
-
-    return Probabilities("model", tuple(contract.readings[name].values), of)
-
-
-def _packet(contract: Contract, rules: Rules, text: str, now_ms: int) -> DecisionPacket:
-    """Return a packet of no flow that holds a text as evidence, and no state."""
-    nothing = EnvelopeInputs({}, agent_active=True, in_effect=True, halted=False, spend_left=None, context_whole=True)
-    live = LiveState(nothing, version="", epochs={}, contract_hash=contract.hash)
-    how: dict[str, Any] = {"dfid": "eval", "event_id": "eval", "key": "eval", "envelope": ESCALATE_ONLY}
-    return compile_packet(contract, rules, evidence=text, live=live, now_ms=now_ms + PACKET_MS, **how)
 
 
 def always_pay(contract: Contract, envelope: DecisionEnvelope) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 
 from sds.definitions.definition import LabelledCase
 from sds.judgement import metrics
+from sds.judgement.asking import language_model
 from sds.judgement.evaluation import baselines
 from sds.judgement.evaluation.baselines import NO_SKLEARN
 from sds.judgement.evaluation.injections import injected
@@ -164,9 +165,7 @@ class _Evaluation:
                 found["head"] = heads
         if names and self._beside.model is not None:
             answers, now = self._beside.model(), self._beside.now_ms
-            found["model"] = {
-                name: baselines.language_model(self._contract, answers[name], name, now_ms=now) for name in names
-            }
+            found["model"] = {name: language_model(self._contract, answers[name], name, now_ms=now) for name in names}
         return {who: Readings(self._contract, {**self._judgement.readers, **readers}) for who, readers in found.items()}
 
     def _heads(self, fit: FitsText, texts: Mapping[str, Sequence[LabelledCase]]) -> dict[str, Reader] | None:

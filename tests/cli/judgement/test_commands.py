@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from tests.cli.conftest import Cli
 from tests.cli.judgement.conftest import gate_of
 from tests.gates.own import written
 from tests.judgement.claims import CLAIMS, SCORED, cases
+from tests.judgement.test_asking import Boasts
 from tests.kernel.durable import proposal
 from tests.proposers import Says
 
@@ -36,6 +38,20 @@ def test_what_is_fitted_is_what_the_gate_then_decides_with(cli: Cli, tmp_path: P
 def test_a_fit_says_in_a_line_what_it_could_not_do(cli: Cli) -> None:
     code, _, err = cli("fit", "./claims", "--out", "out")
     assert (0, "a head, not the tuned encoder\n") == (code, err)
+
+
+def test_the_language_model_is_calibrated_and_measured_in_the_place_of_a_fitted_reader(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for command in ("fit", "evaluate"):
+        opened = f"sds.cli.judgement.{command}.opened_engine"
+        monkeypatch.setattr(opened, lambda *_, **__: nullcontext(Boasts()))
+    assert "cause    calibrate" in cli.ok("fit", "./claims", "--language-model")
+    manifest = json.loads((tmp_path / "home" / "fitted" / "claims" / "judgement.json").read_text())
+    assert ({}, ["cause"]) == (manifest["readers"], list(manifest["models"]))
+    assert [] == cli.json("eval", "./claims")["notices"]
+    code, _, err = cli("fit", "./claims", "--language-model", "--head")
+    assert (2, "error: --head and --language-model exclude each other") == (code, err.splitlines()[0])
 
 
 def test_labels_of_a_file_take_the_place_of_the_gates_own(cli: Cli, tmp_path: Path) -> None:
