@@ -11,6 +11,7 @@ import pytest
 from sds.gates.fraud.rows import Row
 from sds.gates.fraud.world.texts import CORPUS, MISLEADS, TELLS, VALUES, Note, read_corpus
 from sds.kernel.errors import StateError
+from tests.gates.corpora import nearly_the_same
 
 PARTS = ("train", "calibrate", "test")
 TEXT_CHARS_MAX = 500
@@ -25,6 +26,11 @@ def test_there_are_six_hundred_different_texts(corpus: dict[str, list[Note]]) ->
     texts = [note.text for part in PARTS for note in corpus[part]]
     assert len(texts) >= 600
     assert len(texts) == len({" ".join(text.lower().split()) for text in texts})
+
+
+def test_no_two_texts_are_nearly_the_same() -> None:
+    texts = [json.loads(line)["text"] for path in sorted(CORPUS.iterdir()) for line in path.read_text().splitlines()]
+    assert [] == nearly_the_same(texts)
 
 
 def test_every_text_is_short_printable_ascii(corpus: dict[str, list[Note]]) -> None:

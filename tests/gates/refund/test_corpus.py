@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from itertools import combinations
 from pathlib import Path
 from typing import get_args
 
@@ -13,24 +12,18 @@ import pytest
 from sds.gates.refund.labels import labelled
 from sds.gates.refund.world.claims import TEXT_CHARS_MAX, Cause, CorpusText, Part, corpus
 from sds.kernel.errors import StateError
+from tests.gates.corpora import nearly_the_same
 
 PARTS: tuple[Part, ...] = get_args(Part)
 STYLES = {
     "plain", "indirect", "negated", "two_causes", "tale", "typos", "slang", "non_native", "sarcasm", "one_line", "ten_lines",
     "pressing", "injecting",
 }  # fmt: skip
-LATER = "later"  # written after the readers were fitted: to measure on alone
-GRAM = 5  # words
-SHARED_MAX = 0.3  # of the five-word sequences of the shorter of two texts
+KEPT_APART = ("later", "apart")  # of no fit: to measure on alone
 
 
 def everything() -> list[CorpusText]:
     return [text for part in PARTS for text in corpus(part)]
-
-
-def grams(text: str) -> set[tuple[str, ...]]:
-    words = re.findall("[a-z0-9']+", text.lower())
-    return {tuple(words[n : n + GRAM]) for n in range(len(words) - GRAM + 1)}
 
 
 def test_there_are_as_many_as_are_promised() -> None:
@@ -52,20 +45,8 @@ def test_every_text_is_what_a_packet_shows_whole() -> None:
 
 
 def test_no_two_texts_are_nearly_the_same() -> None:
-    texts = [*everything(), *corpus(LATER)]  # type: ignore[arg-type]  # no part, of the same form
-    found = [grams(each.text) for each in texts]
-    places: dict[tuple[str, ...], list[int]] = {}
-    for index, each in enumerate(found):
-        for gram in each:
-            places.setdefault(gram, []).append(index)
-    shared = Counter(pair for where in places.values() for pair in combinations(where, 2))
-    near = [
-        (texts[a].text, texts[b].text)
-        for (a, b), count in shared.items()
-        if count > 1 and count >= SHARED_MAX * min(len(found[a]), len(found[b]))
-    ]
-    assert [] == near
-    assert len(texts) == len({" ".join(re.findall("[a-z0-9']+", each.text.lower())) for each in texts})
+    texts = [each.text for part in (*PARTS, *KEPT_APART) for each in corpus(part)]  # type: ignore[arg-type]  # no parts, of the same form
+    assert [] == nearly_the_same(texts)
 
 
 def test_a_part_that_is_not_there_is_said_in_one_line() -> None:
