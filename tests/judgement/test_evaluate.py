@@ -70,6 +70,19 @@ def test_decisions_are_measured_with_the_thresholds_and_beside_paying_always(doc
     ] == pytest.approx(1, abs=1e-3)
 
 
+def test_decisions_and_their_money_are_measured_by_style_and_by_what_is_stated(
+    fitted: Judgement, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluation, "find_spec", lambda name: None)
+    given = cases(300, seed=9, noise=0.6)
+    found = evaluate(contract(), fitted, given, part="all", beside=Beside(), on_progress=quiet)["decisions"]["fitted"]
+    assert ({"plain", "typos"}, {"fault", "storm", "none"}) == (set(found["styles"]), set(found["classes"]["cause"]))
+    for parts in (found["styles"], found["classes"]["cause"]):
+        for measure in ("cases", "wrong", "wrongly_paid_minor", "wrongly_refused_minor"):
+            assert found[measure] == sum(each[measure] for each in parts.values())
+    assert min(found["wrongly_paid_minor"], found["wrongly_refused_minor"]) > 0
+
+
 def test_the_bound_is_kept_in_as_many_random_splits_as_is_stated(document: dict[str, Any]) -> None:
     (found,) = document["splits"]
     assert (200, "0.05", ["DENY", "PAY"]) == (found["splits"], found["max_error"], found["kinds"])
@@ -198,6 +211,7 @@ def test_the_document_is_json_and_the_page_is_one_file_that_asks_no_network(docu
     links = [part for part in ("<script", "<link", "<img", "@import", 'src="') if part in text]
     assert [] == links
     assert "held in" in text
+    assert 2 <= text.count("<tr><td>typos</td>")  # of readings, of decisions
 
 
 def test_without_the_extra_the_page_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -193,7 +193,11 @@ class _Evaluation:
             return {}
         unbounded = self._contract.model_copy(update={"max_error": None})
         found = {
-            "fitted": {**decision_scores(self._contract, judged, self._thresholds), **_curves(judged)},
+            "fitted": {
+                **decision_scores(self._contract, judged, self._thresholds),
+                **_curves(judged),
+                **self._divided(judged),
+            },
             "fitted_unbounded": decision_scores(unbounded, judged, {}),
         }
         for who, readings in self._rivals.items():
@@ -205,6 +209,23 @@ class _Evaluation:
         found["always_pay"] = self._chosen(judged, pays)
         found["majority"] = self._chosen(judged, [most] * len(judged))
         return found
+
+    def _divided(self, judged: Sequence[Judged]) -> dict[str, Any]:
+        """Return what is measured of the decisions of each style, and of each value that is stated of an enumeration."""
+        names = [name for name, spec in self._contract.readings.items() if spec.values]
+        styles, classes = (
+            defaultdict[str, list[Judged]](list),
+            {name: defaultdict[str, list[Judged]](list) for name in names},
+        )
+        for each in judged:
+            styles[each.case.style].append(each)
+            for name in names:
+                classes[name][each.case.readings.get(name, "")].append(each)
+        return {"styles": self._each(styles), "classes": {name: self._each(found) for name, found in classes.items()}}
+
+    def _each(self, groups: Mapping[str, Sequence[Judged]]) -> dict[str, dict[str, Any]]:
+        named = {name: judged for name, judged in sorted(groups.items()) if name}
+        return {name: decision_scores(self._contract, judged, self._thresholds) for name, judged in named.items()}
 
     def _chosen(self, judged: Sequence[Judged], kinds: Sequence[str]) -> dict[str, Any]:
         """Return what is measured of kinds that somebody chose without reading anything."""
