@@ -18,7 +18,7 @@ from sds.kernel.envelope.envelope import ESCALATE
 from sds.kernel.envelope.state import Fields, Value
 from sds.lint.finding import Finding, in_words
 from sds.lint.intervals import Constraint, Domain, Ints, Values, point, propagate
-from sds.lint.snapshots import Space, shrink, solved, subtrees, what_matters
+from sds.lint.snapshots import PLAUSIBLE_MAX, Space, shrink, solved, subtrees, what_matters
 
 PROOFS_MAX = 4_000
 SOLVES = 6
@@ -33,10 +33,21 @@ class _Look:
     rules: PolicyRules
     space: Space
     whens: Sequence[Tree]
+    params: Sequence[Mapping[str, Tree]]
 
     def fires(self, index: int) -> list[Constraint]:
         """Return what must be met for a line to be the first that holds."""
         return [*((tree, False) for tree in self.whens[:index]), (self.whens[index], True)]
+
+    def strays(self, index: int) -> Iterator[Constraint]:
+        """Yield what takes a parameter of a line out of its bounds, or to either side of a condition within it."""
+        kind = str(self.contract.policy[index].kind)
+        for name, tree in self.params[index].items():
+            yield Tree("<", (tree, self.space.bound(kind, name, "lo"))), True
+            yield Tree(">", (tree, self.space.bound(kind, name, "hi"))), True
+            for each in subtrees(tree):
+                if each.op == "?":
+                    yield from ((each.parts[0], held) for held in (True, False))
 
     def proposed(self, fields: Fields) -> Proposed | None:
         """Return what the policy says of fields among which the readings stand; None where it fails."""
@@ -78,7 +89,11 @@ def _look(contract: Contract, space: Space) -> _Look:
     types = {spec.path: spec.kind for spec in space.specs}
     types |= {f"{READING}{name}": kind_of(spec) for name, spec in contract.readings.items()}
     whens = [check_expression(line.when, types).tree for line in contract.policy]
-    numbers = [each.value for tree in whens for each in subtrees(tree) if type(each.value) is int]
+    params = [
+        {name: check_expression(text, types).tree for name, text in line.params.items()} for line in contract.policy
+    ]
+    trees = (*whens, *(tree for each in params for tree in each.values()))
+    numbers = [each.value for tree in trees for each in subtrees(tree) if type(each.value) is int]
     near = [int(number) + step for number in numbers for step in (-1, 0, 1)]
     domains: dict[str, Domain] = {}
     pool: dict[str, tuple[Value, ...]] = {
@@ -89,7 +104,7 @@ def _look(contract: Contract, space: Space) -> _Look:
         values = tuple(spec.values)
         domains[f"{READING}{name}"] = Values(frozenset(values)) if values else Ints(0, MILLION)
         pool[f"{READING}{name}"] = values or tuple(n for n in dict.fromkeys((0, MILLION, *near)) if 0 <= n <= MILLION)
-    return _Look(contract, rules, replace(space, whole={**space.whole, **domains}, pool=pool), whens)
+    return _Look(contract, rules, replace(space, whole={**space.whole, **domains}, pool=pool), whens, params)
 
 
 def _unused(look: _Look) -> Iterator[Finding]:
@@ -142,10 +157,13 @@ def _disagreement(look: _Look, index: int, rng: Random) -> Finding | None:
     kind = str(look.contract.policy[index].kind)
 
     def holds(fields: Fields) -> bool:
+        if any(type(value) is int and abs(value) > PLAUSIBLE_MAX for value in fields.values()):
+            return False  # where a sum overflows, nothing is permitted, whatever the line says
         proposed = look.proposed(fields)
         return proposed is not None and proposed.line == index and look.forbidden(fields)
 
-    aims = [look.fires(index), *([*look.fires(index), (tree, False)] for tree, _ in look.space.permitting(kind))]
+    beyond = [*((tree, False) for tree, _ in look.space.permitting(kind)), *look.strays(index)]
+    aims = [look.fires(index), *([*look.fires(index), each] for each in beyond)]
     shown = next((fields for fields in solved(look.space, aims, rng, times=SOLVES) if holds(fields)), None)
     if shown is None:
         return None

@@ -59,6 +59,11 @@ def test_a_policy_that_says_what_it_means_has_no_findings() -> None:
         ('when: claim.size == "large"}', 'when: claim.size == "small"}', "error policy-line-forbidden policy.2"),
         (ANGRY, "reading.mood == 'angry'", "warning policy-forbidden policy.1"),
         ("params: {amount: account.left}", "params: {amount: account.left + 1}", "warning policy-forbidden policy.1"),
+        (
+            "params: {amount: account.left}",
+            'params: {amount: "claim.minutes == 4711 && claim.due ? 0 : account.left"}',
+            "warning policy-forbidden policy.1",
+        ),
         ('when: claim.size == "large"}', "when: claim.minutes > 5}", "warning policy-forbidden policy.2"),
         ("!claim.due || reading.risk > 0.8", "!claim.due", "warning reading-unused readings.risk"),
     ],
