@@ -91,10 +91,13 @@ class Fitters:
     asked: Mapping[str, FitsText] = field(default_factory=dict)
 
 
-def open_fitters(*, head: bool = False, texts: bool = True) -> tuple[Fitters, tuple[str, ...]]:
+def open_fitters(
+    *, head: bool = False, texts: bool = True, base: Path | None = None
+) -> tuple[Fitters, tuple[str, ...]]:
     """Return what fits readers here, and what is to be said of it in a line each. Raises UsageError where the extra is not installed.
 
-    `head`: the quick one, although the other is there. `texts`: an enumeration is among the readings, so a base is needed.
+    `head`: the quick one, although the other is there. `texts`: an enumeration is among the readings, so a base is needed; that of
+    the package, unless `base` names a folder.
     """
     for name in ("sklearn", "onnx"):
         if find_spec(name) is None:
@@ -102,12 +105,12 @@ def open_fitters(*, head: bool = False, texts: bool = True) -> tuple[Fitters, tu
     try:
         tuned = not head and find_spec("torch") is not None
         notices = (NO_TORCH,) if not tuned and not head and texts else ()
-        return _fitters(tuned=tuned, texts=texts), notices
+        return _fitters(tuned=tuned, texts=texts, base=base), notices
     except BackendError as error:
         raise UsageError(str(error), hint=error.hint) from error
 
 
-def _fitters(*, tuned: bool, texts: bool) -> Fitters:
+def _fitters(*, tuned: bool, texts: bool, base: Path | None) -> Fitters:
     from sds.models.fitting import base as bases  # noqa: PLC0415
     from sds.models.fitting import tabular  # noqa: PLC0415
     from sds.models.readers.artifact import Input as TableInput  # noqa: PLC0415
@@ -118,8 +121,8 @@ def _fitters(*, tuned: bool, texts: bool) -> Fitters:
         from sds.models.fitting.encoder_tuning import fit_encoder as fit  # noqa: PLC0415
     else:
         from sds.models.fitting.encoder_head import fit_head as fit  # noqa: PLC0415
-    place = bases.find_base() if texts else None
-    base = bases.open_base(place) if place is not None else None
+    place = (base or bases.find_base()) if texts else None
+    encoder = bases.open_base(place) if place is not None else None
 
     def text(
         texts: Sequence[str], values: Sequence[str], *, distractions: Sequence[str] = (), **how: Any
@@ -132,7 +135,7 @@ def _fitters(*, tuned: bool, texts: bool) -> Fitters:
         found: FittedTable = tabular.fit_tabular(rows, truth, inputs=taken, **how)
         return found
 
-    said = {"name": base.name, "sha256": base.sha256} if base is not None else {}
+    said = {"name": encoder.name, "sha256": encoder.sha256} if encoder is not None else {}
     return Fitters("encoder" if tuned else "head", text, table, open_reader, said)
 
 

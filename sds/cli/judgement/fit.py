@@ -23,6 +23,14 @@ if TYPE_CHECKING:
     from sds.judgement.fitting import Fitters
 
 Head = Annotated[bool, typer.Option("--head", help="Only a head on the encoder as it is: seconds, and less exact.")]
+BaseEncoder = Annotated[
+    Path | None,
+    typer.Option(
+        "--base",
+        help="The encoder to begin with: a folder with config.json, model.safetensors and tokenizer.json; without it, MiniLM.",
+        show_default=False,
+    ),
+]
 LanguageModelReads = Annotated[
     bool, typer.Option("--language-model", help="Fit no reader of texts: calibrate the language model as one.")
 ]
@@ -35,6 +43,7 @@ def fit(
     gate: ChosenGate,
     labels: LabelsPath = None,
     head: Head = False,
+    base: BaseEncoder = None,
     language_model: LanguageModelReads = False,
     out: Out = None,
     as_json: JsonFlag = False,
@@ -49,11 +58,12 @@ def fit(
     from sds.judgement.fit import check_labels, fit_gate  # noqa: PLC0415  numpy, and what fits, load when they are needed
     from sds.judgement.fitting import open_fitters  # noqa: PLC0415
 
-    if head and language_model:
-        raise UsageError("--head and --language-model exclude each other", hint="leave one out")
+    if language_model and (head or base):
+        other = "head" if head else "base"
+        raise UsageError(f"--{other} and --language-model exclude each other", hint="leave one out")
     check_labels(contract, cases, learns=not language_model)
     texts = any(spec.values for spec in contract.readings.values())
-    fitters, notices = open_fitters(head=head, texts=texts and not language_model)
+    fitters, notices = open_fitters(head=head, texts=texts and not language_model, base=base)
     for notice in notices:
         typer.echo(notice, err=True)
     with _asking(fitters, contract, language_model and texts) as fitters, progress_bar() as report:
@@ -92,4 +102,8 @@ def _lines(made: Manifest) -> list[str]:
         )
     else:
         lines.append("no label of the test part has fields and a decision: nothing is known of decisions")
-    return [*lines, *in_words(made.thresholds)]
+    shares = (
+        f"reading.{name} in held-out cases, as a monitor may expect it: {{{', '.join(f'{value}: {share:g}' for value, share in each.items())}}}"
+        for name, each in made.shares.items()
+    )
+    return [*lines, *shares, *in_words(made.thresholds)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from math import log
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,14 @@ def judged(rows: Iterable[Row], fitted: Judgement) -> list[MonitoredDecision]:
 
 def test_payments_as_they_come_cross_nothing(fraud: Gate, fitted: Judgement, test_rows: list[Row]) -> None:
     assert [] == crossed(fraud, judged(test_rows[: scale(1_500, 4_000)], fitted))
+
+
+def test_what_the_monitor_of_notes_expects_is_what_the_fit_found(fitted: Judgement) -> None:
+    (monitor,) = (each for each in CONTRACT.monitors if each.of == "reading_shift")
+    expected = {value: float(share) for value, share in monitor.expected.items()}
+    found = fitted.manifest.shares[str(monitor.reading)]
+    shift = sum((found[value] - share) * log(found[value] / share) for value, share in expected.items())
+    assert shift < float(monitor.warn or 0) / 2
 
 
 def test_the_queue_of_the_demo_stops_nothing(fraud: Gate, fitted: Judgement) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from sds.judgement.fitting import open_fitters
+from sds.kernel.errors import UsageError
 from sds.models.fitting.base import find_base, open_base
 from sds.models.readers.protocol import ReaderError
 from tests.models.readers.tiny import LAYERS, WIDTH, write_encoder
@@ -27,6 +29,14 @@ def test_a_folder_and_a_zip_of_it_are_the_same_encoder(base: Path, tmp_path: Pat
     assert ("tiny-bert", "package") == (folder.name, zipped.name)
     assert folder.sha256 == zipped.sha256 == hashlib.sha256((base / "model.safetensors").read_bytes()).hexdigest()
     assert all((zipped.weights[name] == numbers).all() for name, numbers in folder.weights.items())
+
+
+def test_a_fit_begins_with_the_folder_that_is_named(base: Path) -> None:
+    pytest.importorskip("onnx")
+    fitters, _ = open_fitters(head=True, base=base)
+    assert {"name": base.name, "sha256": open_base(base).sha256} == fitters.base
+    with pytest.raises(UsageError, match=r"has no `config\.json` that can be read"):
+        open_fitters(head=True, base=base / "nowhere")
 
 
 def test_the_packaged_encoder_is_found_without_importing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
