@@ -22,6 +22,8 @@ SERVICE_MS_FIRST = 50.0  # until one has been seen
 SLACK = 2.0  # of the time there is, over what is expected: half of all decisions take longer than the median
 RECENT, RECENT_S = 512, 10.0  # decisions of a gate at each concurrency, and for how long they say something of the next
 LATE_MAX = 0.01  # of what is let in
+LOOKED_AT_MAX = 16  # requests at once; one more would only wait
+CROWDED_S = 1.0
 
 
 class Latencies:
@@ -83,6 +85,10 @@ class Admission:
             yield
         finally:
             self.looked_at -= 1
+
+    def crowded(self) -> Problem | None:
+        """Return how one more is refused that is to be looked at, however much room there seems to be for it; None: it is not."""
+        return Problem("OVERLOADED", retry_after_s=CROWDED_S) if self.looked_at >= LOOKED_AT_MAX else None
 
     @property
     def in_hand(self) -> int:
