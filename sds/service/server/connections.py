@@ -185,7 +185,9 @@ class BoundedConnection(HttpToolsProtocol):
         if self.asking and not self.cycle.more_body:  # what was asked before it is answered first
             self.cycle.keep_alive, self._over = False, True
             return
-        unasked = self._in_head and not self.asking  # what is wrong in a body belongs to a request, which may be answered
+        unasked = (
+            self._in_head and not self.asking
+        )  # what is wrong in a body belongs to a request, which may be answered
         if unasked or (self.asking and self._answered is self.cycle and not self.cycle.response_started):
             problem = response_of(Problem("USAGE", "the request is no HTTP/1.1"))
             lines = [b"%b: %b\r\n" % each for each in (*problem.raw_headers, _CLOSE)]
