@@ -100,6 +100,11 @@ class Admission:
         return self._in_hand.total()
 
     @property
+    def calm(self) -> bool:
+        """Whether nothing is in hand or looked at, and there is room: then nobody is refused."""
+        return not self._in_hand.total() and not self.looked_at and self.queue_max > 0
+
+    @property
     def idle(self) -> bool:
         """Whether one more decision would have its turn at once."""
         return self._in_hand.total() < min(self.parallel, self.queue_max)

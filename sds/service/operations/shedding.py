@@ -40,12 +40,13 @@ class LoadShedding:
 
     def refusal(self, url: bytes, headers: Headers) -> Refusal | None:
         """Return how a request is refused; None: it is none for a decision, or there may be time for it."""
-        began_s = time.perf_counter()
+        began_s, admission = time.perf_counter(), self._service.admission
+        if admission.calm:
+            return None
         asked = _ASKING.fullmatch(url)
         gate = None if asked is None else self._service.gates.get(asked[1].decode())
         if gate is None:
             return None
-        admission = self._service.admission
         problem = admission.crowded() or admission.refusal(gate.name, _left_ms(headers, gate.deadline_ms_max))
         if problem is None or (not admission.crowded() and self._may_look()):
             return None

@@ -21,6 +21,7 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
+from sds.service.body import BODY_IS_THERE
 from sds.service.operations.shedding import LoadShedding
 from sds.service.problems import Problem, response_of
 from sds.service.settings import ServiceSettings
@@ -169,6 +170,7 @@ class BoundedConnection(HttpToolsProtocol):
         if self._refused:
             self.on_response_complete()
         elif not self._upgrades:
+            self.scope["state"][BODY_IS_THERE] = True
             super().on_message_complete()
 
     def pause_writing(self) -> None:
