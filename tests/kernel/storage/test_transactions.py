@@ -40,6 +40,18 @@ def test_a_transaction_inside_a_transaction_is_refused_and_undoes_both(store: St
     assert [] == store.rows("SELECT * FROM resources")
 
 
+@pytest.mark.parametrize("write", ["run", "write"])
+def test_nothing_is_written_but_in_a_transaction_of_ones_own_thread(store: Store, write: str):
+    def other() -> None:
+        with pytest.raises(StoreError, match="the store refused: there is no transaction"):
+            getattr(store, write)("INSERT INTO resources VALUES ('r', 0, 0)")
+
+    other()
+    with store.transaction():
+        together(1, lambda _: other())
+    assert [] == store.rows("SELECT * FROM resources")
+
+
 def test_what_was_committed_is_there_after_reopening(folder: Path):
     with closing(opened_store(folder / "kernel.db")) as store, store.transaction():
         store.insert("resources", resource="r", epoch=0, drawn=7)
