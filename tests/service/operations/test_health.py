@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -72,6 +73,35 @@ def test_a_store_that_takes_no_write_is_not_ready(bed: Bed, monkeypatch: pytest.
     assert "hunter2" not in looked(bed).text
     monkeypatch.undo()
     assert 200 == looked(bed).status_code
+
+
+def test_a_store_that_does_not_answer_is_told_before_everything_else_was_looked_at(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert 200 == looked(bed).status_code
+    health = Health(bed.service)
+    health.look()
+    asked, go = threading.Event(), threading.Event()
+
+    def late(_: object) -> str:
+        asked.set()
+        assert go.wait(10)
+        return "ok"
+
+    @contextmanager
+    def refuses(*_first: Any) -> Any:
+        raise StoreError("it is away")
+        yield
+
+    monkeypatch.setattr(bed.gate.store, "transaction", refuses)
+    monkeypatch.setattr(health, "_clock", late)
+    thread = threading.Thread(target=health.look)
+    thread.start()
+    assert asked.wait(10)
+    checks = health.checks()
+    go.set()
+    thread.join()
+    assert ({"toll": "STORE_UNAVAILABLE"}, False) == (checks["store"], health.ready(checks))
 
 
 def test_a_clock_that_is_behind_the_record_is_not_ready(bed: Bed) -> None:
