@@ -1,7 +1,7 @@
 """Whether this process should be sent requests: looked at every few seconds in the background, answered from the last look.
 
 - model: it has proposed something for each gate since the process began
-- store: it takes a write
+- store: it takes a write; where it is a file, there is room for more: one page goes into its log although the disk is full
 - clock: it is within a second of the store's; of a file, not a second before its last entry
 - record: it is not behind what its executor lists: a restored one orders nothing until that is adopted
 - draining: SIGTERM has not come
@@ -15,16 +15,19 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import islice
+from shutil import disk_usage
 
 from sds.host import paths
 from sds.kernel.errors import SdsError
 from sds.kernel.executor.wholeness import RECORD_BEHIND
+from sds.kernel.storage.sqlite import SqliteStore
 from sds.kernel.storage.store import Store
 from sds.service.gates import OpenGate
 from sds.service.state import Service
 
 OK = "ok"
 CLOCKS_APART_MS_MAX = 1_000
+ROOM_BYTES_MIN = 4 << 20  # on the disk of a record: some decisions' worth
 CASES_MAX = 20  # of a gate's queue that are looked through for one to prove its model on
 LATE_S = 30.0  # a look that is older than this, and than three of them take, tells nothing any more
 
@@ -78,9 +81,11 @@ class Health:
         return OK
 
     def _store(self, each: OpenGate) -> str:
-        with each.gate.store.transaction():
-            each.gate.store.run(_PROBE)
-        return OK
+        store = each.gate.store
+        with store.transaction():
+            store.run(_PROBE)
+        full = isinstance(store, SqliteStore) and disk_usage(store.path.parent).free < ROOM_BYTES_MIN
+        return "DISK_FULL" if full else OK
 
     def _clock(self, each: OpenGate) -> str:
         now_ms, store = self._service.now_ms(), each.gate.store
