@@ -114,6 +114,16 @@ def test_a_server_that_is_away_is_503_for_now_and_found_again(bed_on_server: tup
     wait_until(lambda: bed.post(headers=asked).status_code == 200)
 
 
+def test_a_name_that_no_text_of_the_server_can_be_is_404(bed_on_server: tuple[Bed, str]) -> None:
+    bed, _ = bed_on_server
+    check(bed.client.get("/v1/escalations/%00"), 404, "DFID_UNKNOWN")
+    resolution = bed.client.post("/v1/escalations/%00/resolution", json={"decision": "ABORT", "reason": "no"})
+    check(resolution, 404, "DFID_UNKNOWN")
+    check(bed.client.get("/v1/decisions/%00"), 404, "DFID_UNKNOWN")
+    check(bed.client.get("/v1/agents/%00"), 404, "NOT_FOUND")
+    check(bed.client.post("/v1/agents/%00/suspend", json={"reason": "no"}), 404, "NOT_FOUND")
+
+
 def test_what_people_do_at_one_service_binds_at_the_other(two: tuple[Bed, Bed]) -> None:
     first, second = two
     key = {"Authorization": f"Bearer {first.key}"}
