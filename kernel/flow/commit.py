@@ -25,7 +25,7 @@ from sds.kernel.executor.protocol import ExecutionIntent, Signer
 from sds.kernel.flow import decision_record, monitored, undecided
 from sds.kernel.flow.attempts import Attempt, asking_for_open, open_flow, write_attempt
 from sds.kernel.flow.dispatch import Log
-from sds.kernel.flow.states import CONTENTION, DEADLINE_EXCEEDED, NOT_DECIDED, State, transition
+from sds.kernel.flow.states import CONTENTION, DEADLINE_EXCEEDED, NOT_DECIDED, State, move_on, transition
 from sds.kernel.registry import escalation_budget, registry, reservations, spend
 from sds.kernel.registry.monitors import Watched
 from sds.kernel.storage.ledger import Head
@@ -268,7 +268,7 @@ class Committer:
         more |= {"monitors": counted.digest} if counted.digest else {}
         end = transition("ACTIVE", "VALIDATING", *passed, state)
         decision_record.write_decision(self._store, attempt, state=end, tag=tag, more=more)
-        self._store.write("UPDATE decision_flows SET state = ?, tag = ? WHERE dfid = ?", (state, tag, dfid))
+        move_on(self._store, "decision_flows", dfid, state, was=("ACTIVE",), tag=tag)
         if verdict.outcome == "ACCEPTED" and attempt.open_flow.rejections:
             self._store.write("UPDATE agents SET rejections = 0 WHERE agent_id = ?", (attempt.packet.agent_id,))
         return self._monitors.monitors.settle(self._store, counted, attempt.now_ms)

@@ -23,7 +23,7 @@ from sds.kernel.executor.protocol import ExecutionIntent, Executor, Receipt, Sig
 from sds.kernel.executor.statement import STATEMENT_S_MAX, StatementLine, unreadable_statement
 from sds.kernel.flow import in_flight, undecided
 from sds.kernel.flow.in_flight import StandingOrder, deadline_ms
-from sds.kernel.flow.states import EXECUTION_FAILED, NOT_SENT, State, transition
+from sds.kernel.flow.states import EXECUTION_FAILED, NOT_SENT, State, move_on, transition
 from sds.kernel.registry import reservations
 from sds.kernel.storage import ledger
 from sds.kernel.storage.store import Store
@@ -337,7 +337,7 @@ class Dispatcher:
     def _write_dirty(self, intent: ExecutionIntent, receipt: Receipt, was: str) -> str:
         now_ms = self._now_ms()
         reservations.reserve_again(self._store, intent.dfid, succeeded=was == "SUCCESS")
-        self._write_status(intent, receipt, "DIRTY", now_ms)
+        self._write_status(intent, receipt, was, "DIRTY", now_ms)
         self._store.run("UPDATE decision_flows SET tag = 'DIRTY' WHERE dfid = ?", (intent.dfid,))
         body = {
             "status": "DIRTY",
@@ -349,17 +349,15 @@ class Dispatcher:
         ledger.append(self._store, now_ms, "CONTRADICTED", intent.dfid, body)
         return "DIRTY"
 
-    def _write_status(self, intent: ExecutionIntent, receipt: Receipt, status: str, now_ms: int) -> None:
-        self._store.write(
-            "UPDATE execution_log SET status = ?, external_receipt = ?, executed_at_ms = ? WHERE dfid = ?",
-            (status, receipt.reference or None, now_ms, intent.dfid),
-        )
+    def _write_status(self, intent: ExecutionIntent, receipt: Receipt, was: str, status: str, now_ms: int) -> None:
+        told = {"external_receipt": receipt.reference or None, "executed_at_ms": now_ms}
+        move_on(self._store, "execution_log", intent.dfid, status, was=(was,), **told)
 
     def _write(
         self, intent: ExecutionIntent, receipt: Receipt, order: StandingOrder, by: Mapping[str, object] | None
     ) -> None:
         status, now_ms = _STATUS[receipt.status], self._now_ms()
-        self._write_status(intent, receipt, status, now_ms)
+        self._write_status(intent, receipt, order.status, status, now_ms)
         tag = self._failure_tag(intent, receipt, by) if status == "FAILED" else None
         ours = order.contract_hash == self._contract_hash
         kept = self._draws_stay if ours else reservations.stays_drawn(self._store, intent.dfid)
@@ -368,7 +366,7 @@ class Dispatcher:
             succeeded = status == "SUCCESS"
             reservations.settle(self._store, intent.dfid, order.holds, succeeded=succeeded, kept=kept)
             end: State = transition("EXECUTING", "CLOSED" if succeeded else "ABORTED")
-            self._store.write("UPDATE decision_flows SET state = ?, tag = ? WHERE dfid = ?", (end, tag, intent.dfid))
+            move_on(self._store, "decision_flows", intent.dfid, end, was=("EXECUTING",), tag=tag)
         body = {"status": status, "reference": receipt.reference, "detail": receipt.detail, "kept": kept, "tag": tag}
         ledger.append(self._store, now_ms, kind, intent.dfid, body | ({"by": dict(by)} if by else {}), after=order.head)
         if tag is not None and self._is_a_humans(intent.dfid, tag):

@@ -11,14 +11,14 @@ An answer is read from the record, never remembered beside it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from sds.kernel.errors import NOT_AS_WRITTEN, SdsError, TransitionError, unreadable
 from sds.kernel.executor.breaker import EXECUTOR_DOWN
 from sds.kernel.executor.wholeness import RECORD_BEHIND
-from sds.kernel.storage.store import Reader
+from sds.kernel.storage.store import Reader, Store
 from sds.kernel.storage.vault import Texts
 
 State = Literal["CREATED", "ACTIVE", "VALIDATING", "ACCEPTED", "EXECUTING", "CLOSED", "ABORTED", "ESCALATED"]
@@ -67,6 +67,21 @@ DECIDED_TAGS = frozenset({"HUMAN_ABORTED", "COMPENSATED", SAGA_DIRTY, "STEP_DENI
 def may_restart(tag: str | None, restarts: int, restarts_max: int) -> bool:
     """Tell whether what ended for `tag` may have a fresh flow. `restarts`: how many have counted against the limit."""
     return tag in WAITING_TAGS or (tag in RESTARTABLE_TAGS and restarts < restarts_max)
+
+
+_MOVES = {"decision_flows": "state", "execution_log": "status", "sagas": "phase"}
+
+
+def move_on(store: Store, table: str, dfid: str, to: str, *, was: Sequence[str], **beside: str | int | None) -> None:
+    """Move a flow, its order or its saga on from what whoever moves it has seen it in, and set other columns `beside`.
+
+    That and the dfid are the fencing token: where another has moved it, the statement breaks the rule that the column is
+    never empty, and nothing of the caller's transaction is kept. So it needs no answer of its own before the next goes on.
+    """
+    column, others = _MOVES[table], "".join(f", {name} = ?" for name in beside)
+    seen = ", ".join("?" * len(was))
+    sql = f"UPDATE {table} SET {column} = CASE WHEN {column} IN ({seen}) THEN ? END{others} WHERE dfid = ?"
+    store.write(sql, (*was, to, *beside.values(), dfid))
 
 
 def transition(start: State, *path: State) -> State:

@@ -15,7 +15,7 @@ from sds.kernel.canonical import canonical, flow_id, one_line
 from sds.kernel.decision.dim import AFTER_THE_GATES
 from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.flow.decision_record import SEALED, seal
-from sds.kernel.flow.states import DECIDED_TAGS, RESTARTABLE_TAGS, State, may_restart, transition
+from sds.kernel.flow.states import DECIDED_TAGS, RESTARTABLE_TAGS, State, may_restart, move_on, transition
 from sds.kernel.storage import ledger
 from sds.kernel.storage.store import Reader, Row, Store
 
@@ -92,7 +92,7 @@ def interrupt(store: Store, dfid: str, *, restarts_max: int, now_ms: int) -> Sta
     """End an ACTIVE flow whose holder is gone; nothing was reserved for it. Return ABORTED, or ESCALATED: no fresh flow."""
     again = has_restart(store, dfid, INTERRUPTED, restarts_max)
     state = transition("ACTIVE", "ABORTED") if again else transition("ACTIVE", "VALIDATING", "ESCALATED")
-    store.run("UPDATE decision_flows SET state = ?, tag = ? WHERE dfid = ?", (state, INTERRUPTED, dfid))
+    move_on(store, "decision_flows", dfid, state, was=("ACTIVE",), tag=INTERRUPTED)
     _write_end(store, dfid, state, INTERRUPTED, "who was deciding it is gone", now_ms)
     return state
 

@@ -21,7 +21,7 @@ from sds.kernel.envelope.state import Fields
 from sds.kernel.errors import NOT_AS_WRITTEN, StoreError, UsageError, unreadable
 from sds.kernel.flow.decision_record import SEALED, seal
 from sds.kernel.flow.intake import event_fields
-from sds.kernel.flow.states import SAGA_DIRTY, State, numbers_of
+from sds.kernel.flow.states import SAGA_DIRTY, State, move_on, numbers_of
 from sds.kernel.human.statement_cases import difference_in
 from sds.kernel.registry.contract_versions import recorded_contract
 from sds.kernel.storage import ledger
@@ -304,7 +304,7 @@ def write_human(store: Store, case: Case, made: HumanDecision, *, state: State, 
         lease_until_ms=made.lease_until_ms,
         decided_at_ms=now_ms,
     )
-    store.run("UPDATE decision_flows SET state = ?, tag = ? WHERE dfid = ?", (state, tag, case.dfid))
+    move_on(store, "decision_flows", case.dfid, state, was=(case.state,), tag=tag)
     body = {
         **facts,
         "agent_id": case.agent_id,

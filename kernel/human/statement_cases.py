@@ -13,7 +13,7 @@ from sds.kernel.contract.schema import Contract
 from sds.kernel.executor.statement import Difference
 from sds.kernel.flow.decision_record import SEALED, seal
 from sds.kernel.flow.intake import Event, begin
-from sds.kernel.flow.states import transition
+from sds.kernel.flow.states import move_on, transition
 from sds.kernel.storage import ledger
 from sds.kernel.storage.store import Store
 
@@ -53,7 +53,7 @@ def _write(store: Store, contract: Contract, dfid: str, difference: Difference, 
         now_ms=now_ms,
     )
     state = transition("ACTIVE", "VALIDATING", "ESCALATED")
-    store.run("UPDATE decision_flows SET state = ? WHERE dfid = ?", (state, dfid))
+    move_on(store, "decision_flows", dfid, state, was=("ACTIVE",))
     body = {
         "outcome": state,
         "state": state,

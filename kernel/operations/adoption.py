@@ -19,7 +19,7 @@ from sds.kernel.executor.protocol import ExecutionIntent
 from sds.kernel.executor.statement import Difference, StatementLine, known_keys
 from sds.kernel.flow import decision_record, intake, undecided
 from sds.kernel.flow.kernel import Kernel
-from sds.kernel.flow.states import ADOPTED
+from sds.kernel.flow.states import ADOPTED, move_on
 from sds.kernel.human import cases
 from sds.kernel.human.cases import HumanDecision
 from sds.kernel.human.parsing import said
@@ -145,7 +145,7 @@ def _write(kernel: Kernel, dfid: str, order: _Order, by: Mapping[str, str], now_
             store, kernel.contract, dfid, line.resource_key, order.needs, order.spending, kept=order.kept
         )
     # past the table of `flow.states`: what the outside has done is done, whatever this record made of the flow
-    store.run("UPDATE decision_flows SET state = ?, tag = ? WHERE dfid = ?", (order.state, ADOPTED, dfid))
+    move_on(store, "decision_flows", dfid, order.state, was=("ACTIVE", "ESCALATED", "ABORTED"), tag=ADOPTED)
     body: dict[str, Any] = {
         "state": order.state,
         "tag": ADOPTED,

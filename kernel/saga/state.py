@@ -32,7 +32,7 @@ from sds.kernel.flow.intake import (
     saga_child,
     write_event,
 )
-from sds.kernel.flow.states import DECIDED_TAGS, SAGA_DIRTY, Answer, State, answer, transition
+from sds.kernel.flow.states import DECIDED_TAGS, SAGA_DIRTY, Answer, State, answer, move_on, transition
 from sds.kernel.storage import ledger
 from sds.kernel.storage.store import Reader, Store
 from sds.kernel.storage.vault import Texts
@@ -326,7 +326,7 @@ def _said(answer: Answer) -> str:
 
 
 def _mark_dirty(store: Store, saga: Saga, failed: Child, code: str, now_ms: int) -> None:
-    store.run("UPDATE sagas SET phase = 'DIRTY' WHERE dfid = ?", (saga.dfid,))
+    move_on(store, "sagas", saga.dfid, "DIRTY", was=("STEPS",))
     store.run("UPDATE decision_flows SET tag = ? WHERE dfid = ?", (DIRTY, saga.dfid))
     body = {"phase": "DIRTY", "tag": DIRTY, "failed_step": failed.number, "reason_code": code, **_children(saga)}
     ledger.append(store, now_ms, "SAGA", saga.dfid, body)
@@ -342,8 +342,8 @@ def end(
     """Write the parent's end and its one DECIDED entry, inside the caller's transaction."""
     passed: tuple[State, ...] = ("ACCEPTED",) if state == "CLOSED" else ()
     transition("ACTIVE", "VALIDATING", *passed, state)
-    store.run("UPDATE decision_flows SET state = ?, tag = ? WHERE dfid = ?", (state, tag, saga.dfid))
-    store.run("UPDATE sagas SET phase = 'ENDED', compensation = ? WHERE dfid = ?", (compensation, saga.dfid))
+    move_on(store, "decision_flows", saga.dfid, state, was=("ACTIVE",), tag=tag)
+    move_on(store, "sagas", saga.dfid, "ENDED", was=(saga.phase,), compensation=compensation)
     body = {
         "outcome": "ACCEPTED" if state == "CLOSED" else state,
         "state": state,

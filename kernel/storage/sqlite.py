@@ -158,6 +158,7 @@ class SqliteStore(SqliteReader, Store):
         self.path, self.witness = path, witness
         self._connect, self._closed = connect, False
         self._idle: deque[sqlite3.Connection] = deque()
+        self._writer = 0  # the thread that has a transaction open
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             _make_private(path)
@@ -285,6 +286,7 @@ class SqliteStore(SqliteReader, Store):
         with self._lock:
             try:
                 self._db.execute("BEGIN IMMEDIATE")
+                self._writer = threading.get_ident()
                 try:
                     yield _fetched(self._db, first, values) if first else []
                     self._db.execute("COMMIT")
@@ -292,6 +294,8 @@ class SqliteStore(SqliteReader, Store):
                     if self._db.in_transaction:
                         self._db.execute("ROLLBACK")
                     raise
+                finally:
+                    self._writer = 0
             except sqlite3.Error as error:
                 raise StoreError(f"the store refused: {one_line(error, MESSAGE_CHARS_MAX)}") from error
 
@@ -313,6 +317,10 @@ class SqliteStore(SqliteReader, Store):
             return self.row("PRAGMA wal_checkpoint(TRUNCATE)") == (0, 0, 0)
 
     def run(self, sql: str, values: Row = ()) -> int:
+        if (
+            self._writer != threading.get_ident()
+        ):  # it would be committed at once, or along with what another thread does
+            raise StoreError("the store refused: there is no transaction")
         try:
             return self._db.execute(sql, values).rowcount
         except UnicodeDecodeError as error:

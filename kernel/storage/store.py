@@ -145,7 +145,10 @@ class Store(Reader):
 
     @abstractmethod
     def run(self, sql: str, values: Row = ()) -> int:
-        """Execute one statement inside the caller's transaction; return the number of rows it changed."""
+        """Execute one statement inside the transaction of this thread; return the number of rows it changed.
+
+        Raises StoreError where this thread has none open.
+        """
 
     def write(self, sql: str, values: Row = ()) -> None:
         """Do what `run` does where nobody asks for the number. What the store has against it may be raised by the next

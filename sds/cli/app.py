@@ -25,9 +25,26 @@ from sds.cli.service import keys as service_keys
 from sds.cli.service import serve, webhooks
 from sds.cli.setup import agents, bench, context, contracts, doctor, models, new
 from sds.kernel.canonical import in_words, one_line
-from sds.kernel.errors import ErasedError, EventError, SdsError, TransitionError, UsageError
+from sds.kernel.errors import (
+    ErasedError,
+    EventError,
+    ExecutorError,
+    LanguageError,
+    SdsError,
+    StateError,
+    TransitionError,
+    UsageError,
+    WorldError,
+)
 
 EXIT_WORLD, EXIT_USAGE = 1, 2
+# What helps with a failure of the world that names no mend of its own
+WORLD_MENDS: dict[type[WorldError], str] = {
+    ExecutorError: "is it up that carries orders out, and its address right? then the same again",
+    StateError: "is the source of the state up, and its address right? then the same again",
+    LanguageError: "sds contracts check",
+    WorldError: "sds doctor says what is not as it has to be",
+}
 # What every mistake in the words typed is; where it is defined depends on the version
 _TyperError: type[Exception] = typer.BadParameter.__mro__[2]
 
@@ -186,8 +203,7 @@ def _run(args: list[str]) -> int:
     except _TyperError as error:
         return _say_usage(error)
     except SdsError as error:
-        typed = isinstance(error, UsageError) and not isinstance(error, ErasedError | TransitionError)
-        return _say(error, f"{named} --help" if typed else "")
+        return _say(error, _mend(error, named))
     except SystemExit as end:  # rich ends the process itself when nobody reads its output
         if isinstance(end.__context__, BrokenPipeError):
             return _read_enough()
@@ -197,6 +213,14 @@ def _run(args: list[str]) -> int:
             raise
         return _say(_unforeseen(error))
     return 0
+
+
+def _mend(error: SdsError, named: str) -> str:
+    """Return what helps with an error that names no mend of its own. `named`: the command that was typed."""
+    if isinstance(error, WorldError):
+        return next(mend for kind, mend in WORLD_MENDS.items() if isinstance(error, kind))
+    typed = isinstance(error, UsageError) and not isinstance(error, ErasedError | TransitionError)
+    return f"{named} --help" if typed else ""
 
 
 def _unforeseen(error: Exception) -> SdsError:

@@ -26,12 +26,12 @@ from sds.models.protocol import BackendError
 A_GOOD_EVENT = "sds events GATE --limit 1 > event.json; sds ... --event event.json"
 
 
-def _as_name(gate: str) -> str:
+def as_name(gate: str) -> str:
     """Return the name of a gate that was named by its path. Raises UsageError."""
     return find(gate).name if is_path(gate) else gate
 
 
-GateOption = Annotated[str, typer.Option("--gate", help="Which gate: its name, or its path.", callback=_as_name)]
+GateOption = Annotated[str, typer.Option("--gate", help="Which gate: its name, or its path.", callback=as_name)]
 OpenedGate = Annotated[str, typer.Option("--gate", help="Which gate: its name, or its path.")]
 EventFile = Annotated[str, typer.Option("--event", help="A JSON file with one event, or - for standard input.")]
 Reason = Annotated[str, typer.Option("--reason", help="Why, for the record.")]

@@ -109,15 +109,23 @@ class Prepared:
     def __call__(self, values: Mapping[str, object]) -> list[tuple[Any, ...]]:
         """Execute it with the values of its `bindparam`s; return its rows. Raises StoreError."""
         named = {**self._given, **values}
-        with _refused(), closing(self._engine.raw_connection()) as connection:
-            try:
-                cursor = connection.cursor()
-                cursor.execute(self._sql, named if self._order is None else [named[name] for name in self._order])
-                rows = cursor.fetchall() if cursor.description else []
-                connection.commit()
-            except self._engine.dialect.loaded_dbapi.Error as error:
-                raise DBAPIError(None, None, error) from error
+        with _refused(), self._named(), closing(self._engine.raw_connection()) as connection:
+            cursor = connection.cursor()
+            cursor.execute(self._sql, named if self._order is None else [named[name] for name in self._order])
+            rows = cursor.fetchall() if cursor.description else []
+            connection.commit()
         return list(rows)
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Give what the driver raises, of a connection that cannot be made, too, SQLAlchemy's name."""
+        driver = self._engine.dialect.loaded_dbapi
+        try:
+            yield
+        except driver.OperationalError as error:
+            raise OperationalError(None, None, error) from error
+        except driver.Error as error:
+            raise DBAPIError(None, None, error) from error
 
 
 class Database:

@@ -37,12 +37,19 @@ MOVES: Mapping[Move, Status] = {"suspend": "SUSPENDED", "reactivate": "ACTIVE", 
 def gate_of(gates: Iterable[Gate], dfid: str) -> Gate | None:
     """Return the gate whose record has a flow; None where none of them has."""
     sql = "SELECT 1 FROM decision_flows WHERE dfid = ?"
-    return next((gate for gate in gates if gate.kernel.store.value(sql, (dfid,)) is not None), None)
+    asked = gates if can_be_held(dfid) else ()
+    return next((gate for gate in asked if gate.kernel.store.value(sql, (dfid,)) is not None), None)
+
+
+def can_be_held(name: str) -> bool:
+    """Tell whether a record of either kind can hold a name, and be asked for it: no text of PostgreSQL has a NUL."""
+    return "\0" not in name
 
 
 def has_agent(gate: Gate, agent_id: str) -> bool:
     """Tell whether a gate's record knows an agent."""
-    return gate.kernel.store.value("SELECT 1 FROM agents WHERE agent_id = ?", (agent_id,)) is not None
+    sql = "SELECT 1 FROM agents WHERE agent_id = ?"
+    return can_be_held(agent_id) and gate.kernel.store.value(sql, (agent_id,)) is not None
 
 
 def waiting(gate: Gate, *, limit: int, now_ms: int) -> list[dict[str, Any]]:

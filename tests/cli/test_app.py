@@ -14,7 +14,7 @@ import typer
 
 from sds.cli import app as cli
 from sds.cli.common import read_event_text
-from sds.kernel.errors import EventError, SdsError
+from sds.kernel.errors import EventError, SdsError, WorldError
 from tests.cli.conftest import ROOT
 
 COMMAND = [sys.executable, "-m", "sds.cli.app"]
@@ -46,6 +46,17 @@ def test_a_mistake_is_one_line_and_its_mend(
 ) -> None:
     assert code == cli._run(args)
     assert said == capsys.readouterr().err.splitlines()
+
+
+@pytest.mark.parametrize("kind", [WorldError, *WorldError.__subclasses__()])
+def test_a_failure_of_the_world_has_a_mend_its_own_or_that_of_its_kind(
+    kind: type[WorldError], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for error, mend in ((kind("no"), None), (kind("no", hint="wait"), "mend:  wait")):
+        assert 1 == cli._say(error, cli._mend(error, "sds run"))
+        said, mended = capsys.readouterr().err.splitlines()
+        assert "error: no" == said
+        assert mended == mend if mend else mended.startswith("mend:  ")
 
 
 def test_without_a_command_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -302,4 +302,20 @@ def test_a_statement_that_is_odd_anywhere_is_unreadable(page: object, tmp_path: 
     with answering(http("200 OK", json.dumps(page).encode())) as url, connected(tmp_path, url) as executor:
         with pytest.raises(WorldError) as caught:
             read_statement(executor.statement, 0, 10**14)
-        assert "STATEMENT_UNREADABLE" == caught.value.reason_code
+        mend = "compare a page of it with `statement` in the gateway's file"
+        assert ("STATEMENT_UNREADABLE", mend) == (caught.value.reason_code, caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("answer", "mend"),
+    [
+        (http("404 Not Found", b"{}"), "are the path of `statement` and the secret right in its file?"),
+        (http("200 OK", b"{"), "compare a page of it with `statement` in the gateway's file"),
+        (b"", "is the gateway up, and its `address` right? then the same again"),
+    ],
+)
+def test_a_statement_that_cannot_be_had_says_what_to_look_at(answer: bytes, mend: str, tmp_path: Path) -> None:
+    with answering(answer) as url, connected(tmp_path, url) as executor:
+        with pytest.raises(WorldError) as caught:
+            read_statement(executor.statement, 0, 10**14)
+        assert ("STATEMENT_UNREADABLE", mend) == (caught.value.reason_code, caught.value.hint)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -19,8 +20,9 @@ from sds.service.operations.endpoints import add_endpoint, positions
 from sds.service.routes.looking import MS_MAX, PAGE
 from tests.service.operations.exposition import scraped, value
 from tests.service.operations.receiver import receiving
+from tests.service.operations.waiting import wait_until
 from tests.service.testbed import EVENT, Bed, check, opened_bed
-from tests.stores.server import own_database
+from tests.stores.server import by_hand, own_database
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -31,6 +33,13 @@ def store(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     with own_database() as url:
         monkeypatch.setenv("SDS_STORE", url)
         yield url
+
+
+@pytest.fixture
+def bed_on_server(home: Path, store: str) -> Iterator[tuple[Bed, str]]:
+    """A service, and the name of the database that is its alone."""
+    with opened_bed(home, store=store) as made:
+        yield made, urlsplit(store).path.lstrip("/")
 
 
 @pytest.fixture
@@ -90,6 +99,29 @@ def test_a_database_that_is_down_is_said_without_its_address_and_password() -> N
         open_database("postgresql://someone:hunter2@127.0.0.1:1/none")
     assert "hunter2" not in f"{refused.value} {refused.value.hint} {refused.value.__cause__!r:.0}"
     assert "the service's database gives no connection" == str(refused.value)
+
+
+def test_a_server_that_is_away_is_503_for_now_and_found_again(bed_on_server: tuple[Bed, str]) -> None:
+    bed, name = bed_on_server
+    key = bed.key_for("shop", ("submit",), ("toll",))
+    asked = {"Idempotency-Key": "k", "Authorization": f"Bearer {key}"}
+    by_hand(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+    by_hand(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")
+    problem = check(bed.post(headers=asked), 503, "STORE_UNAVAILABLE")  # the caller's key cannot be looked up
+    assert (True, "the service's database gives no connection") == (problem["retryable"], problem["detail"])
+    check(bed.post(headers={"Idempotency-Key": "k"}), 503, "STORE_UNAVAILABLE")
+    by_hand(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+    wait_until(lambda: bed.post(headers=asked).status_code == 200)
+
+
+def test_a_name_that_no_text_of_the_server_can_be_is_404(bed_on_server: tuple[Bed, str]) -> None:
+    bed, _ = bed_on_server
+    check(bed.client.get("/v1/escalations/%00"), 404, "DFID_UNKNOWN")
+    resolution = bed.client.post("/v1/escalations/%00/resolution", json={"decision": "ABORT", "reason": "no"})
+    check(resolution, 404, "DFID_UNKNOWN")
+    check(bed.client.get("/v1/decisions/%00"), 404, "DFID_UNKNOWN")
+    check(bed.client.get("/v1/agents/%00"), 404, "NOT_FOUND")
+    check(bed.client.post("/v1/agents/%00/suspend", json={"reason": "no"}), 404, "NOT_FOUND")
 
 
 def test_what_people_do_at_one_service_binds_at_the_other(two: tuple[Bed, Bed]) -> None:

@@ -141,7 +141,7 @@ def storm(ground: Ground) -> list[Figure]:
     in_child(lambda: bed.gate().close())
     (bed.folder / "gate.py").write_text(GATE.format(folder=str(bed.folder)))
     home = {**os.environ, "SDS_HOME": str(bed.folder / "home"), "SDS_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    crowd = Crowd(bed, _sds(home, "keys", "add", "caller", "--role", "submit", "--gate", bed.terms.gate).strip())
+    crowd = Crowd(bed, _sds(home, "keys", "add", "caller", "--role", "submit", "--gate", str(bed.folder)).strip())
     with Processes(bed.folder, home, crowd) as processes, crowd.calling():
         for _ in range(ground.n):
             processes.strike(ground.rng)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sds.cli.common import JsonFlag
+from sds.cli.common import JsonFlag, as_name, recorded
 from sds.cli.render import print_either
 from sds.cli.service import needs_service
 from sds.cli.service.serve import StoreUrl
-from sds.definitions.definition import NAME
-from sds.definitions.registry import installed
+from sds.definitions.registry import installed, is_path
 from sds.host.clock import now_ms, when
-from sds.host.paths import recorded
 from sds.kernel.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ Named = Annotated[str, typer.Argument(help="Whose key it is: the name that the r
 def add(
     name: Named,
     role: Annotated[list[str], typer.Option("--role", help="submit, read, review, operate; several with a comma.")],
-    gate: Annotated[list[str], typer.Option("--gate", help="For which gates: names, or all.")],
+    gate: Annotated[list[str], typer.Option("--gate", help="For which gates: names or paths, or all.")],
     store: StoreUrl = "",
 ) -> None:
     """Make a key for a caller of the service and print it, this once: only its SHA-256 is kept.
@@ -39,18 +38,26 @@ def add(
 
     Example: sds keys add shop --role submit,read --gate refund
     """
-    gates = _listed(gate)
-    if unknown := [each for each in gates if not NAME.fullmatch(each)]:
-        raise UsageError(f"`{unknown[0][:80]}` is not the name of a gate", hint="a gate has a name_in_lower_case")
-    strange = sorted({*gates} - {EVERY_GATE, *installed(), *recorded()})
+    given = _listed(gate)
+    gates = tuple(map(as_name, given))
     with _database(store) as database:
         from sds.service import callers  # noqa: PLC0415
 
+        _refuse_unknown(each for each in given if not is_path(each))
         named = (callers.ALL,) if EVERY_GATE in gates else gates
         key = callers.add_key(database, name, _listed(role), named, now_ms=now_ms())
-    for each in strange:
-        typer.echo(f"no gate here is called `{each}` yet: is the name right?", err=True)
     typer.echo(key)
+
+
+def _refuse_unknown(gates: Iterable[str]) -> None:
+    """Raise UsageError for a name that no gate has, as far as is known here: its key would open nothing, and no other could
+    be given its name.
+    """
+    known = sorted({*installed(), *recorded()})
+    strange = next((each for each in gates if each not in {EVERY_GATE, *known}), None)
+    if strange is not None:
+        hint = f"gates are: {', '.join(known)}; one of your own that was not opened yet: its path"
+        raise UsageError(f"there is no gate `{strange[:80]}`", hint=hint)
 
 
 def list_keys(store: StoreUrl = "", as_json: JsonFlag = False) -> None:
@@ -101,6 +108,8 @@ def _database(store: str) -> Iterator[Database]:
     with needs_service():
         from sds.service.database import open_database  # noqa: PLC0415  the extra
     database = open_database(store, durable=True)
+    if store:  # the records lie there, too
+        os.environ["SDS_STORE"] = store
     try:
         yield database
     finally:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from sds.cli.common import JsonFlag, open_store
+from sds.cli.common import JsonFlag, as_name, open_store
 from sds.cli.render import counted, print_either
 from sds.cli.service import needs_service
 from sds.cli.service.serve import StoreUrl
@@ -28,7 +28,7 @@ SECRET_CHARS_MAX = 200
 
 def add(
     url: Annotated[str, typer.Argument(help="Where to: https, or http on this machine.", metavar="URL")],
-    gate: Annotated[list[str], typer.Option("--gate", help="Of which gates: names, several with a comma.")],
+    gate: Annotated[list[str], typer.Option("--gate", help="Of which gates: names or paths, several with a comma.")],
     name: Annotated[str, typer.Option("--name", help="What it is called; without it, one is made.")] = "",
     secret_file: Annotated[
         str, typer.Option("--secret-file", help="A file with its secret, or -; without it, one is made and printed.")
@@ -39,7 +39,7 @@ def add(
 
     Example: sds webhooks add https://shop.example/decided --gate refund
     """
-    gates = dict.fromkeys(part.strip() for each in gate for part in each.split(","))
+    gates = dict.fromkeys(as_name(part.strip()) for each in gate for part in each.split(","))
     secret = _read_secret(secret_file) if secret_file else ""
     with ExitStack() as opened:
         database = _database(store, opened)

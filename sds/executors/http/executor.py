@@ -123,7 +123,7 @@ class HttpExecutor:
         """Yield every order of this time. Raises ExecutorError."""
         form = self._form.statement
         if form is None:
-            raise ExecutorError("this gateway offers no statement")
+            raise ExecutorError("this gateway offers no statement", hint="describe it in its file: `statement`")
         period: dict[str, Fact] = {"since_ms": since_ms, "until_ms": until_ms, "currency": self._form.currency}
         period |= {"since_s": since_ms // 1000, "until_s": -(-until_ms // 1000)}
 
@@ -169,10 +169,14 @@ class HttpExecutor:
             request = GatewayRequest("GET", path, self._authentication())
             reply = self._exchange.ask(request, PAGE_S_MAX, body_bytes_max=PAGE_BYTES_MAX)
             if reply.status != 200:
-                raise ExecutorError(f"the gateway answered {reply.status} when it was asked for its statement")
+                message = f"the gateway answered {reply.status} when it was asked for its statement"
+                raise ExecutorError(message, hint="are the path of `statement` and the secret right in its file?")
             return answers.parsed(reply)
-        except (NotSentError, NoReplyError, ValueError) as error:
-            raise ExecutorError(f"the gateway's statement cannot be had: {error}") from None
+        except ValueError as error:
+            raise pages.odd(f"the gateway's statement cannot be read: {error}") from None
+        except (NotSentError, NoReplyError) as error:
+            hint = "is the gateway up, and its `address` right? then the same again"
+            raise ExecutorError(f"the gateway's statement cannot be had: {error}", hint=hint) from None
 
 
 def load_executor(path: str | Path) -> HttpExecutor:
@@ -197,7 +201,8 @@ def parse_gateway(text: str, name: str = "gateway") -> GatewayForm:
         raise UsageError(str(error), reason_code=GATEWAY_INVALID, hint=error.hint) from None
     except ValidationError as error:
         line, message = say_first(error.errors(include_url=False, include_input=False), lines)
-        raise UsageError(f"{name}:{line}: {message}", reason_code=GATEWAY_INVALID) from None
+        hint = "docs/library.md says what each field means"
+        raise UsageError(f"{name}:{line}: {message}", reason_code=GATEWAY_INVALID, hint=hint) from None
 
 
 def _text(path: Path) -> str:

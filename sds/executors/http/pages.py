@@ -15,6 +15,11 @@ from sds.kernel.executor.statement import StatementLine
 PAGES_MAX = 100_000
 
 
+def odd(message: str) -> ExecutorError:
+    """Return what is raised of a statement that is not as its form has it."""
+    return ExecutorError(message, hint="compare a page of it with `statement` in the gateway's file")
+
+
 def lines(form: StatementForm, page: Callable[[str], Any]) -> Iterator[StatementLine]:
     """Yield every line; `page` asks for one by what `{after}` is for it. Raises ExecutorError."""
     after, seen = form.first, set[str]()
@@ -22,24 +27,24 @@ def lines(form: StatementForm, page: Callable[[str], Any]) -> Iterator[Statement
         data = page(after)
         listed = answers.field(data, form.lines)
         if not isinstance(listed, list):
-            raise ExecutorError(f"the statement has no list `{form.lines}`")
+            raise odd(f"the statement has no list `{form.lines}`")
         for each in listed:
             yield _line(form.line, each)
         following = answers.field(data, form.next) if form.next else None
         if following in (None, MISSING, "", False):
             return
         if not isinstance(following, str | int) or str(following) in seen:
-            raise ExecutorError("the statement comes to no end: a page is named twice")
+            raise odd("the statement comes to no end: a page is named twice")
         after = str(following)
         seen.add(after)
-    raise ExecutorError(f"the statement has more than {PAGES_MAX} pages")
+    raise odd(f"the statement has more than {PAGES_MAX} pages")
 
 
 def _line(form: LineForm, data: Any) -> StatementLine:
     said = answers.field(data, form.outcome)
     outcome = form.outcomes.get(said) if isinstance(said, str) else None
     if outcome is None:
-        raise ExecutorError("a line of the statement has an outcome that nobody knows")
+        raise odd("a line of the statement has an outcome that nobody knows")
     return StatementLine(
         key=_text(data, form.key),
         outcome=outcome,
@@ -58,14 +63,14 @@ def _line(form: LineForm, data: Any) -> StatementLine:
 def _text(data: Any, path: str) -> str:
     found = answers.field(data, path)
     if not isinstance(found, str):
-        raise ExecutorError(f"a line of the statement has no text `{path}`")
+        raise odd(f"a line of the statement has no text `{path}`")
     return found
 
 
 def _number(data: Any, path: str) -> int:
     found = answers.field(data, path)
     if type(found) is not int:
-        raise ExecutorError(f"a line of the statement has no whole number `{path}`")
+        raise odd(f"a line of the statement has no whole number `{path}`")
     return found
 
 
@@ -79,4 +84,4 @@ def _at_ms(form: TimeField, found: Any) -> int:
             return round(at.timestamp() * 1000)
     elif form.unit != "iso" and type(found) is int:
         return found * 1000 if form.unit == "s" else found
-    raise ExecutorError(f"a line of the statement has no time `{form.field}`")
+    raise odd(f"a line of the statement has no time `{form.field}`")

@@ -149,7 +149,7 @@ def find(request: Request, me: Me) -> Response:
     """Find a flow by its id, or by that of its event; go there where it is the only one."""
     asked = request.query_params.get("q", "").strip()[:FIND_CHARS_MAX]
     role = "decisions" if "read" in me.roles else "cases" if "review" in me.roles else ""
-    gates = service(request).gates_of(me.caller).items() if asked and role else ()
+    gates = service(request).gates_of(me.caller).items() if asked and role and review.can_be_held(asked) else ()
     found = [(name, dfid) for name, opened in gates for dfid in _flows(opened.gate.store, name, asked)]
     if len(found) == 1:
         return RedirectResponse(f"{PATH}/{role}/{found[0][0]}/{found[0][1]}", 303)

@@ -1,7 +1,7 @@
 """Whether this process should be sent requests: looked at every few seconds in the background, answered from the last look.
 
 - model: it has proposed something for each gate since the process began
-- store: it takes a write
+- store: it takes a write; where it is a file, there is room for more: one page goes into its log although the disk is full
 - clock: it is within a second of the store's; of a file, not a second before its last entry
 - record: it is not behind what its executor lists: a restored one orders nothing until that is adopted
 - draining: SIGTERM has not come
@@ -12,19 +12,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import islice
+from shutil import disk_usage
 
-from sds.gate import Gate
 from sds.host import paths
 from sds.kernel.errors import SdsError
 from sds.kernel.executor.wholeness import RECORD_BEHIND
+from sds.kernel.storage.sqlite import SqliteStore
 from sds.kernel.storage.store import Store
 from sds.service.gates import OpenGate
 from sds.service.state import Service
 
 OK = "ok"
 CLOCKS_APART_MS_MAX = 1_000
+ROOM_BYTES_MIN = 4 << 20  # on the disk of a record: some decisions' worth
 CASES_MAX = 20  # of a gate's queue that are looked through for one to prove its model on
 LATE_S = 30.0  # a look that is older than this, and than three of them take, tells nothing any more
 
@@ -37,25 +40,30 @@ class Health:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._lock = threading.Lock()
-        self._found = dict[str, Mapping[str, str]]()
-        self._proved = dict[str, str]()
+        self._found: dict[str, dict[str, str]] = {"model": {}, "store": {}, "clock": {}, "record": {}}
+        self._proved = set[str]()
         self._looked_s: float | None = None
 
     def look(self) -> None:
-        """Look at everything. Blocks; for one thread."""
-        gates = self._service.gates
-        found = {"model": {name: self._model(each) for name, each in gates.items()}}
-        for check, looks in (("store", self._store), ("clock", self._clock), ("record", self._record)):
-            found[check] = {
-                name: _said(lambda gate=each.gate, looks=looks: looks(gate)) for name, each in gates.items()
-            }
+        """Look at everything. Blocks, for long where a store does not answer: each finding counts at once. For one thread."""
+        looks: dict[str, Callable[[OpenGate], str]] = {
+            "model": self._model,
+            "store": self._store,
+            "clock": self._clock,
+            "record": self._record,
+        }
+        for check, look in looks.items():
+            for name, each in self._service.gates.items():
+                found = _said(partial(look, each))
+                with self._lock:
+                    self._found[check][name] = found
         with self._lock:
-            self._found, self._looked_s = dict(found), time.monotonic()
+            self._looked_s = time.monotonic()
 
     def checks(self) -> dict[str, str | Mapping[str, str]]:
         """Return each check with what was found."""
         with self._lock:
-            found, looked_s = dict(self._found), self._looked_s
+            found, looked_s = {check: dict(of) for check, of in self._found.items()}, self._looked_s
         late_s = max(LATE_S, 3 * self._service.settings.probe_every_s)
         fresh = looked_s is not None and time.monotonic() - looked_s <= late_s
         probe = OK if fresh else "LATE" if looked_s is not None else "NOT_YET"
@@ -67,39 +75,42 @@ class Health:
 
     def _model(self, each: OpenGate) -> str:
         """Have the model propose for a case of the gate, until it has done so once."""
-        if self._proved.get(each.name) != OK:
-            self._proved[each.name] = _said(lambda: _prove(each))
-        return self._proved[each.name]
-
-    def _store(self, gate: Gate) -> str:
-        with gate.store.transaction():
-            gate.store.run(_PROBE)
+        if each.name not in self._proved:
+            _prove(each)
+            self._proved.add(each.name)
         return OK
 
-    def _clock(self, gate: Gate) -> str:
-        now_ms = self._service.now_ms()
-        store_ms = clock_ms(gate.store)
+    def _store(self, each: OpenGate) -> str:
+        store = each.gate.store
+        with store.transaction():
+            store.run(_PROBE)
+        full = isinstance(store, SqliteStore) and disk_usage(store.path.parent).free < ROOM_BYTES_MIN
+        return "DISK_FULL" if full else OK
+
+    def _clock(self, each: OpenGate) -> str:
+        now_ms, store = self._service.now_ms(), each.gate.store
+        store_ms = clock_ms(store)
         if store_ms is not None:
             return OK if abs(now_ms - store_ms) <= CLOCKS_APART_MS_MAX else "CLOCK_APART"
-        last_ms = gate.store.value("SELECT at_ms FROM ledger ORDER BY idx DESC LIMIT 1")
+        last_ms = store.value("SELECT at_ms FROM ledger ORDER BY idx DESC LIMIT 1")
         return OK if last_ms is None or now_ms >= last_ms - CLOCKS_APART_MS_MAX else "CLOCK_BEHIND"
 
-    def _record(self, gate: Gate) -> str:
-        doubt = gate.kernel.whole.doubt()
+    def _record(self, each: OpenGate) -> str:
+        doubt = each.gate.kernel.whole.doubt()
         return RECORD_BEHIND if doubt is not None and doubt.code == RECORD_BEHIND else OK
 
 
-def _said(look: object) -> str:
+def _said(look: Callable[[], str]) -> str:
     """Return what a look finds; what it raises is its reason code."""
     try:
-        return str(look())  # type: ignore[operator]
+        return look()
     except SdsError as error:
         return error.reason_code
     except Exception as error:  # noqa: BLE001  a gate's own code may fail in any way: it is not ready, and says why
         return type(error).__name__
 
 
-def _prove(each: OpenGate) -> str:
+def _prove(each: OpenGate) -> None:
     """Propose for a case of the gate's queue where there is more than one choice, else for one that nobody knows.
 
     Nothing is recorded.
@@ -110,7 +121,6 @@ def _prove(each: OpenGate) -> str:
     packets = map(gate.preview, [*(case.event for case in islice(queue, CASES_MAX)), unknown])
     packet = next((found for found in packets if len(found.envelope.kinds) > 1), None) or gate.preview(unknown)
     gate.engine.propose(packet, tokens_max=gate.contract.budget.tokens_max)
-    return OK
 
 
 def clock_ms(store: Store) -> int | None:

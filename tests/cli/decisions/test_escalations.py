@@ -31,6 +31,7 @@ from tests.gates.refund.opened import open_refund
 from tests.kernel.durable import proposal
 from tests.proposers import Says
 from tests.scale import seeded
+from tests.stores.records import alone
 
 CLAIMS = 40
 
@@ -119,7 +120,7 @@ def test_a_case_is_listed_shown_and_resolved_by_the_command_that_show_prints(cli
 def test_a_case_that_cannot_be_read_is_named_and_hides_no_other(cli: Cli) -> None:
     damaged, case = escalated(cli, "REFUND_TICKET"), escalated(cli, "REFUND_TICKET")
     with closing(SqliteStore(decisions_path(cli.folder))) as store:
-        store.run("UPDATE context_snapshots SET body = 'x' WHERE dfid = ?", (damaged.dfid,))
+        alone(store, "UPDATE context_snapshots SET body = 'x' WHERE dfid = ?", (damaged.dfid,))
     code, out, err = cli("escalations", "list")
     first, second = (line.split()[1:] for line in out.splitlines())
     assert (0, [damaged.dfid, damaged.event_id, "RECORD_DAMAGED", "-", "-"], case.dfid) == (code, first, second[0])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sds.host.paths import open_record
 from tests.cli.conftest import Shell
 
 
@@ -28,10 +29,21 @@ def test_a_key_is_printed_once_and_listed_without_it(sds: Shell) -> None:
     assert made.stdout.strip() not in listed.stdout
 
 
-def test_a_gate_that_nobody_knows_here_is_asked_about_and_the_key_is_made_all_the_same(sds: Shell) -> None:
-    made = sds("keys", "add", "shop", "--role", "read", "--gate", "refund,refnd")
-    assert (0, "no gate here is called `refnd` yet: is the name right?\n") == (made.returncode, made.stderr)
-    assert re.fullmatch(r"sds_[A-Za-z0-9_-]{43}\n", made.stdout)
+def test_a_gate_that_nobody_knows_is_refused_and_no_key_is_made(sds: Shell) -> None:
+    refused = sds("keys", "add", "shop", "--role", "read", "--gate", "refund,refnd")
+    assert (2, "") == (refused.returncode, refused.stdout)
+    assert "error: there is no gate `refnd`\n" in refused.stderr
+    assert "mend:  gates are: fraud, refund; one of your own that was not opened yet: its path\n" in refused.stderr
+    assert "[]" == sds("keys", "list", "--json").stdout.strip()
+
+
+def test_a_gate_of_ones_own_is_known_by_its_path_and_by_its_record(sds: Shell, tmp_path: Path) -> None:
+    folder = tmp_path / "parking"
+    sds.ok("new", "parking", "--folder", str(folder))
+    sds.ok("keys", "add", "shop", "--role", "submit", "--gate", str(folder))
+    open_record(sds.home / "parking").close()
+    sds.ok("keys", "add", "desk", "--role", "review", "--gate", "parking")
+    assert ["parking", "parking"] == [key["gates"][0] for key in json.loads(sds.ok("keys", "list", "--json"))]
 
 
 def test_a_revoked_key_is_listed_as_that_and_its_name_is_not_given_again(sds: Shell) -> None:
@@ -51,7 +63,7 @@ def test_a_revoked_key_is_listed_as_that_and_its_name_is_not_given_again(sds: Sh
     [
         (("add", "shop", "--role", "admin", "--gate", "all"), "there is no role `admin`"),
         (("add", "a b", "--role", "read", "--gate", "all"), "`a b` is no name of a key"),
-        (("add", "shop", "--role", "read", "--gate", "Refund"), "`Refund` is not the name of a gate"),
+        (("add", "shop", "--role", "read", "--gate", "Refund"), "there is no gate `Refund`"),
         (("add", "shop", "--role", "read"), "Missing option '--gate'"),
         (("revoke", "nobody"), "there is no key `nobody`"),
     ],

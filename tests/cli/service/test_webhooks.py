@@ -39,6 +39,10 @@ def test_an_endpoint_is_added_with_a_secret_that_is_shown_once(sds: Shell) -> No
     assert "url-token" not in listed.stdout
 
 
+def test_a_gate_may_be_named_by_its_path(sds: Shell) -> None:
+    assert "shop  toll\n" in sds.ok("webhooks", "add", URL, "--gate", str(sds.home / "toll_gate"), "--name", "shop")
+
+
 def test_what_is_undelivered_and_since_when_it_fails_is_listed(sds: Shell) -> None:
     sds("webhooks", "add", URL, "--gate", "toll", "--name", "shop")
     with opened_bed(sds.home, Greedy("WAIVE")) as bed:

@@ -28,6 +28,7 @@ from tests.kernel.durable import World, refund
 from tests.kernel.sagas import terms
 from tests.kernel.tampering import MONITORED, full_record
 from tests.scale import scale, seeded
+from tests.stores.records import alone
 
 pytestmark = pytest.mark.sqlite_alone("cells of any type and encoding, which no table of a server takes")
 
@@ -215,7 +216,7 @@ def test_every_value_that_is_tried_is_of_another_kind():
 def test_a_newer_contract_is_not_put_beside_one_that_cannot_be_read(recorded: Recorded):
     folder = recorded.copied("one")
     world = opened(recorded, folder)
-    world.store.run("UPDATE contracts SET version = 'x'")
+    alone(world.store, "UPDATE contracts SET version = 'x'")
     newer: Contract = NEWER
     with pytest.raises(StoreError, match="the contracts in the record cannot be read"):
         registry.register(world.store, newer, by="registry", now_ms=world.clock())

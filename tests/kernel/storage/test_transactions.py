@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sds.kernel.errors import StoreError, UsageError
+from sds.kernel.flow.states import move_on
 from sds.kernel.storage.store import Store
 from tests.kernel.durable import together
 from tests.stores.opened import SQLITE, Chosen, opened_store
@@ -38,6 +39,50 @@ def test_a_transaction_inside_a_transaction_is_refused_and_undoes_both(store: St
     with pytest.raises(StoreError, match="within a transaction"):
         nested()
     assert [] == store.rows("SELECT * FROM resources")
+
+
+@pytest.mark.parametrize("write", ["run", "write"])
+def test_nothing_is_written_but_in_a_transaction_of_ones_own_thread(store: Store, write: str):
+    def other() -> None:
+        with pytest.raises(StoreError, match="the store refused: there is no transaction"):
+            getattr(store, write)("INSERT INTO resources VALUES ('r', 0, 0)")
+
+    other()
+    with store.transaction():
+        together(1, lambda _: other())
+    assert [] == store.rows("SELECT * FROM resources")
+
+
+FLOW = {
+    "dfid": "d",
+    "agent_id": "a",
+    "trigger_event": "{}",
+    "gate": "g",
+    "event_id": "e",
+    "contract_hash": "h",
+    "restarts": 0,
+    "created_at_ms": 1,
+    "state": "ACTIVE",
+    "lease_until_ms": 2,
+}
+
+
+def test_a_flow_is_moved_on_only_from_what_it_was_seen_in(store: Store):
+    def move(was: tuple[str, ...], tag: str) -> None:
+        with store.transaction():
+            store.insert("resources", resource=tag, epoch=0, drawn=0)
+            move_on(store, "decision_flows", "d", "ABORTED", was=was, tag=tag)
+
+    with store.transaction():
+        store.insert("decision_flows", **FLOW)
+    with pytest.raises(StoreError, match="the store refused"):
+        move(("EXECUTING", "ESCALATED"), "late")
+    assert [("ACTIVE", None)] == store.rows("SELECT state, tag FROM decision_flows")
+    move(("CREATED", "ACTIVE"), "first")
+    with pytest.raises(StoreError, match="the store refused"):
+        move(("ACTIVE",), "second")
+    assert [("ABORTED", "first")] == store.rows("SELECT state, tag FROM decision_flows")
+    assert [("first",)] == store.rows("SELECT resource FROM resources")
 
 
 def test_what_was_committed_is_there_after_reopening(folder: Path):

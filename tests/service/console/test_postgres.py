@@ -47,6 +47,7 @@ def test_a_day_at_the_console_over_postgresql(far: Office) -> None:
         record = text(ada.get(f"/console/decisions/claims/{flows['small']}").text)
         assert "decision OVERRIDE who ada reason checked" in record
         assert f"/console/decisions/claims/{flows['open']}" == ada.get("/console/find?q=C-1004").headers["location"]
+        assert 200 == ada.get("/console/find?q=%00").status_code
         far.revoke("ada")
         assert "/console/login" == ada.get("/console").headers["location"]
     assert () == verify(far.claims.store).faults

@@ -164,6 +164,17 @@ def test_keys_are_kept_for_a_day_and_then_removed(bed: Bed) -> None:
     assert 0 == kept(bed)
 
 
+def test_the_day_begins_with_the_answer_not_with_the_question(bed: Bed) -> None:
+    answers, event, start_ms = bed.service.kept, bed.gate.read(EVENT), now_ms()
+    claim = claim_of("shop", bed.gate, "k", event)
+    bed.clock = lambda: start_ms
+    assert answers.claim(claim, bed.gate, event) is None
+    bed.clock = lambda: start_ms + 30_000
+    answers.keep(claim, KeptAnswer(202, "", b"{}"))
+    bed.clock = lambda: start_ms + 24 * 3_600_000 + 20_000
+    assert (0, 1) == (answers.sweep(), kept(bed))
+
+
 def test_a_sweep_is_bounded(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sds.service.deciding.idempotency.SWEPT_MAX", 2)
     for number in range(3):

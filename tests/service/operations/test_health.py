@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from sds.host.clock import now_ms
 from sds.kernel.errors import ModelError, StoreError
 from sds.kernel.executor.wholeness import RECORD_BEHIND, Doubt
+from sds.service.operations import health
 from sds.service.operations.health import Health
 from tests.kernel.durable import proposal
 from tests.proposers import Says
@@ -21,9 +24,9 @@ from tests.service.testbed import Bed, opened_bed
 
 def looked(bed: Bed) -> Any:
     """Return what `/readyz` answers once it has looked, after the look that each process begins with."""
-    health = bed.app.state.operations.health
-    wait_until(lambda: health.checks()["probe"] != "NOT_YET")
-    health.look()
+    found = bed.app.state.operations.health
+    wait_until(lambda: found.checks()["probe"] != "NOT_YET")
+    found.look()
     return bed.client.get("/readyz", headers={"Authorization": ""})
 
 
@@ -72,6 +75,44 @@ def test_a_store_that_takes_no_write_is_not_ready(bed: Bed, monkeypatch: pytest.
     assert "hunter2" not in looked(bed).text
     monkeypatch.undo()
     assert 200 == looked(bed).status_code
+
+
+def test_a_file_on_a_disk_that_is_full_is_not_ready_although_it_takes_one_small_write(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "disk_usage", lambda _: SimpleNamespace(free=health.ROOM_BYTES_MIN - 1))
+    not_ready(bed, "store", {"toll": "DISK_FULL"})
+    monkeypatch.undo()
+    assert 200 == looked(bed).status_code
+
+
+def test_a_store_that_does_not_answer_is_told_before_everything_else_was_looked_at(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert 200 == looked(bed).status_code
+    look = Health(bed.service)
+    look.look()
+    asked, go = threading.Event(), threading.Event()
+
+    def late(_: object) -> str:
+        asked.set()
+        assert go.wait(10)
+        return "ok"
+
+    @contextmanager
+    def refuses(*_first: Any) -> Any:
+        raise StoreError("it is away")
+        yield
+
+    monkeypatch.setattr(bed.gate.store, "transaction", refuses)
+    monkeypatch.setattr(look, "_clock", late)
+    thread = threading.Thread(target=look.look)
+    thread.start()
+    assert asked.wait(10)
+    checks = look.checks()
+    go.set()
+    thread.join()
+    assert ({"toll": "STORE_UNAVAILABLE"}, False) == (checks["store"], look.ready(checks))
 
 
 def test_a_clock_that_is_behind_the_record_is_not_ready(bed: Bed) -> None:
