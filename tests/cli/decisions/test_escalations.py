@@ -216,6 +216,7 @@ def test_an_order_that_cannot_be_recovered_is_counted_and_named(cli: Cli) -> Non
     code, out, err = cli("recover")
     assert (1, True) == (code, "unknown: 0" in out and "errors: 1" in out)
     assert err.startswith(f"error: 1 flow could not be recovered: {dfid}: StoreError: resource ")
+    assert '"event": "recovery.failed"' in (cli.folder / "log.jsonl").read_text(encoding="utf-8")
 
 
 def test_a_decision_that_there_is_none_of_is_refused_and_never_taken_for_one_that_pays(cli: Cli) -> None:
