@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,13 @@ import pytest
 from sds.judgement.evaluation import baselines
 from sds.judgement.evaluation import evaluate as evaluation
 from sds.judgement.evaluation import page as pages
-from sds.judgement.evaluation.evaluate import OTHER_LABELS, Beside, evaluate
+from sds.judgement.evaluation.evaluate import NO_BOOSTING, NO_HEAD, OTHER_LABELS, Beside, evaluate
 from sds.judgement.evaluation.page import page
 from sds.judgement.evaluation.splits import held
 from sds.judgement.fit import divided, fit_gate, learned
+from sds.judgement.fitting import open_fitters
 from sds.kernel.errors import UsageError
+from sds.models.fitting.examples import check_texts
 from sds.models.readers.protocol import Reading
 from sds.policy import judgement
 from sds.policy.judgement import Judgement, open_judgement
@@ -134,6 +136,25 @@ def test_a_head_on_the_encoder_as_it_is_learns_the_texts_of_the_fit(
     assert found["decisions"]["fitted_unbounded"] == found["decisions"]["head"]
     (texts,) = calls.texts
     assert set(texts) == {case.text for case in learned(contract(), divided(contract(), GIVEN), "cause")}
+
+
+def test_labels_too_few_for_what_is_measured_beside_are_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def head(texts: Sequence[str], values: Sequence[str], **how: Any) -> Any:
+        check_texts(texts, values, how["names"])
+        return fitters().text(texts, values, **how)
+
+    monkeypatch.setattr(judgement, "open_reader", opened)
+    fit_gate(scored(), cases(900, risk=True), fitters(), out=tmp_path / "out", on_progress=quiet)
+    beside = Beside(head=head, table=open_fitters(texts=False)[0].table)
+    few = [replace(case, part="train" if place < 6 else "calibrate") for place, case in enumerate(cases(9, risk=True))]
+    with_fields = open_judgement(tmp_path / "out", scored())
+    found = evaluate(scored(), with_fields, few, part="all", beside=beside, on_progress=quiet)
+    told = [line.partition(":")[0] for line in found["notices"]]
+    assert [True, True] == [each in told for each in (NO_HEAD, NO_BOOSTING)]
+    assert "head" not in found["readings"]["cause"]
+    assert {"fitted"} == found["readings"]["risk"].keys()
 
 
 def test_the_language_model_reads_the_same_texts_where_it_is_asked_for(fitted: Judgement) -> None:

@@ -23,12 +23,14 @@ from sds.judgement.labels import PARTS, YES, labels_hash, parted
 from sds.judgement.scoring import decision_scores, enumeration_scores, money, of_scores, score_scores, texts_of
 from sds.kernel.contract.schema import Contract
 from sds.kernel.errors import UsageError
-from sds.models.readers.protocol import Reader
+from sds.models.readers.protocol import Reader, ReaderError
 from sds.policy.judgement import Judgement, Threshold
 from sds.policy.readers import Answers
 
 ALL = "all"
 OTHER_LABELS = "these are not the labels of the fit: a text among them may have been learned"
+NO_HEAD = "nothing is measured beside a head on the encoder as it is"
+NO_BOOSTING = "nothing is measured beside boosting"
 OTHER_THRESHOLDS = "no thresholds: they were chosen for another policy, or none was; what max_error bounds escalates"
 
 
@@ -122,7 +124,11 @@ class _Evaluation:
 
     def _of_score(self, name: str, cases: Sequence[LabelledCase]) -> dict[str, Any]:
         found, said = {"fitted": score_scores(self._readings, cases, name)}, [case for case in cases if case.fields]
-        boosted = self._boosting(name, said) if said else None
+        try:
+            boosted = self._boosting(name, said) if said else None
+        except ReaderError as error:  # too few labels
+            self._notices.append(f"{NO_BOOSTING}: {error}")
+            boosted = None
         return found if boosted is None else {**found, "boosting": boosted}
 
     def _boosting(self, name: str, cases: Sequence[LabelledCase]) -> dict[str, Any] | None:
@@ -155,14 +161,22 @@ class _Evaluation:
                 self._notices.append(NO_SKLEARN)
             else:
                 found["tfidf"] = {name: baselines.tfidf(self._contract, texts[name], name) for name in names}
-            if self._beside.head is not None:
-                found["head"] = {name: self._head(self._beside.head, texts[name], name) for name in names}
+            if self._beside.head is not None and (heads := self._heads(self._beside.head, texts)):
+                found["head"] = heads
         if names and self._beside.model is not None:
             answers, now = self._beside.model(), self._beside.now_ms
             found["model"] = {
                 name: baselines.language_model(self._contract, answers[name], name, now_ms=now) for name in names
             }
         return {who: Readings(self._contract, {**self._judgement.readers, **readers}) for who, readers in found.items()}
+
+    def _heads(self, fit: FitsText, texts: Mapping[str, Sequence[LabelledCase]]) -> dict[str, Reader]:
+        """Return a head for each enumeration; none, and a notice, where the labels are too few for one of them."""
+        try:
+            return {name: self._head(fit, cases, name) for name, cases in texts.items()}
+        except ReaderError as error:
+            self._notices.append(f"{NO_HEAD}: {error}")
+            return {}
 
     def _head(self, fit: FitsText, cases: Sequence[LabelledCase], name: str) -> Reader:
         """Return a reader fitted in seconds on the same texts as the fitted one, and calibrated on the same."""
