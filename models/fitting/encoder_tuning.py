@@ -2,8 +2,9 @@
 
 AdamW with a rate that rises and falls in a line and is lower the lower a layer lies, smoothed labels, dropout. A batch holds each
 text twice, with other typing errors, other distractions and another dropout, and what is read of the two has to agree (R-drop: Liang
-et al. 2021, arXiv:2106.14448). Products are made in bfloat16 where the processor has them, and sums in 32 bits. The words'
-embeddings stay as they were: a few hundred texts touch few of them, and would move these away from their neighbours.
+et al. 2021, arXiv:2106.14448); of many texts each is there once in the first epoch. Products are made in bfloat16 where the
+processor has them, and sums in 32 bits. The words' embeddings stay as they were: a few hundred texts touch few of them, and would
+move these away from their neighbours.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from sds.models.fitting.noise import Noise
 from sds.models.readers.encoder import TextTokenizer
 
 EPOCHS_MIN, EPOCHS_MAX = 3, 12
-TEXTS_SEEN_MAX = 50_000  # over all epochs, so that a fit takes minutes: of more texts each is seen less often
+TEXTS_SEEN_MAX = 40_000  # over all epochs, so that a fit takes minutes: of more texts each is seen less often
 BATCH = 32
 COPIES = 2  # of each text in a batch
 RATE = 3e-4  # of the last layer
@@ -64,22 +65,29 @@ def fit_encoder(
 ) -> FittedText:
     """Fine-tune a BERT encoder to tell `names` apart. Raises ReaderError.
 
-    `names`: the declared values, in order; `base`: a folder or zip of the encoder; `epochs`: without it, EPOCHS_MAX, or fewer where
-    there are many texts; `distractions`: sentences that say nothing of the value, of which one is now and then added to a text.
+    `names`: the declared values, in order; `base`: a folder or zip of the encoder; `epochs`: without it as `copies_in` says;
+    `distractions`: sentences that say nothing of the value, of which one is now and then added to a text.
     Same texts and seed, same scores, but for the last digits. The result is not calibrated yet.
     """
     check_texts(texts, values, names)
     encoder = open_base(base)
     files = files_of(encoder, texts)
     tokenizer = TextTokenizer(files, tokens_max(encoder))
-    epochs = epochs or max(EPOCHS_MIN, min(EPOCHS_MAX, TEXTS_SEEN_MAX // (COPIES * len(texts))))
+    copies = copies_in(len(texts)) if epochs is None else [COPIES] * epochs
     with _seeded(seed):
         model = Classifier(encoder, len(names))
         seen = Noise(distractions, random.Random(seed))  # noqa: S311 — no secret
-        _train(model, tokenizer, texts, indices(values, names).tolist(), epochs, seen, on_progress)
+        _train(model, tokenizer, texts, indices(values, names).tolist(), copies, seen, on_progress)
         tuned, head = _taken(model, encoder)
     middle = features_of(tuned, files, texts)["middle"]
     return finished("encoder", tuned, head, middle, texts, files=files, names=names, seed=seed)
+
+
+def copies_in(texts: int) -> list[int]:
+    """Return how often each of so many texts is in a batch, epoch by epoch."""
+    whole = max(EPOCHS_MIN, min(EPOCHS_MAX, TEXTS_SEEN_MAX // (COPIES * texts)))
+    left = TEXTS_SEEN_MAX - COPIES * texts * whole
+    return [1] * (whole < EPOCHS_MAX and left >= texts) + [COPIES] * whole
 
 
 @contextmanager
@@ -100,7 +108,7 @@ def _train(
     tokenizer: TextTokenizer,
     texts: Sequence[str],
     values: Sequence[int],
-    epochs: int,
+    copies_of: Sequence[int],
     seen: Noise,
     on_progress: Progress,
 ) -> None:
@@ -110,27 +118,29 @@ def _train(
         groups.append({"params": list(part.parameters()), "lr": RATE * FALL**height})
     groups.append({"params": list(model.places.parameters()), "lr": RATE * FALL ** len(model.layers)})
     optimizer = torch.optim.AdamW(groups, lr=RATE, weight_decay=DECAY, fused=True)
-    total = epochs * -(-len(texts) // BATCH)
+    total = len(copies_of) * -(-len(texts) // BATCH)
     warm = max(1, int(WARM_SHARE * total))
     rate = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / warm, (total - step) / max(1, total - warm))
     )
     model.train()
     done = 0
-    for epoch in range(epochs):
-        copies = [[tokenizer.encode(seen.as_sent(text))[0] for text in texts] for _ in range(COPIES)]
+    for epoch, count in enumerate(copies_of, 1):
+        copies = [[tokenizer.encode(seen.as_sent(text))[0] for text in texts] for _ in range(count)]
         for rows in _batches([max(map(len, each)) for each in zip(*copies, strict=True)], seen.draw):
             with torch.autocast("cpu", torch.bfloat16, enabled=BFLOAT16):
                 logits = model(*padded([copy[row] for copy in copies for row in rows])).float()
-            expected = torch.tensor([values[row] for row in rows] * COPIES)
-            loss = functional.cross_entropy(logits, expected, label_smoothing=SMOOTHING) + AGREEMENT * apart(logits)
+            expected = torch.tensor([values[row] for row in rows] * count)
+            loss = functional.cross_entropy(logits, expected, label_smoothing=SMOOTHING)
+            if count == COPIES:
+                loss = loss + AGREEMENT * apart(logits)
             optimizer.zero_grad()
             torch.autograd.backward(loss)
             torch.nn.utils.clip_grad_norm_(model.parameters(), NORM_MAX)
             optimizer.step()
             rate.step()
             done += 1
-            on_progress(done, total, f"epoch {epoch + 1} of {epochs}")
+            on_progress(done, total, f"epoch {epoch} of {len(copies_of)}")
 
 
 def _batches(lengths: Sequence[int], draw: random.Random) -> list[list[int]]:

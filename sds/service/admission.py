@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import threading
 import time
+from bisect import bisect_right
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from statistics import median
@@ -20,8 +21,11 @@ from sds.service.problems import Problem
 LOOKED_AT = 32  # the last decisions of a gate whose median is what the next is taken to last
 SERVICE_MS_FIRST = 50.0  # until one has been seen
 SLACK = 2.0  # of the time there is, over what is expected: half of all decisions take longer than the median
+OUTSIDE = 0.2  # of the time there is, for what no stage of a decision counts: hand-overs between threads, and the answer's way
 RECENT, RECENT_S = 512, 10.0  # decisions of a gate at each concurrency, and for how long they say something of the next
 LATE_MAX = 0.01  # of what is let in
+LOOKED_AT_MAX = 16  # requests at once; one more would only wait
+CROWDED_S = 1.0
 
 
 class Latencies:
@@ -29,7 +33,8 @@ class Latencies:
 
     def __init__(self, parallel: int) -> None:
         self._took: list[deque[tuple[float, float]]] = [deque(maxlen=RECENT) for _ in range(parallel)]
-        self._p99_ms, self._until_s = [0.0] * parallel, [-math.inf] * parallel
+        self._ordered: list[list[float]] = [[] for _ in range(parallel)]
+        self._until_s = [-math.inf] * parallel
 
     def add(self, n: int, ms: float, now_s: float) -> None:
         """Learn of a decision with so many in hand."""
@@ -37,26 +42,27 @@ class Latencies:
         took.append((now_s, ms))
         while took[0][0] + RECENT_S < now_s:
             took.popleft()
-        ordered = sorted(ms for _, ms in took)
-        late = max(1, round(LATE_MAX * len(ordered)))  # one alone is an accident
-        self._p99_ms[n - 1], self._until_s[n - 1] = ordered[max(0, len(ordered) - 1 - late)], now_s + RECENT_S
+        self._ordered[n - 1], self._until_s[n - 1] = sorted(ms for _, ms in took), now_s + RECENT_S
 
     def try_out(self, n: int, now_s: float) -> None:
         """Note that one is let in to learn how long it takes: until it has ended, nobody else is."""
         self._took[n - 1].clear()
-        self._p99_ms[n - 1], self._until_s[n - 1] = math.inf, now_s + RECENT_S
+        self._ordered[n - 1], self._until_s[n - 1] = [math.inf, math.inf], now_s + RECENT_S
 
     def in_time(self, n: int, left_ms: float, now_s: float) -> bool | None:
-        """Return whether 99 in 100 end in time with so many in hand; None: nobody knows.
-
-        What is late alone as well is not late for its company, and no fewer in hand would help it.
-        """
-        known = {at + 1: ms for at, ms in enumerate(self._p99_ms) if self._until_s[at] >= now_s}
-        if known.get(1, 0.0) > left_ms:
-            return True
-        if any(ms > left_ms for at, ms in known.items() if at <= n):
+        """Return whether with so many in hand no more end late than LATE_MAX beside those that do alone; None: nobody knows."""
+        late = {
+            at + 1: _late(ordered, left_ms) for at, ordered in enumerate(self._ordered) if self._until_s[at] >= now_s
+        }
+        most = LATE_MAX + late.get(1, 0.0)
+        if any(share > most for at, share in late.items() if at <= n):
             return False
-        return any(ms <= left_ms for at, ms in known.items() if at >= n) or None
+        return any(share <= most for at, share in late.items() if at >= n) or None
+
+
+def _late(ordered_ms: Sequence[float], left_ms: float) -> float:
+    """Return which share ended late; one alone is an accident."""
+    return max(0, len(ordered_ms) - bisect_right(ordered_ms, left_ms) - 1) / len(ordered_ms)
 
 
 class Admission:
@@ -84,10 +90,19 @@ class Admission:
         finally:
             self.looked_at -= 1
 
+    def crowded(self) -> Problem | None:
+        """Return how one more is refused that is to be looked at, however much room there seems to be for it; None: it is not."""
+        return Problem("OVERLOADED", retry_after_s=CROWDED_S) if self.looked_at >= LOOKED_AT_MAX else None
+
     @property
     def in_hand(self) -> int:
         """How many decisions wait or are under way."""
         return self._in_hand.total()
+
+    @property
+    def calm(self) -> bool:
+        """Whether nothing is in hand or looked at, and there is room: then nobody is refused."""
+        return not self._in_hand.total() and not self.looked_at and self.queue_max > 0
 
     @property
     def idle(self) -> bool:
@@ -146,7 +161,7 @@ class Admission:
     def _in_time(self, gate: str, left_ms: float) -> bool | None:
         n = self._in_hand.total() + 1
         wait_ms = max(0, n - self.parallel) * self.service_ms(gate) / self.parallel
-        return self._latencies[gate].in_time(min(n, self.parallel), left_ms - wait_ms, self._now_s())
+        return self._latencies[gate].in_time(min(n, self.parallel), (1 - OUTSIDE) * left_ms - wait_ms, self._now_s())
 
     def took(self, gate: str, ms: float) -> None:
         """Learn how long a decision took from when it had its turn, also one that was cut short."""

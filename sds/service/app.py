@@ -150,8 +150,8 @@ def create_app(
     described.describe(app, gates)
     metrics = app.state.operations.metrics
     app.add_middleware(Outermost, log=log, token=token, metrics=metrics, body_within_s=settings.body_within_s)
-    decides = decisions.Decisions(app.state.service, metrics, token)
-    app.state.decisions = LoadShedding(decides, app.state.service, refused=metrics.was_shed)
+    app.state.decisions = decisions.Decisions(app.state.service, metrics, token)
+    app.state.shedding = LoadShedding(app.state.service, refused=metrics.was_shed)
     return app
 
 

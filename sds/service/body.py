@@ -10,6 +10,7 @@ from sds.service.problems import Problem
 from sds.service.state import service
 
 CLOSE = {"Connection": "close"}  # what was not read of a body would be taken for the next request
+BODY_IS_THERE = "body_is_there"  # in the state of a request whose body has come as a whole
 _NONE = ("",)
 
 

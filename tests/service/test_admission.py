@@ -155,6 +155,24 @@ def test_what_is_late_alone_as_well_is_not_refused_for_its_company() -> None:
     leave()
 
 
+def test_nor_is_there_room_for_any_company_where_a_few_are_late_alone() -> None:
+    now_s = 0.0
+    admission = Admission(parallel=2, queue_max=256, now_s=lambda: now_s)
+    admission.enter("a", 100)
+    for took_ms in [20.0] * LOOKED_AT + [110.0] * 3:
+        admission.took("a", took_ms)
+        now_s += took_ms / 1_000
+    beside = admission.enter("a", 100)
+    for took_ms in [110.0] * 3 + [20.0] * LOOKED_AT:
+        admission.took("a", took_ms)
+    beside()
+    assert admission.refusal("a", 100) is None
+    beside = admission.enter("a", 100)
+    admission.took("a", 110.0)
+    beside()
+    assert "OVERLOADED" == getattr(admission.refusal("a", 100), "code", None)
+
+
 @pytest.mark.timeout(60)
 def test_a_service_that_is_full_says_503_at_once_writes_nothing_and_still_answers_what_it_knows(home: Path) -> None:
     engine = Held()

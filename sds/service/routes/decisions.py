@@ -13,9 +13,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from sds.kernel.errors import SdsError
-from sds.service.body import CLOSE, received_body
+from sds.service.body import BODY_IS_THERE, CLOSE, received_body
 from sds.service.callers import Submitter
-from sds.service.deciding.terms import headers_of, terms_of
+from sds.service.deciding.terms import Headers, headers_of, terms_of
 from sds.service.operations.metrics import Metrics
 from sds.service.problems import SAFE, Problem, foreseen, response_of, unforeseen, with_safe_headers
 from sds.service.routes import described, submitting
@@ -73,12 +73,20 @@ class Decisions:
         if service.draining:
             raise Problem("DRAINING")
         terms = terms_of(headers, scope["query_string"], opened.deadline_ms_max)
+        body = await self._body(scope, headers, receive)
+        return await submitting.decide(service, DecisionRequest(opened, who.name, body, terms, arrived_s))
+
+    async def _body(self, scope: Scope, headers: Headers, receive: Receive) -> bytes:
+        limit, within_s = self._service.settings.body_bytes_max, self._service.settings.body_within_s
+        if BODY_IS_THERE in scope.get(
+            "state", ()
+        ):  # most are: a timer for each would take as long as all that is read of it
+            return await received_body(headers, receive, limit)
         try:
-            async with asyncio.timeout(service.settings.body_within_s):
-                body = await received_body(headers, receive, service.settings.body_bytes_max)
+            async with asyncio.timeout(within_s):
+                return await received_body(headers, receive, limit)
         except TimeoutError:
             raise Problem("TOO_SLOW", headers=CLOSE) from None
-        return await submitting.decide(service, DecisionRequest(opened, who.name, body, terms, arrived_s))
 
     def _problem(self, error: Exception) -> Response:
         """Count and answer what went wrong. Of what nobody foresaw only that there was something is said: the log has its kind

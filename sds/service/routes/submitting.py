@@ -72,6 +72,8 @@ async def decide(service: Service, request: DecisionRequest) -> DecisionReply:
     if _may_begin_here(service, request):
         begun = _begin_here(service, request)
     else:
+        if (crowded := service.admission.crowded()) is not None:
+            raise crowded
         with service.admission.looking():
             begun = await run_in_threadpool(_begin, service, request)
     if begun.answered is not None:

@@ -21,6 +21,8 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
+from sds.service.body import BODY_IS_THERE
+from sds.service.operations.shedding import LoadShedding
 from sds.service.problems import Problem, response_of
 from sds.service.settings import ServiceSettings
 
@@ -42,9 +44,10 @@ _CLOSE = (b"connection", b"close")
 
 
 class BoundedConnection(HttpToolsProtocol):
-    """One connection; `settings` and `by_silence` are set by `connection_class`."""
+    """One connection; `settings`, `shedding` and `by_silence` are set by `connection_class`."""
 
     settings: ClassVar[ServiceSettings]
+    shedding: ClassVar[LoadShedding]
     by_silence: ClassVar[OrderedDict[BoundedConnection, None]]
 
     def __init__(self, *given: Any, **named: Any) -> None:
@@ -52,7 +55,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._came = 0  # bytes of the request that is being read
-        self._in_head, self._upgrades = True, False
+        self._in_head, self._upgrades, self._refused = True, False, False
         self._over = False  # nothing more is read: what was asked is answered, and then it is closed
         self._answered: RequestResponseCycle | None = None  # the oldest request that is not yet; `cycle` is the latest
 
@@ -90,7 +93,7 @@ class BoundedConnection(HttpToolsProtocol):
             self.send_400_response(str(error))
         if self._came > REQUEST_BYTES_MAX:
             self.transport.abort()
-        if self.asking:
+        if self.asking or not self._came:
             self._heard()
         elif self._head_timer is None and not self.transport.is_closing():
             self._await_head()
@@ -115,6 +118,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._unset_keepalive_if_required()  # what came before it may have been refused at once
         self._in_head = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -137,12 +141,36 @@ class BoundedConnection(HttpToolsProtocol):
             raise httptools.HttpParserError("too many wait behind another")
         self.expect_100_continue = self.expect_100_continue and version == "1.1"
         self._in_head, self._upgrades = False, self.parser.should_upgrade()
-        if not self._upgrades:
+        self._refused = not self._upgrades and self._refuses()
+        if not self._upgrades and not self._refused:
             super().on_headers_complete()
+
+    def _refuses(self) -> bool:
+        """Answer a request that the service sheds at once, before a task is made for it: its body is read, and kept by nobody.
+
+        One behind another, or the last of its connection, takes the way of all.
+        """
+        last = self.expect_100_continue or not self.parser.should_keep_alive()
+        if self.asking or last or self.flow.write_paused or self.parser.get_method() != b"POST":
+            return False
+        found = self.shedding.refusal(self.url, self.headers)
+        if found is None:
+            return False
+        status, headers, body = found
+        lines = map(b": ".join, (*self.server_state.default_headers, *headers))
+        self.transport.write(STATUS_LINE[status] + b"\r\n".join((*lines, b"", body)))
+        return True
+
+    def on_body(self, body: bytes) -> None:
+        if not self._refused:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._came, self._in_head = 0, True
-        if not self._upgrades:
+        if self._refused:
+            self.on_response_complete()
+        elif not self._upgrades:
+            self.scope["state"][BODY_IS_THERE] = True
             super().on_message_complete()
 
     def pause_writing(self) -> None:
@@ -159,7 +187,10 @@ class BoundedConnection(HttpToolsProtocol):
         if self.asking and not self.cycle.more_body:  # what was asked before it is answered first
             self.cycle.keep_alive, self._over = False, True
             return
-        if not self.asking or (self._answered is self.cycle and not self.cycle.response_started):
+        unasked = (
+            self._in_head and not self.asking
+        )  # what is wrong in a body belongs to a request, which may be answered
+        if unasked or (self.asking and self._answered is self.cycle and not self.cycle.response_started):
             problem = response_of(Problem("USAGE", "the request is no HTTP/1.1"))
             lines = [b"%b: %b\r\n" % each for each in (*problem.raw_headers, _CLOSE)]
             self.transport.write(b"".join([STATUS_LINE[problem.status_code], *lines, b"\r\n", bytes(problem.body)]))
@@ -245,6 +276,7 @@ def _written(cycle: RequestResponseCycle, start: HTTPResponseStartEvent, message
     return True
 
 
-def connection_class(settings: ServiceSettings) -> type[BoundedConnection]:
+def connection_class(settings: ServiceSettings, shedding: LoadShedding) -> type[BoundedConnection]:
     """Return the class of one server's connections, with its limits."""
-    return type("Connection", (BoundedConnection,), {"settings": settings, "by_silence": OrderedDict()})
+    own = {"settings": settings, "shedding": shedding, "by_silence": OrderedDict()}
+    return type("Connection", (BoundedConnection,), own)

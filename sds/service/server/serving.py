@@ -96,7 +96,7 @@ def server_over(app: FastAPI, started: Callable[[], None]) -> Server:
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL + 1)  # its tracebacks may quote what was asked
     config = uvicorn.Config(
         app,
-        http=connection_class(settings),
+        http=connection_class(settings, app.state.shedding),
         ws="none",
         loop="uvloop",
         lifespan="on",

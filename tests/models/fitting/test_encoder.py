@@ -69,6 +69,23 @@ def test_fitting_leaves_torch_as_it_was(base: Path) -> None:
     assert threads == torch.get_num_threads()
 
 
+def test_of_many_texts_each_is_seen_less_often_and_in_the_first_epoch_once(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sds.models.fitting import encoder_tuning as tuning
+
+    assert [2] * tuning.EPOCHS_MAX == tuning.copies_in(1)
+    assert [2] * tuning.EPOCHS_MIN == tuning.copies_in(tuning.TEXTS_SEEN_MAX)
+    for texts in range(1_700, 6_000, 100):
+        copies = tuning.copies_in(texts)
+        assert set(copies[1:]) == {2}
+        assert 0 <= tuning.TEXTS_SEEN_MAX - sum(copies) * texts < texts
+    monkeypatch.setattr(tuning, "TEXTS_SEEN_MAX", 7 * 40)
+    told: list[str] = []
+    fit_encoder(*claims(40, seed=1), names=NAMES, base=base, on_progress=lambda *step: told.append(step[2]))
+    assert [f"epoch {epoch} of 4" for epoch in (1, 1, 2, 2, 3, 3, 4, 4)] == told
+
+
 def test_progress_is_told_step_by_step(base: Path) -> None:
     told: list[tuple[int, int, str]] = []
     fit_encoder(*claims(40, seed=1), names=NAMES, base=base, epochs=2, on_progress=lambda *step: told.append(step))

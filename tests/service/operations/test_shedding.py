@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,42 +10,29 @@ from typing import Any
 import orjson
 import pytest
 
-from sds.service.admission import Admission
-from sds.service.operations.shedding import LOOKED_AT_MAX, LOOKS_PER_S, LoadShedding
+from sds.service.admission import LOOKED_AT_MAX, Admission
+from sds.service.operations.shedding import LOOKS_PER_S, LoadShedding
 from tests.service.testbed import EVENT, opened_bed
 
-PATH = "/v1/gates/toll/decisions"
+URL = b"/v1/gates/toll/decisions"
 
 
 class Door:
-    """Load shedding before an application that only counts, with one decision of a second in hand."""
+    """Load shedding with one decision of a second in hand."""
 
     def __init__(self) -> None:
-        self.admission, self.now_s, self.reached = Admission(parallel=1, queue_max=10), 0.0, 0
+        self.admission, self.now_s = Admission(parallel=1, queue_max=10), 0.0
         self.admission.took("toll", 1_000.0)
         self.leave = self.admission.enter("toll", 1e9)
         gate = SimpleNamespace(name="toll", deadline_ms_max=30_000)
         service: Any = SimpleNamespace(gates={"toll": gate}, admission=self.admission)
         self.refused = list[str]()
-        self._door = LoadShedding(self._app, service, lambda: self.now_s, lambda code, _: self.refused.append(code))
+        self._door = LoadShedding(service, lambda: self.now_s, lambda code, _: self.refused.append(code))
 
-    async def _app(self, *_: object) -> None:
-        self.reached += 1
-
-    def ask(self, deadline: bytes = b"100", path: str = PATH, method: str = "POST") -> dict[str, Any] | None:
-        """Return the problem that a request is refused with; None: the application was reached."""
-        sent = list[Any]()
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        async def receive() -> Any:
-            raise AssertionError("the body is not read")
-
-        headers = [(b"deadline-ms", deadline)] if deadline else []
-        scope = {"type": "http", "method": method, "path": path, "headers": headers}
-        asyncio.run(self._door(scope, receive, send))
-        return orjson.loads(sent[1]["body"]) | {"headers": dict(sent[0]["headers"])} if sent else None
+    def ask(self, deadline: bytes = b"100", url: bytes = URL) -> dict[str, Any] | None:
+        """Return the problem that a request is refused with; None: it goes on."""
+        found = self._door.refusal(url, [(b"deadline-ms", deadline)] if deadline else [])
+        return None if found is None else orjson.loads(found[2]) | {"status": found[0], "headers": dict(found[1])}
 
 
 @pytest.fixture
@@ -57,12 +43,12 @@ def full() -> Door:
     return door
 
 
-def test_what_cannot_be_had_in_time_is_refused_without_the_application(full: Door) -> None:
-    reached, problem = full.reached, full.ask()
+def test_what_cannot_be_had_in_time_is_refused(full: Door) -> None:
+    problem = full.ask()
     assert problem is not None
     assert ("OVERLOADED", 503, True) == (problem["reason_code"], problem["status"], problem["retryable"])
     assert (b"2", b"nosniff") == (problem["headers"][b"retry-after"], problem["headers"][b"x-content-type-options"])
-    assert (reached, ["OVERLOADED"]) == (full.reached, full.refused)
+    assert ["OVERLOADED"] == full.refused
 
 
 def test_a_few_a_second_are_looked_at_all_the_same(full: Door) -> None:
@@ -83,20 +69,18 @@ def test_who_would_only_wait_to_be_looked_at_is_refused_however_much_time_there_
 
 
 @pytest.mark.parametrize(
-    ("deadline", "path", "method"),
+    ("deadline", "url"),
     [
-        (b"5000", PATH, "POST"),
-        (b"", PATH, "POST"),
-        (b"soon", PATH, "POST"),
-        (b"100", PATH, "GET"),
-        (b"100", "/v1/gates/other/decisions", "POST"),
-        (b"100", "/v1/halt", "POST"),
+        (b"5000", URL),
+        (b"", URL),
+        (b"soon", URL),
+        (b"100", b"/v1/gates/other/decisions"),
+        (b"100", b"/v1/halt"),
+        (b"100", URL + b"/x"),
     ],
 )
-def test_what_there_is_time_for_and_what_is_no_decision_goes_on(
-    full: Door, deadline: bytes, path: str, method: str
-) -> None:
-    assert full.ask(deadline, path, method) is None
+def test_what_there_is_time_for_and_what_is_no_decision_goes_on(full: Door, deadline: bytes, url: bytes) -> None:
+    assert full.ask(deadline, url) is None
 
 
 def test_when_there_is_room_again_everything_goes_on(full: Door) -> None:
