@@ -66,6 +66,10 @@ class StoreError(WorldError):
     reason_code = "STORE_UNAVAILABLE"
 
 
+class CaseKeyError(StoreError):
+    """The key of a case is wrapped under no key of this kernel: that one is lost, or the record was altered."""
+
+
 class StateError(WorldError):
     reason_code = "STATE_UNAVAILABLE"
 

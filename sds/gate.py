@@ -102,7 +102,7 @@ class Gate:
         refuse_other_keys(folder, self.store)
         signer = paths.signer(folder)
         paths.refuse_altered(folder, self.store)
-        self._log = JsonLog(folder / "log.jsonl")
+        self._log = JsonLog(paths.log_path(folder))
         opened.callback(self._log.close)
         return signer
 

@@ -57,6 +57,28 @@ def test_every_promise_names_a_test_that_exists() -> None:
     assert set() == {name for name in named if not (ROOT / name).exists()}
 
 
+def _prose(page: Path) -> str:
+    return re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def _anchors(page: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.*)$", _prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+def test_every_link_of_every_page_leads_to_a_file_and_a_heading() -> None:
+    lost, followed = [], 0
+    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")):
+        for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", _prose(page)):
+            name, _, anchor = target.partition("#")
+            there = page.parent / name if name else page
+            followed += 1
+            if not there.exists() or (anchor and anchor not in _anchors(there)):
+                lost.append((page.name, target))
+    assert [] == lost
+    assert followed > 50
+
+
 def _limits(schema: Any, types: Any, at: str) -> Iterator[str]:
     """Yield a row for each limit that the loader's own types have below `at`."""
     for each in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):

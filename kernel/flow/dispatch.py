@@ -350,8 +350,8 @@ class Dispatcher:
         return "DIRTY"
 
     def _write_status(self, intent: ExecutionIntent, receipt: Receipt, was: str, status: str, now_ms: int) -> None:
-        told = {"external_receipt": receipt.reference or None, "executed_at_ms": now_ms}
-        move_on(self._store, "execution_log", intent.dfid, status, was=(was,), **told)
+        beside = {"external_receipt": receipt.reference or None, "executed_at_ms": now_ms}
+        move_on(self._store, "execution_log", intent.dfid, status, was=(was,), **beside)
 
     def _write(
         self, intent: ExecutionIntent, receipt: Receipt, order: StandingOrder, by: Mapping[str, object] | None

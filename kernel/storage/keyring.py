@@ -17,7 +17,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from sds.kernel.canonical import canonical
-from sds.kernel.errors import StoreError
+from sds.kernel.errors import CaseKeyError, StoreError
 
 KEY_BYTES, NONCE_BYTES, TAG_BYTES = 32, 12, 16
 TEXT_MARK, DATA_MARK = "enc1:", b"\x00enc1:"
@@ -121,7 +121,7 @@ class Keyring:
         return CaseKey(gate, event_id, key, random=self._random), wrapped
 
     def unwrap(self, gate: str, event_id: str, wrapped: bytes) -> CaseKey:
-        """Return the key of a case. Raises StoreError when it was wrapped under no key of this kernel."""
+        """Return the key of a case. Raises CaseKeyError when it was wrapped under no key of this kernel."""
         for aead in self._wrapping:
             try:
                 key = aead.decrypt(wrapped[:NONCE_BYTES], wrapped[NONCE_BYTES:], canonical([gate, event_id]))
@@ -130,7 +130,7 @@ class Keyring:
             return CaseKey(gate, event_id, key, random=self._random)
         if self._renew():  # another process has wrapped it under a key that is new here
             return self.unwrap(gate, event_id, wrapped)
-        raise StoreError(f"the key of event `{event_id}` is not wrapped under the kernel's", hint="sds ledger verify")
+        raise CaseKeyError(f"the key of event `{event_id}` is not wrapped under the kernel's", hint="sds ledger verify")
 
     def fingerprints(self, text: str) -> tuple[str, ...]:
         """Return what a text is recognised by, 64 hexadecimal digits: the first is for writing down, one for each key."""

@@ -177,6 +177,12 @@ def newest_checkpoint(store: Reader) -> Checkpoint | None:
     return Checkpoint(*row) if row else None
 
 
+def keys_were_lost(store: Reader) -> bool:
+    """Tell whether somebody has said that the kernel's keys were lost, and new ones were made (`sds keys rotate --lost`)."""
+    said = "SELECT 1 FROM ledger WHERE kind = 'OPERATOR' AND body ->> '$.act' = 'KEYS_LOST' LIMIT 1"
+    return store.value(said) is not None
+
+
 def refuse_altered_ledger(store: Reader, public: PublicKeys) -> None:
     """Raise StoreError when the ledger is not what was signed last: nobody should go on with it.
 

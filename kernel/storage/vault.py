@@ -19,8 +19,9 @@ from itertools import accumulate
 from typing import Any
 
 from sds.kernel.canonical import canonical, digest, sha256_hex
-from sds.kernel.errors import ErasedError, StoreError, UsageError
+from sds.kernel.errors import CaseKeyError, ErasedError, StoreError, UsageError
 from sds.kernel.storage.keyring import DATA_MARK, TEXT_MARK, CaseKey, is_sealed
+from sds.kernel.storage.ledger import keys_were_lost
 from sds.kernel.storage.store import Reader, Row, Store
 
 # The columns that hold texts, as ciphertexts are bound to them. A field of a trigger is sealed, not the whole of it.
@@ -130,8 +131,8 @@ def recognises(store: Reader, fingerprint: str, body: str) -> bool:
 class Texts:
     """The texts of one flow, read. Its key is looked up when the first sealed one is met.
 
-    Reading raises ErasedError when the case was erased, and StoreError when the record is locked; where they are only
-    `shown`, `[erased]` and `[sealed]` stand in their place. Raises StoreError for a text that was altered.
+    Reading raises ErasedError when the case was erased, and StoreError when the record is locked or the key was lost that the
+    case's lies under; where they are only `shown`, `[erased]` and `[sealed]` stand in their place. Raises StoreError for a text that was altered.
     """
 
     def __init__(self, store: Reader, dfid: str, *, shown: bool = False) -> None:
@@ -183,6 +184,10 @@ class Texts:
             if not self._shown:
                 raise
             return ERASED
+        except CaseKeyError:
+            if not self._shown or not keys_were_lost(self._store):
+                raise
+            return LOCKED
 
     @property
     def _key(self) -> CaseKey:

@@ -13,6 +13,7 @@ from sds.definitions.definition import GateDefinition
 from sds.host import paths
 from sds.host.clock import now_ms
 from sds.host.keys import KEY_BYTES, read_ring, refuse_other_keys
+from sds.host.log import JsonLog
 from sds.kernel.context.memory import RecordedContext
 from sds.kernel.contract.schema import Contract
 from sds.kernel.envelope.state import Fields
@@ -52,7 +53,10 @@ def _store_to_look_at(folder: Path, contract: Contract, opened: ExitStack) -> St
 
 @contextmanager
 def recovery_kernel(gate: GateDefinition, folder: Path) -> Iterator[Kernel]:
-    """Open a kernel with its state source and its executor but without a model: to learn what became of orders."""
+    """Open a kernel with its state source and its executor but without a model: to learn what became of orders.
+
+    What it does is in the gate's log.
+    """
     contract = gate.load_contract()
     with ExitStack() as opened:
         store = paths.open_record(folder)
@@ -61,8 +65,10 @@ def recovery_kernel(gate: GateDefinition, folder: Path) -> Iterator[Kernel]:
         signer = paths.signer(folder)
         paths.refuse_altered(folder, store)
         source, executor = opened.enter_context(gate.opened(folder))
+        log = JsonLog(paths.log_path(folder))
+        opened.callback(log.close)
         context = RecordedContext(store, contract)
-        yield Kernel(contract, store, source, executor, signer, now_ms=now_ms, context=context)
+        yield Kernel(contract, store, source, executor, signer, now_ms=now_ms, log=log.write, context=context)
 
 
 def sample_reads(gate: GateDefinition, folder: Path, limit: int) -> list[Fields]:

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sds.kernel.errors import SdsError, StoreError, UsageError, cause_of
 from sds.kernel.executor.protocol import Signer, key_name, name_in
-from sds.kernel.storage.ledger import Head, LedgerKey, PublicKeys, newest_checkpoint
+from sds.kernel.storage.ledger import Head, LedgerKey, PublicKeys, keys_were_lost, newest_checkpoint
 from sds.kernel.storage.private_files import OTHERS, replace_private_file
 from sds.kernel.storage.store import Reader
 
@@ -38,7 +38,6 @@ SHOWN_CHARS = 16  # of a key, in a message
 _NEWEST_SIGNATURE = (
     "SELECT signature FROM execution_log WHERE signature LIKE '%:%' ORDER BY reserved_at_ms DESC LIMIT 1"
 )
-_KEYS_LOST = "SELECT 1 FROM ledger WHERE kind = 'OPERATOR' AND body ->> '$.act' = 'KEYS_LOST' LIMIT 1"
 
 Hex64 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Key = Annotated[str, Field(pattern=r"^([0-9a-f]{2}){32,}$")]
@@ -109,7 +108,7 @@ def refuse_other_keys(folder: Path, record: Reader) -> None:
     if last is not None and last.public_key not in (ring.ledger.public.keys if ring.ledger else ()):
         raise _other(path, f"the ledger was signed with `{last.public_key[:SHOWN_CHARS]}`")
     name = name_in(record.value(_NEWEST_SIGNATURE) or "")
-    if name and name not in map(key_name, ring.secrets) and record.value(_KEYS_LOST) is None:
+    if name and name not in map(key_name, ring.secrets) and not keys_were_lost(record):
         raise _other(path, f"its newest order was signed with `{name}`")
 
 

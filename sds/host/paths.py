@@ -81,6 +81,10 @@ def key_path(folder: Path) -> Path:
     return folder / keys.KEY_FILE
 
 
+def log_path(folder: Path) -> Path:
+    return folder / "log.jsonl"
+
+
 def open_record(folder: Path) -> Store:
     """Open a gate's record, made on first use, whose ledger is signed. Raises StoreError when it is gone but its key is there.
 

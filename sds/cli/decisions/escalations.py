@@ -168,7 +168,7 @@ def resolve(
     open_store(found.name).close()
     with recovery_kernel(found, gate_home(found.name)) as kernel:
         decided = HumanDecision(wanted, operator(), reason, modify or "", seen, settled or "", acknowledge)
-        answer = resolve_case(kernel, whole_dfid(kernel.store, dfid), decided, now_ms=now_ms)
+        answer = resolve_case(kernel, whole_dfid(kernel.store, dfid), decided, now_ms=now_ms, log=kernel.log)
         terms = human_contract(kernel.contract)
     print_either(as_json, asdict(answer), _lines(terms, answer, wanted, found.option))
 

@@ -48,7 +48,7 @@ def reconcile(
         adopted: tuple[str, ...] = ()
         if reason is not None:
             adopted = reconciliation.adopt(kernel, **period, who=operator(), reason=reason, now_ms=now_ms)
-        found = reconciliation.reconcile(kernel, **period, now_ms=now_ms)
+        found = reconciliation.reconcile(kernel, **period, now_ms=now_ms, log=kernel.log)
     counts = {"orders": found.orders, "lines": found.lines, "in_the_air": found.in_flight, "adopted": adopted}
     data = {**counts, "differences": [difference.as_data() for difference in found.differences]}
     print_either(as_json, data, _lines(found, adopted))

@@ -217,6 +217,24 @@ def test_an_order_that_cannot_be_recovered_is_counted_and_named(cli: Cli) -> Non
     code, out, err = cli("recover")
     assert (1, True) == (code, "unknown: 0" in out and "errors: 1" in out)
     assert err.startswith(f"error: 1 flow could not be recovered: {dfid}: StoreError: resource ")
+    assert '"event": "recovery.failed"' in (cli.folder / "log.jsonl").read_text(encoding="utf-8")
+
+
+def test_an_order_of_a_lost_key_is_shown_without_its_texts_and_ended_by_a_human(cli: Cli) -> None:
+    rails: list[RailProcess] = []
+    with refund_gate(cli, says("REFUND_TICKET", "NOT_TRAVELLED", amount="3.00"), rails.append) as gate:
+        event = payable(gate, "REFUND_TICKET")
+        assert gate.kernel.whole.doubt() is None  # as above
+        rails[0].kill()
+        dfid = gate.decide(event).dfid
+    (cli.folder / "kernel.key").unlink()
+    cli.ok("keys", "rotate", "--lost", "--reason", "the disk died")
+    assert "unknown: 1" in cli.ok("recover")
+    assert f"{dfid}  {event['claim_id']}  UNKNOWN  REFUND_TICKET amount 3.00" in cli.ok("escalations", "list")
+    assert "claim_text: [sealed]" in cli.ok("audit", dfid)
+    told = cli.ok("escalations", "resolve", dfid, "--rejected", "--reason", "the bank has nothing", "--acknowledge")
+    assert f"{dfid}  ABORTED  REJECTED" in told
+    whole(cli)
 
 
 def test_a_decision_that_there_is_none_of_is_refused_and_never_taken_for_one_that_pays(cli: Cli) -> None:

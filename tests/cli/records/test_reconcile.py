@@ -96,6 +96,9 @@ def test_a_difference_is_told_is_a_case_and_is_closed_by_the_command_that_show_p
     assert f"{dfid}  ABORTED  ABORT  nothing is carried out\n" == told
     assert [] == differences(cli)
     assert f"  who: {operator()}" in cli.ok("audit", dfid)
+    logged = (cli.folder / "log.jsonl").read_text(encoding="utf-8")
+    events = ("reconcile.compared", "statement.differs", "flow.resolved")
+    assert [2, 1, 1] == [logged.count(f'"event": "{event}"') for event in events]
 
 
 def test_after_a_restored_backup_nothing_is_paid_until_the_rest_is_taken_over_and_nothing_twice(cli: Cli) -> None:
