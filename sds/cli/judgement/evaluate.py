@@ -99,7 +99,7 @@ def _opened(gate: GateDefinition, contract: Contract, folder: Path | None) -> It
 @contextmanager
 def _beside(contract: Contract, with_model: bool) -> Iterator[Beside]:
     """Yield what can be measured beside on this machine."""
-    from sds.judgement.evaluation.evaluate import NO_BOOSTING, NO_HEAD, Beside  # noqa: PLC0415
+    from sds.judgement.evaluation.evaluate import Beside  # noqa: PLC0415
     from sds.judgement.fitting import open_fitters  # noqa: PLC0415
 
     beside, specs = Beside(), contract.readings.values()
@@ -107,12 +107,12 @@ def _beside(contract: Contract, with_model: bool) -> Iterator[Beside]:
         try:
             beside = replace(beside, head=open_fitters(head=True)[0].text)
         except SdsError as error:
-            typer.echo(f"{NO_HEAD}: {error}", err=True)
+            typer.echo(f"nothing is measured beside a head on the encoder as it is: {error}", err=True)
     if any(spec.score for spec in specs):
         try:
             beside = replace(beside, table=open_fitters(texts=False)[0].table)
         except SdsError as error:
-            typer.echo(f"{NO_BOOSTING}: {error}", err=True)
+            typer.echo(f"nothing is measured beside boosting: {error}", err=True)
     if not with_model:
         yield beside
         return
