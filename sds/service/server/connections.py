@@ -93,9 +93,9 @@ class BoundedConnection(HttpToolsProtocol):
             self.send_400_response(str(error))
         if self._came > REQUEST_BYTES_MAX:
             self.transport.abort()
-        if self.asking or not self._came:
+        if self.asking:
             self._heard()
-        elif self._head_timer is None and not self.transport.is_closing():
+        elif self._head_timer is None and self.timeout_keep_alive_task is None and not self.transport.is_closing():
             self._await_head()
 
     def _read(self, data: bytes) -> None:
@@ -148,10 +148,11 @@ class BoundedConnection(HttpToolsProtocol):
     def _refuses(self) -> bool:
         """Answer a request that the service sheds at once, before a task is made for it: its body is read, and kept by nobody.
 
-        One behind another, or the last of its connection, takes the way of all.
+        One behind another, the last of its connection, or one that waits to be told to go on takes the way of all.
         """
-        last = self.expect_100_continue or not self.parser.should_keep_alive()
-        if self.asking or last or self.flow.write_paused or self.parser.get_method() != b"POST":
+        last = self.parser.get_http_version() == "1.0" or not self.parser.should_keep_alive()
+        waits = self.asking or self.expect_100_continue or self.flow.write_paused
+        if last or waits or self.parser.get_method() != b"POST":
             return False
         found = self.shedding.refusal(self.url, self.headers)
         if found is None:
@@ -168,6 +169,7 @@ class BoundedConnection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._came, self._in_head = 0, True
         if self._refused:
+            self._heard()
             self.on_response_complete()
         elif not self._upgrades:
             self.scope["state"][BODY_IS_THERE] = True
@@ -187,9 +189,8 @@ class BoundedConnection(HttpToolsProtocol):
         if self.asking and not self.cycle.more_body:  # what was asked before it is answered first
             self.cycle.keep_alive, self._over = False, True
             return
-        unasked = (
-            self._in_head and not self.asking
-        )  # what is wrong in a body belongs to a request, which may be answered
+        # what is wrong in a body belongs to a request, which may be answered
+        unasked = self._in_head and not self.asking
         if unasked or (self.asking and self._answered is self.cycle and not self.cycle.response_started):
             problem = response_of(Problem("USAGE", "the request is no HTTP/1.1"))
             lines = [b"%b: %b\r\n" % each for each in (*problem.raw_headers, _CLOSE)]

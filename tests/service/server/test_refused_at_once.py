@@ -69,6 +69,15 @@ def test_one_that_ends_its_connection_or_asks_whether_to_go_on_takes_the_way_of_
             assert b"connection: close" in found.lower()
 
 
+def test_http_1_0_is_answered_with_the_end_of_its_connection(home: Path) -> None:
+    asked = ASKED.replace(b"HTTP/1.1\r\n", b"HTTP/1.0\r\nConnection: keep-alive\r\n")
+    with full(home) as service, service.connect() as connection:
+        connection.sendall(asked)
+        found = answer(connection)
+    assert [b"401"] == statuses(found)
+    assert b"connection: close" in found
+
+
 def silent(connection: socket.socket, sent: bytes) -> float:
     connection.sendall(sent)
     assert 503 == one_answer(connection)[0]
@@ -81,6 +90,8 @@ def test_who_does_not_send_its_body_or_nothing_more_is_closed(home: Path) -> Non
             assert silent(connection, HEAD + REST[:3]) < 5
         with service.connect() as connection:
             assert 0.5 < silent(connection, ASKED) < 5
+        with service.connect() as connection:
+            assert silent(connection, ASKED + GET) < 5
 
 
 def test_whoever_waits_for_a_decision_behind_it_is_not_taken_for_idle(home: Path) -> None:

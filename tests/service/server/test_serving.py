@@ -153,6 +153,14 @@ def test_a_client_that_drips_its_next_request_is_closed_in_time(home: Path) -> N
         assert time.monotonic() - began_s < 3
 
 
+def test_a_client_that_is_answered_before_its_body_came_and_says_nothing_more_is_closed_in_time(home: Path) -> None:
+    with on_socket(home, head_within_s=0.3, idle_s=0.6) as service, service.connect() as connection:
+        connection.sendall(POST + b"Content-Length: 2\r\n\r\n")
+        assert connection.recv(65_536).startswith(b"HTTP/1.1 401 ")
+        connection.sendall(b"{}")
+        assert closed_after_s(connection) < 3
+
+
 def test_a_client_that_says_nothing_between_two_requests_is_closed_in_time(home: Path) -> None:
     with on_socket(home, idle_s=0.3) as service, service.connect() as connection:
         connection.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
