@@ -8,6 +8,7 @@
     │   └── TransitionError     a lifecycle move that this caller may not make
     └── WorldError            not the caller's mistake: state, storage, model or machine
         ├── StoreError          the durable store refused or is damaged
+        │   └── CaseKeyError      the key of a case is wrapped under no key of this kernel
         ├── StateError          the authoritative state could not be read
         ├── ModelError          weights, tokenizer or decoding failed
         ├── LanguageError       the envelope has no language within the limits

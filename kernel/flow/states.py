@@ -73,10 +73,11 @@ _MOVES = {"decision_flows": "state", "execution_log": "status", "sagas": "phase"
 
 
 def move_on(store: Store, table: str, dfid: str, to: str, *, was: Sequence[str], **beside: str | int | None) -> None:
-    """Move a flow, its order or its saga on from what whoever moves it has seen it in, and set other columns `beside`.
+    """Move the row of a flow, its order or its saga from one of the states `was` to `to`; set the columns `beside`, too.
 
-    That and the dfid are the fencing token: where another has moved it, the statement breaks the rule that the column is
-    never empty, and nothing of the caller's transaction is kept. So it needs no answer of its own before the next goes on.
+    Inside the caller's transaction. Raises StoreError where the row is in another state: the column becomes NULL, which its
+    constraint forbids, so that the transaction is rolled back. As of any `write` that may be raised by a later statement,
+    or the commit: nobody waits for the number of rows.
     """
     column, others = _MOVES[table], "".join(f", {name} = ?" for name in beside)
     seen = ", ".join("?" * len(was))

@@ -317,9 +317,8 @@ class SqliteStore(SqliteReader, Store):
             return self.row("PRAGMA wal_checkpoint(TRUNCATE)") == (0, 0, 0)
 
     def run(self, sql: str, values: Row = ()) -> int:
-        if (
-            self._writer != threading.get_ident()
-        ):  # it would be committed at once, or along with what another thread does
+        # else it would be committed at once, or along with what another thread does
+        if self._writer != threading.get_ident():
             raise StoreError("the store refused: there is no transaction")
         try:
             return self._db.execute(sql, values).rowcount

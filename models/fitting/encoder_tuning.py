@@ -2,9 +2,9 @@
 
 AdamW with a rate that rises and falls in a line and is lower the lower a layer lies, smoothed labels, dropout. A batch holds each
 text twice, with other typing errors, other distractions and another dropout, and what is read of the two has to agree (R-drop: Liang
-et al. 2021, arXiv:2106.14448); of many texts each is there once in the first epoch. Products are made in bfloat16 where the
-processor has them, and sums in 32 bits. The words' embeddings stay as they were: a few hundred texts touch few of them, and would
-move these away from their neighbours.
+et al. 2021, arXiv:2106.14448); before that comes an epoch that has each once, where `copies_in` finds room for it. Products are made
+in bfloat16 where the processor has them, and sums in 32 bits. The words' embeddings stay as they were: a few hundred texts touch few
+of them, and would move these away from their neighbours.
 """
 
 from __future__ import annotations
@@ -84,7 +84,9 @@ def fit_encoder(
 
 
 def copies_in(texts: int) -> list[int]:
-    """Return how often each of so many texts is in a batch, epoch by epoch."""
+    """Return how often each of so many texts is in a batch, epoch by epoch: COPIES times, in as many epochs as
+    TEXTS_SEEN_MAX permits, and before them once, where it permits that as well and they are fewer than EPOCHS_MAX.
+    """
     whole = max(EPOCHS_MIN, min(EPOCHS_MAX, TEXTS_SEEN_MAX // (COPIES * texts)))
     left = TEXTS_SEEN_MAX - COPIES * texts * whole
     return [1] * (whole < EPOCHS_MAX and left >= texts) + [COPIES] * whole

@@ -118,7 +118,7 @@ class Prepared:
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """Give what the driver raises, of a connection that cannot be made, too, SQLAlchemy's name."""
+        """Raise as SQLAlchemy's error what the driver raises by itself, while it connects, too."""
         driver = self._engine.dialect.loaded_dbapi
         try:
             yield

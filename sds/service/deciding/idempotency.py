@@ -65,9 +65,8 @@ class _Statements:
             _KEPT.event_id == keep.excluded.event_id,
             _KEPT.fingerprint == keep.excluded.fingerprint,
         )
-        kept = {
-            name: keep.excluded[name] for name in (*answer, "made_at_ms")
-        }  # how long it is kept counts from the answer
+        # how long it is kept counts from the answer
+        kept = {name: keep.excluded[name] for name in (*answer, "made_at_ms")}
         self.find = database.prepared(sa.select(*_ROW).where(own))
         self.find_same = database.prepared(sa.select(*_ROW).where(same))
         # what changes nothing where the key is there returns the row that is

@@ -1,7 +1,7 @@
 """Whether this process should be sent requests: looked at every few seconds in the background, answered from the last look.
 
 - model: it has proposed something for each gate since the process began
-- store: it takes a write; where it is a file, there is room for more: one page goes into its log although the disk is full
+- store: it takes a write; where it is a file, its disk has ROOM_BYTES_MIN left, for this one small write fits on a full one, too
 - clock: it is within a second of the store's; of a file, not a second before its last entry
 - record: it is not behind what its executor lists: a restored one orders nothing until that is adopted
 - draining: SIGTERM has not come

@@ -78,9 +78,8 @@ class Decisions:
 
     async def _body(self, scope: Scope, headers: Headers, receive: Receive) -> bytes:
         limit, within_s = self._service.settings.body_bytes_max, self._service.settings.body_within_s
-        if BODY_IS_THERE in scope.get(
-            "state", ()
-        ):  # most are: a timer for each would take as long as all that is read of it
+        # most are: a timer for each would take as long as all that is read of it
+        if BODY_IS_THERE in scope.get("state", ()):
             return await received_body(headers, receive, limit)
         try:
             async with asyncio.timeout(within_s):
