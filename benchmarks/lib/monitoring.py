@@ -48,7 +48,8 @@ def monitored(folder: Path, n: int, *, past: int = PAST) -> dict[str, float]:
 
 
 def _write_past(store: Store, past: int) -> None:
-    store.run("DROP TRIGGER ledger_next")  # which looks at each entry before
+    with store.transaction():
+        store.run("DROP TRIGGER ledger_next")  # which looks at each entry before
     for first in range(1, past, BATCH):
         with store.transaction():
             store.run(_PAST, (first, min(first + BATCH, past)))

@@ -317,8 +317,7 @@ class SqliteStore(SqliteReader, Store):
             return self.row("PRAGMA wal_checkpoint(TRUNCATE)") == (0, 0, 0)
 
     def run(self, sql: str, values: Row = ()) -> int:
-        # else it would be committed at once, or along with what another thread does
-        if self._writer != threading.get_ident():
+        if self._writer != threading.get_ident():  # it would be committed at once, or with what another thread does
             raise StoreError("the store refused: there is no transaction")
         try:
             return self._db.execute(sql, values).rowcount

@@ -21,8 +21,10 @@ class Session:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
-        # Threads that go on spinning after a run take the cores from all that follows it, and from other processes.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        # Threads that sleep between the operations of a run are woken for each; those that go on spinning after it take the
+        # cores from all that follows, and from other processes.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "1")
+        options.add_session_config_entry("session.force_spinning_stop", "1")
         options.log_severity_level = _SILENT
         try:
             self._session: Any = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])

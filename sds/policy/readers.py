@@ -13,6 +13,7 @@ from sds.kernel.contract.readings import ReadingSpec
 from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.packet import EVIDENCE, DecisionPacket, evidence_text
 from sds.kernel.envelope.envelope import KindBound, envelope_of
+from sds.kernel.envelope.proposal import parse_proposal
 from sds.kernel.errors import ModelError
 from sds.kernel.storage.vault import mask
 from sds.models.protocol import BackendError
@@ -21,6 +22,9 @@ from sds.policy.distribution import Readings
 
 TOKENS_MAX = 4096
 ANSWER = "READ"  # the one reason that each value has in the language of answers
+SAID = (
+    0.5  # the share of the value that a text engine says, of whose certainty it says nothing; the others share the rest
+)
 _LEAST = 1e-6
 
 
@@ -73,7 +77,8 @@ class FittedAnswers:
 class ModelReader:
     """The language model answers in the exact language of the values; what it would answer about no evidence is divided out.
 
-    It needs no labels. With some its logits are divided by a `temperature`, so that they hold. Safe in several threads.
+    It needs no labels. With some its logits are divided by a `temperature`, so that they hold. Of an engine that measures no
+    probabilities the value that it says is taken, with a share of `SAID`. Safe in several threads.
     """
 
     def __init__(self, question: str, spec: ReadingSpec, engine: Engine, temperature: float = 1.0) -> None:
@@ -110,15 +115,18 @@ class ModelReader:
         asked = replace(
             packet, envelope=self._envelope, texts=(self._static, f"{EVIDENCE} {text}"), feedback="", notes=()
         )
-        _, decoding = self._engine.propose(asked, tokens_max=TOKENS_MAX)
+        data, decoding = self._engine.propose(asked, tokens_max=TOKENS_MAX)
         action = next((dict(each) for each in decoding.alternatives or () if each.get("choice") == "action"), None)
-        if action is None:
-            raise ModelError(
-                f"the engine `{self._engine.model}` measures no probabilities, and cannot read `{self._question}`",
-                reason_code="READING_FAILED",
-                hint="use a native engine, or fit a reader: sds fit GATE",
-            )
-        return self._of_values(action["probabilities"])
+        return self._of_said(data) if action is None else self._of_values(action["probabilities"])
+
+    def _of_said(self, data: bytes) -> dict[str, float]:
+        """Return the shares that an answer in bytes alone stands for. Raises ModelError where it says no value."""
+        proposal = parse_proposal(data)
+        said = None if isinstance(proposal, str) else self._kinds.get(proposal.action)
+        if said is None:
+            raise ModelError(f"the model named no value of `{self._question}`", reason_code="READING_FAILED")
+        others = [value for value in self._kinds.values() if value != said]
+        return dict.fromkeys(others, (1 - SAID) / len(others)) | {said: SAID}
 
     def _of_values(self, probabilities: object) -> dict[str, float]:
         """Return the share of each value; what stands for several together (`A|B`) is divided equally among them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
@@ -16,6 +17,7 @@ from sds.engines.text import TextEngine, grammar_of
 from sds.grammars.language import language
 from sds.kernel.envelope.envelope import envelope_of
 from sds.kernel.envelope.proposal import Proposal, parse_proposal
+from sds.kernel.errors import ModelError
 from sds.models.protocol import BackendError
 from sds.models.text import outlines
 from sds.models.text.outlines import (
@@ -26,9 +28,12 @@ from sds.models.text.outlines import (
     OutlinesWriter,
 )
 from sds.models.text.protocol import Grammar, Processing
+from sds.policy.readers import ModelReader
 from tests.engines.conftest import decide, running_ms
 from tests.kernel.durable import World
+from tests.kernel.world import packet as packet_of
 from tests.model_fixtures import CONTEXT_REF, refund_envelope, refund_language
+from tests.policy.scripted import contract
 from tests.scale import scale, seeded
 from tests.strategies import random_envelope
 
@@ -106,6 +111,19 @@ def test_it_decides_through_the_kernel_and_the_record_names_it(
     (model,) = world.column("SELECT model FROM policy_proposals WHERE dfid = ?", answer.dfid)
     assert f"outlines/{writer.name}" == model
     assert "@" in str(model)
+
+
+@pytest.mark.parametrize(("library", "processing"), WAYS)
+def test_it_reads_within_the_values(opened_writer: Open, library: str, processing: Processing) -> None:
+    engine = TextEngine("outlines", opened_writer(library, processing), nonce=lambda: NONCE, now_ms=running_ms)
+    terms, read = contract(), list[dict[str, float]]()
+    asked = ModelReader("mood", terms.readings["mood"], engine)
+    for n in range(scale(3, 12)):
+        packet = replace(packet_of(terms, evidence=f"this is the {n}th time"), expires_at_ms=running_ms() + 60_000)
+        with suppress(ModelError):  # it may say that it does not know
+            read.append(dict(asked.answer(packet, {}).probabilities))
+    assert read
+    assert all({"calm", "angry", "odd"} == set(shares) for shares in read)
 
 
 class Raising:

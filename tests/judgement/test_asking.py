@@ -23,7 +23,9 @@ SURE, RIGHT = 0.98, 0.7  # how certain the model says it is, and how often it is
 
 
 class Boasts:
-    """A language model that reads the value its text names, and is always as certain. Of no text it says nothing."""
+    """A language model that reads the value its text names, and is always as certain. Of no text it says nothing; where it
+    `measures` nothing, the last value.
+    """
 
     def __init__(self, model: str = "boasts", *, measures: bool = True) -> None:
         self.model, self.measures, self.asked = model, measures, list[str]()
@@ -34,8 +36,13 @@ class Boasts:
         shares = {value.upper(): SURE if f"says {value} " in text else (1 - SURE) / 2 for value in VALUES}
         if "says" not in text:
             shares = dict.fromkeys(shares, 1 / 3)
+        if not self.measures:
+            said = max(reversed(shares), key=shares.__getitem__)
+            return f'{{"action":"{said}","reason":"READ","context_ref":"{"0" * 64}"}}'.encode(), Decoding(
+                alternatives=None
+            )
         choice = {"choice": "action", "chosen": "x", "z": 1.0, "probabilities": shares}
-        return b"", Decoding(alternatives=(choice,) if self.measures else None)
+        return b"", Decoding(alternatives=(choice,))
 
     def count_tokens(self, text: str) -> int:
         return len(text)
@@ -98,7 +105,11 @@ def test_to_calibrate_takes_no_label_to_learn_and_some_to_calibrate_on(tmp_path:
         fitted(tmp_path / "out", named(10), Boasts())
 
 
-def test_a_model_that_measures_nothing_cannot_be_calibrated(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be fitted: the engine `boasts` measures no probabilities"):
-        fitted(tmp_path / "out", named(200), Boasts(measures=False))
-    assert not (tmp_path / "out").exists()
+def test_one_that_measures_nothing_is_calibrated_by_what_it_says(tmp_path: Path) -> None:
+    engine = Boasts(measures=False)
+    fitted(tmp_path / "out", named(800), engine)
+    with closing(open_judgement(tmp_path / "out", contract())) as judgement:
+        (reader,) = calibrated_readers(contract(), judgement.manifest, engine, now_ms=1).values()
+    storm, nothing = (reader.read(f"it says {value} here").probabilities for value in ("storm", "none"))
+    assert abs(storm["storm"] - RIGHT) < 0.15
+    assert [1 / 3] * 3 == pytest.approx(list(nothing.values()))  # it says that of no text, too

@@ -24,18 +24,33 @@ TERMS = contract()
 PRIOR = {"CALM": 0.5, "ANGRY": 0.3, "ODD": 0.2}
 
 
+class Writes:
+    """An engine that measures nothing: to each text it writes what it is told to."""
+
+    model = "writes"
+
+    def __init__(self, said: dict[str, bytes]) -> None:
+        self.said = said
+
+    def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
+        return self.said[packet.texts[-1]], Decoding(alternatives=None)
+
+    def count_tokens(self, text: str) -> int:
+        return len(text)
+
+    def close(self) -> None: ...
+
+
 class Scores:
     """An engine that gives each text the probabilities it is told to. `asked`: the packets."""
 
     model = "scores"
 
-    def __init__(self, said: dict[str, dict[str, float]] | None) -> None:
+    def __init__(self, said: dict[str, dict[str, float]]) -> None:
         self.said, self.asked = said, list[DecisionPacket]()
 
     def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
         self.asked.append(packet)
-        if self.said is None:
-            return b"", Decoding(alternatives=None)
         shares = self.said[packet.texts[-1]]
         return b"", Decoding(alternatives=({"choice": "action", "chosen": "x", "z": 1.0, "probabilities": shares},))
 
@@ -45,7 +60,7 @@ class Scores:
     def close(self) -> None: ...
 
 
-def reader(engine: Scores, temperature: float = 1.0) -> ModelReader:
+def reader(engine: Scores | Writes, temperature: float = 1.0) -> ModelReader:
     return ModelReader("mood", TERMS.readings["mood"], engine, temperature)
 
 
@@ -74,9 +89,24 @@ def test_values_that_were_put_aside_together_share_equally() -> None:
     assert {"calm": 0.5, "angry": 0.25, "odd": 0.25} == pytest.approx(found.probabilities)
 
 
-def test_an_engine_that_measures_nothing_cannot_read() -> None:
-    with pytest.raises(ModelError, match="measures no probabilities"):
-        reader(Scores(None)).answer(world.packet(TERMS, evidence="late"), {})
+def wrote(kind: str) -> bytes:
+    return f'{{"action":"{kind}","reason":"READ","context_ref":"{"0" * 64}"}}'.encode()
+
+
+def test_of_an_engine_that_measures_nothing_what_it_says_counts_by_what_it_says_of_no_evidence() -> None:
+    asked = reader(Writes({"Claim: ": wrote("CALM"), "Claim: a": wrote("ODD"), "Claim: b": wrote("CALM")}))
+    found = asked.answer(world.packet(TERMS, evidence="a"), {})
+    others = {"calm": 0.25 / 0.5, "angry": 0.25 / 0.25, "odd": 0.5 / 0.25}
+    assert {value: share / 3.5 for value, share in others.items()} == pytest.approx(found.probabilities)
+    said_anyway = asked.answer(world.packet(TERMS, evidence="b"), {})
+    assert dict.fromkeys(("calm", "angry", "odd"), 1 / 3) == pytest.approx(said_anyway.probabilities)
+
+
+@pytest.mark.parametrize("data", [b"", b"CALM", wrote("ESCALATE"), wrote("CALM")[:-1]], ids=repr)
+def test_what_names_no_value_is_no_reading(data: bytes) -> None:
+    asked = reader(Writes({"Claim: ": wrote("CALM"), "Claim: late": data}))
+    with pytest.raises(ModelError, match="named no value"):
+        asked.answer(world.packet(TERMS, evidence="late"), {})
 
 
 def test_what_gives_no_value_any_probability_is_refused() -> None:
