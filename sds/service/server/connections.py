@@ -148,7 +148,7 @@ class BoundedConnection(HttpToolsProtocol):
     def _refuses(self) -> bool:
         """Answer a request that the service sheds at once, before a task is made for it: its body is read, and kept by nobody.
 
-        One behind another, the last of its connection, or one that waits to be told to go on takes the way of all.
+        One behind another, the last of its connection, or one that expects 100-continue takes the way of all.
         """
         last = self.parser.get_http_version() == "1.0" or not self.parser.should_keep_alive()
         waits = self.asking or self.expect_100_continue or self.flow.write_paused
