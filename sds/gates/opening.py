@@ -13,7 +13,6 @@ from sds.definitions.definition import GateDefinition
 from sds.host import paths
 from sds.host.clock import now_ms
 from sds.host.keys import KEY_BYTES, read_ring, refuse_other_keys
-from sds.host.log import JsonLog
 from sds.kernel.context.memory import RecordedContext
 from sds.kernel.contract.schema import Contract
 from sds.kernel.envelope.state import Fields
@@ -57,6 +56,8 @@ def recovery_kernel(gate: GateDefinition, folder: Path) -> Iterator[Kernel]:
 
     What it does is in the gate's log.
     """
+    from sds.host.log import JsonLog  # noqa: PLC0415  what `sds` starts with needs no library that may be missing
+
     contract = gate.load_contract()
     with ExitStack() as opened:
         store = paths.open_record(folder)

@@ -22,9 +22,7 @@ from sds.policy.distribution import Readings
 
 TOKENS_MAX = 4096
 ANSWER = "READ"  # the one reason that each value has in the language of answers
-SAID = (
-    0.5  # the share of the value that a text engine says, of whose certainty it says nothing; the others share the rest
-)
+SAID = 4.0  # times as likely as any other is what an engine says that measures nothing, until labels say how likely
 _LEAST = 1e-6
 
 
@@ -78,7 +76,7 @@ class ModelReader:
     """The language model answers in the exact language of the values; what it would answer about no evidence is divided out.
 
     It needs no labels. With some its logits are divided by a `temperature`, so that they hold. Of an engine that measures no
-    probabilities the value that it says is taken, with a share of `SAID`. Safe in several threads.
+    probabilities the value that it says is taken for `SAID` times as likely as any other. Safe in several threads.
     """
 
     def __init__(self, question: str, spec: ReadingSpec, engine: Engine, temperature: float = 1.0) -> None:
@@ -125,8 +123,8 @@ class ModelReader:
         said = None if isinstance(proposal, str) else self._kinds.get(proposal.action)
         if said is None:
             raise ModelError(f"the model named no value of `{self._question}`", reason_code="READING_FAILED")
-        others = [value for value in self._kinds.values() if value != said]
-        return dict.fromkeys(others, (1 - SAID) / len(others)) | {said: SAID}
+        total = SAID + len(self._kinds) - 1
+        return dict.fromkeys(self._kinds.values(), 1 / total) | {said: SAID / total}
 
     def _of_values(self, probabilities: object) -> dict[str, float]:
         """Return the share of each value; what stands for several together (`A|B`) is divided equally among them."""

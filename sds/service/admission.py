@@ -49,12 +49,13 @@ class Latencies:
         self._took[n - 1].clear()
         self._ordered[n - 1], self._until_s[n - 1] = [math.inf, math.inf], now_s + RECENT_S
 
-    def in_time(self, n: int, left_ms: float, now_s: float) -> bool | None:
-        """Return whether with so many in hand no more end late than LATE_MAX beside those that do alone; None: nobody knows."""
-        late = {
-            at + 1: _late(ordered, left_ms) for at, ordered in enumerate(self._ordered) if self._until_s[at] >= now_s
-        }
-        most = LATE_MAX + late.get(1, 0.0)
+    def in_time(self, n: int, left_ms: float, wait_ms: float, now_s: float) -> bool | None:
+        """Return whether with so many in hand, after a wait, no more end late than LATE_MAX beside those that do alone, which
+        wait for nobody; None: nobody knows.
+        """
+        known = {at + 1: ordered for at, ordered in enumerate(self._ordered) if self._until_s[at] >= now_s}
+        most = LATE_MAX + (_late(known[1], left_ms) if 1 in known else 0.0)
+        late = {at: _late(ordered, left_ms - wait_ms) for at, ordered in known.items()}
         if any(share > most for at, share in late.items() if at <= n):
             return False
         return any(share <= most for at, share in late.items() if at >= n) or None
@@ -161,7 +162,7 @@ class Admission:
     def _in_time(self, gate: str, left_ms: float) -> bool | None:
         n = self._in_hand.total() + 1
         wait_ms = max(0, n - self.parallel) * self.service_ms(gate) / self.parallel
-        return self._latencies[gate].in_time(min(n, self.parallel), (1 - OUTSIDE) * left_ms - wait_ms, self._now_s())
+        return self._latencies[gate].in_time(min(n, self.parallel), (1 - OUTSIDE) * left_ms, wait_ms, self._now_s())
 
     def took(self, gate: str, ms: float) -> None:
         """Learn how long a decision took from when it had its turn, also one that was cut short."""

@@ -15,7 +15,7 @@ from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.envelope.proposal import parse_proposal
 from sds.kernel.errors import ModelError
 from sds.policy.opening import open_policy
-from sds.policy.readers import ModelReader
+from sds.policy.readers import SAID, ModelReader
 from tests.kernel import world
 from tests.policy.scripted import contract
 from tests.scale import scale
@@ -96,8 +96,10 @@ def wrote(kind: str) -> bytes:
 def test_of_an_engine_that_measures_nothing_what_it_says_counts_by_what_it_says_of_no_evidence() -> None:
     asked = reader(Writes({"Claim: ": wrote("CALM"), "Claim: a": wrote("ODD"), "Claim: b": wrote("CALM")}))
     found = asked.answer(world.packet(TERMS, evidence="a"), {})
-    others = {"calm": 0.25 / 0.5, "angry": 0.25 / 0.25, "odd": 0.5 / 0.25}
-    assert {value: share / 3.5 for value, share in others.items()} == pytest.approx(found.probabilities)
+    weights = {"calm": 1 / SAID, "angry": 1.0, "odd": SAID}
+    assert {value: weight / fsum(weights.values()) for value, weight in weights.items()} == pytest.approx(
+        found.probabilities
+    )
     said_anyway = asked.answer(world.packet(TERMS, evidence="b"), {})
     assert dict.fromkeys(("calm", "angry", "odd"), 1 / 3) == pytest.approx(said_anyway.probabilities)
 

@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from sds.service.admission import LOOKED_AT, RECENT_S, SERVICE_MS_FIRST, Admission
+from sds.service.admission import LOOKED_AT, RECENT_S, SERVICE_MS_FIRST, Admission, Latencies
 from sds.service.problems import Problem
 from tests.service.engines import Held, Slow
 from tests.service.testbed import EVENT, Bed, check, opened_bed
@@ -171,6 +171,13 @@ def test_nor_is_there_room_for_any_company_where_a_few_are_late_alone() -> None:
     admission.took("a", 110.0)
     beside()
     assert "OVERLOADED" == getattr(admission.refusal("a", 100), "code", None)
+
+
+def test_what_waits_for_others_is_late_for_them_also_where_only_one_is_decided_at_a_time() -> None:
+    latencies = Latencies(parallel=1)
+    for _ in range(100):
+        latencies.add(1, 20.0, now_s=0.0)
+    assert [True, True, False] == [latencies.in_time(1, 80.0, wait_ms, 0.0) for wait_ms in (0.0, 60.0, 61.0)]
 
 
 @pytest.mark.timeout(60)
