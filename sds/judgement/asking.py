@@ -47,7 +47,7 @@ def language_model(contract: Contract, answers: Answers, name: str, *, now_ms: i
     def of(text: str) -> Mapping[str, float]:
         return answers.answer(_packet(contract, rules, text, now_ms), {}).probabilities
 
-    return Probabilities("model", tuple(contract.readings[name].values), of)
+    return Probabilities(MODEL, tuple(contract.readings[name].values), of)
 
 
 def _packet(contract: Contract, rules: Rules, text: str, now_ms: int) -> DecisionPacket:

@@ -47,9 +47,10 @@ class LoadShedding:
         gate = None if asked is None else self._service.gates.get(asked[1].decode())
         if gate is None:
             return None
-        problem = admission.crowded() or admission.refusal(gate.name, _left_ms(headers, gate.deadline_ms_max))
-        if problem is None or (not admission.crowded() and self._may_look()):
-            return None
+        if (problem := admission.crowded()) is None:
+            problem = admission.refusal(gate.name, _left_ms(headers, gate.deadline_ms_max))
+            if problem is None or self._may_look():
+                return None
         found = _answer(problem.code, math.ceil(problem.retry_after_s or 0))
         self._refused(problem.code, time.perf_counter() - began_s)
         return found
