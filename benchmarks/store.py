@@ -3,11 +3,13 @@
     commits_s            bare one-row commits a second over 8 connections, in PostgreSQL and in SQLite
     decisions_s          whole decisions a second, by an instant model: opened, judged, reserved, carried out, settled
     limited_s            the same, all of them under one spend limit
+    apart_s              whole decisions again, each process on a record of its own: what they wait for is the processor
 
     statements           of one decision, in both stores alike: of each transaction, and those outside of them
 
 Each over 4 processes with 2 threads each, on the same disk, in one run. `over_commits` is decisions a second over bare
-commits a second, `commits_over_commits` what the same decisions are in commits. The statements are counted, not timed: of
+commits a second, `commits_over_commits` what the same decisions are in commits. `decisions_s` over `apart_s` is what one
+record and its lock leave of the speed: no more than the rest could be had by a ledger of several chains. The statements are counted, not timed: of
 SQLite, without what its triggers do. In PostgreSQL a transaction's first statement goes along with its begin, and what it
 writes with its end, so that it is two round trips while the record is locked, and one more for each of its further reads.
 
@@ -49,7 +51,7 @@ TRANSACTIONS = 3  # of a decision: opened, reserved, settled
 SECONDS, SECONDS_MAX = 10, 600
 START_S = 120.0  # so long may a process take to begin
 STORES = ("postgresql", "sqlite")
-WORK = ("commits", "decisions", "limited")
+WORK = ("commits", "decisions", "limited", "apart")
 
 
 def run(folder: Path, url: str, seconds: int, say: Say) -> Report:
@@ -60,7 +62,8 @@ def run(folder: Path, url: str, seconds: int, say: Say) -> Report:
             found[work][store] = _together(work, place, seconds)
             say(f"{work} a second in {store}: {found[work][store]}")
     over = {
-        work: {store: round(found[work][store] / found["commits"][store], 3) for store in STORES} for work in WORK[1:]
+        work: {store: round(found[work][store] / found["commits"][store], 3) for store in STORES}
+        for work in ("decisions", "limited")
     }
     return {
         "benchmark": "store",
@@ -71,6 +74,7 @@ def run(folder: Path, url: str, seconds: int, say: Say) -> Report:
         "commits_s": found["commits"],
         "decisions_s": found["decisions"],
         "limited_s": found["limited"],
+        "apart_s": found["apart"],
         "statements": statements(folder),
         "over_commits": over,
         "commits_over_commits": {
@@ -103,6 +107,8 @@ def _process(
     work: str, place: str, schema: str, seconds: int, number: int, ready: Barrier, done: Callable[[int], None]
 ) -> None:
     """Do some work in as many threads as a process has; say how often it was done in the time."""
+    if work == "apart":
+        place, schema = (place, f"{schema}_{number}") if place.startswith("postgres") else (f"{place}.{number}", schema)
     with _worker(work, place, schema) as workers:
         counts = [0] * THREADS
         ready.wait(START_S)
@@ -214,7 +220,7 @@ def _server_version(url: str) -> str:
 
 def _options(parser: Parser) -> None:
     seconds = whole_number(SECONDS_MAX)
-    parser.add_argument("--seconds", type=seconds, default=SECONDS, help="how long each of six measurements takes")
+    parser.add_argument("--seconds", type=seconds, default=SECONDS, help="how long each of eight measurements takes")
     parser.add_argument("--folder", type=existing, default=Path(), help="where to measure: the disk matters")
     parser.add_argument("--server", metavar="URL", help="a PostgreSQL; without it one is started in the folder")
 
@@ -245,7 +251,15 @@ def _server(folder: Path) -> Iterator[str]:
 
 
 def _show(report: Report) -> None:
-    for name in ("commits_s", "decisions_s", "limited_s", "statements", "over_commits", "commits_over_commits"):
+    for name in (
+        "commits_s",
+        "decisions_s",
+        "limited_s",
+        "apart_s",
+        "statements",
+        "over_commits",
+        "commits_over_commits",
+    ):
         print(f"{name:<22} {report[name]}")
 
 

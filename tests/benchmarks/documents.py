@@ -166,7 +166,7 @@ def _store(fresh: Iterator[float]) -> dict[str, Any]:
     def of_both() -> dict[str, float]:
         return {"postgresql": next(fresh), "sqlite": next(fresh)}
 
-    found: dict[str, Any] = {key: of_both() for key in ("commits_s", "decisions_s", "limited_s")}
+    found: dict[str, Any] = {key: of_both() for key in ("commits_s", "decisions_s", "limited_s", "apart_s")}
     for key in ("over_commits", "commits_over_commits"):
         found[key] = {"decisions": of_both(), "limited": of_both()}
     found["over_commits"]["decisions"]["postgresql"] = 0.49
