@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-STATEMENTS_MAX = 2_048  # of different texts that are remembered
+from sds.kernel.storage.store import STATEMENTS_MAX
 
 _PLANNER = re.compile(r" INDEXED BY \w+")  # for SQLite's planner alone
 _TYPES = {"INTEGER": "BIGINT", "BLOB": "BYTEA", "REAL": "DOUBLE PRECISION", "TEXT": 'TEXT COLLATE "C"'}

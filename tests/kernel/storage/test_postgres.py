@@ -291,3 +291,12 @@ def test_a_record_is_another_once_connections_to_it_have_ended_or_its_schema_was
     end_connections(store._schema_name)
     drawn(store)
     assert before != store.generation
+
+
+def test_a_select_that_writes_is_refused_by_the_server(store: PostgresStore):
+    for statement in ("SELECT 1 AS x INTO made", "SELECT lo_create(0)"):
+        with pytest.raises(StoreError, match="read-only transaction"):
+            store.rows(statement)
+    with store.transaction():
+        put(store)
+    assert [0] == drawn(store)

@@ -108,8 +108,8 @@ def test_a_server_that_was_long_away_is_found_although_nobody_asks(
 
 @pytest.mark.parametrize("look", [look_at, records_in, PostgresStore])
 def test_a_server_that_ends_once_it_is_asked_is_an_error_of_the_store(monkeypatch: pytest.MonkeyPatch, look: Any):
-    def ended(*given: Any) -> Connection:
-        db = connected(*given)
+    def ended(*given: Any, **named: Any) -> Connection:
+        db = connected(*given, **named)
         by_hand(f"SELECT pg_terminate_backend({db.info.backend_pid}, 5000)")
         return db
 
