@@ -17,8 +17,8 @@ from typing import Any, Protocol, TypeVar
 from sds.kernel.errors import StoreError
 from sds.kernel.storage.keyring import Keyring
 
-SCHEMA_VERSION = "7"
-UPGRADABLE = ("1", "2", "3", "4", "5", "6")  # versions that differ in nothing but tables they lack, and indexes
+SCHEMA_VERSION = "8"
+UPGRADABLE = ("1", "2", "3", "4", "5", "6", "7")  # versions that differ in nothing but tables they lack, and indexes
 SUPERSEDED = "DROP INDEX IF EXISTS snapshots_by_key"  # what an older record has and a fresh one has not
 MESSAGE_CHARS_MAX = 300
 STATEMENTS_MAX = 2_048  # of different texts that are remembered

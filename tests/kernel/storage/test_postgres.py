@@ -13,6 +13,8 @@ import psycopg
 import pytest
 
 from sds.kernel.errors import StoreError
+from sds.kernel.flow.monitored import REACTIVATED
+from sds.kernel.storage.ledger import KEYS_LOST
 from sds.kernel.storage.postgres import store as stores
 from sds.kernel.storage.postgres.connections import Url
 from sds.kernel.storage.postgres.store import PostgresStore
@@ -300,3 +302,22 @@ def test_a_select_that_writes_is_refused_by_the_server(store: PostgresStore):
     with store.transaction():
         put(store)
     assert [0] == drawn(store)
+
+
+LONG = """
+INSERT INTO ledger SELECT n, n, CASE WHEN n % 100 > 0 THEN 'DECIDED' ELSE 'AGENT' END,
+    CASE WHEN n % 100 > 0 THEN 'flow-' || n ELSE '' END, '{"agent_id":"a' || n % 7 || '","status":"ACTIVE"}', '', n::text
+FROM generate_series(1, 20000) AS n
+"""
+
+
+def test_what_operators_did_is_found_by_its_index_in_a_long_ledger():
+    schema = fresh_schema()
+    with closing(PostgresStore(server_url(), schema)) as store:
+        by_hand(f"SET session_replication_role = replica; {LONG}; ANALYZE ledger", schema)
+        assert 19_900 == store.value(REACTIVATED, ("a6",))
+        for sql, values in ((KEYS_LOST, ()), (REACTIVATED, ("a6",))):
+            asked = f"EXPLAIN (COSTS OFF) {sql}", values
+            plan = "\n".join(row[0] for row in store._on_connection(lambda db, asked=asked: db.together(asked).rows))
+            assert "ledger_acts" in plan
+            assert "Seq Scan" not in plan

@@ -150,6 +150,7 @@ def test_a_record_of_another_version_is_refused():
         (3, "DROP TABLE monitor_windows, monitor_entries; DROP INDEX flows_adopted, flows_by_opening"),
         (5, "DROP INDEX flows_by_opening"),
         (6, "DROP INDEX snapshots_by_key_and_time; CREATE INDEX snapshots_by_key ON context_snapshots (dfid)"),
+        (7, "DROP INDEX ledger_acts, flows_by_parent, reversals_by_saga, reversals_open"),
     ],
 )
 def test_an_older_record_gets_what_it_lacks_and_keeps_the_rest(version: int, lacks: str):
