@@ -108,7 +108,7 @@ def key_digest(store: Reader, dfid: str) -> str | None:
     return None if found is None or found[2] is None else sha256_hex(found[2])
 
 
-def _is_lost(store: Reader, dfid: str) -> bool:
+def is_lost(store: Reader, dfid: str) -> bool:
     """Tell whether the key of a flow's case may lie under keys that were lost: it is from before, and not altered."""
     wrapped, sealed = store.row(_FROM_BEFORE_LOSS, (dfid,)) or (None, None)
     return wrapped is not None and sealed in (None, sha256_hex(wrapped))
@@ -199,7 +199,7 @@ class Texts:
                 raise
             return ERASED
         except CaseKeyError:
-            if not self._shown or not _is_lost(self._store, self._dfid):
+            if not self._shown or not is_lost(self._store, self._dfid):
                 raise
             self._lost = True
             return LOCKED

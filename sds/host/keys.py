@@ -109,9 +109,15 @@ def refuse_other_keys(folder: Path, record: Reader) -> None:
     last = newest_checkpoint(record)
     if last is not None and last.public_key not in (ring.ledger.public.keys if ring.ledger else ()):
         raise _other(path, f"the ledger was signed with `{last.public_key[:SHOWN_CHARS]}`")
-    signature, is_lost = record.row(_NEWEST_SIGNATURE) or ("", False)
-    if (name := name_in(signature)) and name not in map(key_name, ring.secrets) and not is_lost:
+    if name := unknown_key(ring, record):
         raise _other(path, f"its newest order was signed with `{name}`")
+
+
+def unknown_key(ring: Ring, record: Reader) -> str:
+    """Return the name of the key that has signed a record's newest order; "" where it is here, or lost on the record."""
+    signature, is_lost = record.row(_NEWEST_SIGNATURE) or ("", False)
+    name = name_in(signature)
+    return "" if is_lost or name in map(key_name, ring.secrets) else name
 
 
 def _other(path: Path, signed: str) -> StoreError:
