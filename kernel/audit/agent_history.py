@@ -18,6 +18,7 @@ from sds.kernel.registry import escalation_budget
 from sds.kernel.registry.contract_versions import recorded_contract
 from sds.kernel.registry.monitors import Standing
 from sds.kernel.registry.registry import Registration, lookup
+from sds.kernel.storage.ledger import ABOUT
 from sds.kernel.storage.store import Reader, Store
 
 HISTORY_MAX = 100  # moves and contracts that are read back, the latest
@@ -129,8 +130,7 @@ def _halt(store: Reader) -> Halt | None:
 
 def _entries(store: Reader, kind: str, agent_id: str) -> list[tuple[int, dict[str, Any]]]:
     rows = store.rows(
-        "SELECT at_ms, body FROM ledger WHERE kind = ? AND json_extract(body, '$.agent_id') = ?"
-        " ORDER BY idx DESC LIMIT ?",
+        f"SELECT at_ms, body FROM ledger WHERE dfid = '' AND kind = ? AND {ABOUT} = ? ORDER BY idx DESC LIMIT ?",
         (kind, agent_id, HISTORY_MAX),
     )
     return [(at_ms, json.loads(body)) for at_ms, body in reversed(rows)]

@@ -19,6 +19,12 @@ PAUSE_MS_MIN, PAUSE_MS_MAX = 1_000, 30_000  # after a statement that could not b
 DOUBLINGS_MAX = 5  # enough for that
 _NOT_YET: object = object()  # no record's generation
 
+# The latest order by its time, and whether the clock was set back since: only then another may have come after it.
+_LATEST_ORDER = (
+    "SELECT l.at_ms, EXISTS (SELECT 1 FROM clock_steps s WHERE s.idx > l.idx) FROM execution_log e"
+    " CROSS JOIN decision_flows f ON f.dfid = e.dfid CROSS JOIN ledger l ON l.dfid = e.dfid AND l.kind = 'RESERVED'"
+    " WHERE f.gate = ? ORDER BY e.reserved_at_ms DESC LIMIT 1"
+)
 _LAST_ORDER = (
     "SELECT l.at_ms FROM ledger l JOIN decision_flows f ON f.dfid = l.dfid"
     " WHERE l.kind = 'RESERVED' AND f.gate = ? ORDER BY l.idx DESC LIMIT 1"
@@ -107,5 +113,7 @@ class Wholeness:
 
         What operators wrote since does not count, and neither does a clock that was ahead.
         """
-        last_ms = self._record.value(_LAST_ORDER, (self._gate,))
+        last_ms, set_back = self._record.row(_LATEST_ORDER, (self._gate,)) or (None, False)
+        if set_back:
+            last_ms = self._record.value(_LAST_ORDER, (self._gate,))
         return 0 if last_ms is None else max(0, min(int(last_ms), now_ms) - CLOCKS_APART_MS)

@@ -17,18 +17,23 @@ from sds.kernel.flow.dispatch import Log
 from sds.kernel.flow.states import WAITING_TAGS
 from sds.kernel.registry import counter_scale
 from sds.kernel.registry.monitors import Counted, MonitoredDecision, Monitors, Watched
+from sds.kernel.storage.ledger import ABOUT
 from sds.kernel.storage.store import Reader, Store
 
 HISTORY_MAX = 100_000  # decisions of the past that a window of minutes is filled with
+ENTRIES_MAX = (
+    4 * HISTORY_MAX
+)  # of the ledger's newest, that are looked through for an agent's: others may share the record
 
 # An operator who reactivates an agent has looked at what it did: the windows start anew there.
 REACTIVATED = (
-    "SELECT MAX(idx) FROM ledger WHERE kind = 'AGENT' AND json_extract(body, '$.agent_id') = ?"
+    f"SELECT MAX(idx) FROM ledger WHERE dfid = '' AND kind = 'AGENT' AND {ABOUT} = ?"
     " AND json_extract(body, '$.status') = 'ACTIVE' AND COALESCE(json_extract(body, '$.was'), 'SUSPENDED') = 'SUSPENDED'"
 )
 _DECIDED = (
     "SELECT l.at_ms, l.body, p.confidence, p.justification FROM ledger l LEFT JOIN policy_proposals p ON p.dfid = l.dfid"
-    " WHERE l.kind = 'DECIDED' AND l.idx > ? AND l.dfid <> ? AND json_extract(l.body, '$.agent_id') = ?"
+    " WHERE l.kind = 'DECIDED' AND l.idx > ? AND l.idx > (SELECT MAX(idx) FROM ledger) - ?"
+    " AND l.dfid <> ? AND json_extract(l.body, '$.agent_id') = ?"
     f" AND COALESCE(json_extract(l.body, '$.tag'), '') NOT IN ({', '.join(map(repr, sorted(WAITING_TAGS)))})"
     " ORDER BY l.idx DESC LIMIT ?"
 )
@@ -108,12 +113,12 @@ def _history(
     contract: Contract, store: Reader, dfid: str, reach: tuple[int, int]
 ) -> Iterator[tuple[int, MonitoredDecision]]:
     """Yield what the ledger says of the agent's decisions since it was last reactivated, oldest first, as far as the windows
-    reach. Of readings the record says nothing in clear: their windows begin empty.
+    reach and in the newest ENTRIES_MAX entries. Of readings the record says nothing in clear: their windows begin empty.
     """
     longest, within_ms = reach
     since = store.value(REACTIVATED, (contract.agent_id,)) or 0
     limit = HISTORY_MAX if within_ms else longest
-    rows = store.rows(_DECIDED, (since, dfid, contract.agent_id, limit))
+    rows = store.rows(_DECIDED, (since, ENTRIES_MAX, dfid, contract.agent_id, limit))
     bodies = store.rows("SELECT hash, body -> '$.kinds' FROM contracts WHERE agent_id = ?", (contract.agent_id,))
     kinds = {name: json.loads(text) for name, text in bodies if text}
     units = spends_at(contract)

@@ -125,6 +125,15 @@ _ESCALATED = f"f.state = 'ESCALATED' AND COALESCE({_OF_SAGA}, '') <> 'array'"
 
 # The second condition follows from the first; SQLite takes the index of unfinished flows only where it is said.
 _UNKNOWN = "f.state = 'EXECUTING' AND f.state IN ('ACTIVE', 'EXECUTING') AND e.status = 'UNKNOWN'"
+_COUNT = (
+    "SELECT (SELECT count(*) FROM decision_flows WHERE state = 'ESCALATED' AND gate = ?) + (SELECT count(*)"
+    f" FROM decision_flows f JOIN execution_log e ON e.dfid = f.dfid WHERE {_UNKNOWN} AND f.gate = ?)"
+)
+
+
+def count_waiting(store: Reader, gate: str) -> int:
+    """Return how many cases of a gate wait for a human, each part of a saga for itself."""
+    return int(store.value(_COUNT, (gate, gate)))
 
 
 def waiting(store: Reader, contract: Contract, *, limit: int = WAITING_MAX) -> list[Case]:

@@ -29,7 +29,7 @@ _DECISION = (
     " LEFT JOIN policy_proposals p ON p.dfid = f.dfid WHERE f.dfid = ?"
 )
 _LABELS = (
-    "SELECT at_ms, body FROM ledger WHERE kind = 'LABEL' AND idx > ? AND dfid <> ?"
+    "SELECT at_ms, body FROM ledger WHERE kind = 'LABEL' AND idx > ? AND idx > (SELECT MAX(idx) FROM ledger) - ? AND dfid <> ?"
     " AND json_extract(body, '$.agent_id') = ? ORDER BY idx DESC LIMIT ?"
 )
 
@@ -97,10 +97,11 @@ def _known(dfid: str, known: bool, right: bool) -> Labelled:
 def _history(
     store: Reader, agent_id: str, dfid: str, reach: tuple[int, int]
 ) -> Iterator[tuple[int, MonitoredDecision]]:
-    """Yield the labels since the agent was last reactivated, oldest first."""
+    """Yield the labels since the agent was last reactivated, in the newest ENTRIES_MAX entries, oldest first."""
     longest, within_ms = reach
     since = store.value(monitored.REACTIVATED, (agent_id,)) or 0
-    rows = store.rows(_LABELS, (since, dfid, agent_id, monitored.HISTORY_MAX if within_ms else longest))
+    limit = monitored.HISTORY_MAX if within_ms else longest
+    rows = store.rows(_LABELS, (since, monitored.ENTRIES_MAX, dfid, agent_id, limit))
     for at_ms, text in reversed(rows):
         body = json.loads(text)
         yield at_ms, MonitoredDecision(confidence=body["confidence"], right=body["right"])

@@ -14,6 +14,8 @@ VERSIONS_MAX = 1000
 
 Standing = Literal["in force", "superseded", "revoked"]
 
+_NO_ENTRY: tuple[int, dict[str, Any]] = (0, {})  # of a contract that the ledger does not know
+
 
 @dataclass(frozen=True, slots=True)
 class Version:
@@ -32,22 +34,25 @@ class Version:
 def versions(store: Reader) -> list[Version]:
     """Return the registered contracts, oldest first, at most VERSIONS_MAX of the latest."""
     rows = store.rows(
-        "SELECT c.gate, c.agent_id, c.version, c.hash, a.contract_hash IS NOT NULL, c.registered_at_ms, l.body,"
-        " EXISTS (SELECT 1 FROM ledger r WHERE r.kind = 'REVOKED' AND json_extract(r.body, '$.hash') = c.hash)"
+        "SELECT c.gate, c.agent_id, c.version, c.hash, a.contract_hash IS NOT NULL, c.registered_at_ms"
         " FROM contracts c LEFT JOIN agents a ON a.contract_hash = c.hash"
-        " LEFT JOIN ledger l ON l.kind = 'CONTRACT' AND json_extract(l.body, '$.hash') = c.hash"
-        " ORDER BY l.idx IS NULL, l.idx DESC LIMIT ?",
-        (VERSIONS_MAX,),
     )
     try:
-        return [_version(row) for row in reversed(rows)]
+        entered, revoked = _by_hash(store, "CONTRACT"), _by_hash(store, "REVOKED")
+        rows.sort(key=lambda row: entered.get(row[3], _NO_ENTRY)[0])
+        return [_version(row, entered.get(row[3], _NO_ENTRY)[1], row[3] in revoked) for row in rows[-VERSIONS_MAX:]]
     except NOT_AS_WRITTEN as error:
         raise StoreError("the contracts in the record cannot be read", hint="sds ledger verify") from error
 
 
-def _version(row: Row) -> Version:
-    gate, agent_id, version, contract_hash, current, at_ms, entry, revoked = row
-    body = json.loads(entry) if entry else {}
+def _by_hash(store: Reader, kind: str) -> dict[str, tuple[int, dict[str, Any]]]:
+    """Return the entries of a kind that are about contracts: index and body, by the contract's hash."""
+    rows = store.rows("SELECT idx, body FROM ledger WHERE dfid = '' AND kind = ?", (kind,))
+    return {body["hash"]: (idx, body) for idx, text in rows for body in (json.loads(text),)}
+
+
+def _version(row: Row, body: dict[str, Any], revoked: bool) -> Version:
+    gate, agent_id, version, contract_hash, current, at_ms = row
     standing: Standing = "revoked" if revoked else "in force" if current else "superseded"
     who, reason = str(body.get("who", "")), str(body.get("reason", ""))
     return Version(gate, agent_id, version, contract_hash, standing, at_ms, who, reason)

@@ -273,8 +273,8 @@ def move(
 def waits_for(store: Reader, agent_id: str) -> str:
     """Return the flow an ESCALATED agent waits for a human to resolve; empty when it is not known."""
     found = store.value(
-        "SELECT json_extract(body, '$.case') FROM ledger WHERE kind = 'AGENT'"
-        " AND json_extract(body, '$.agent_id') = ? ORDER BY idx DESC LIMIT 1",
+        "SELECT json_extract(body, '$.case') FROM ledger WHERE dfid = '' AND kind = 'AGENT'"
+        f" AND {ledger.ABOUT} = ? ORDER BY idx DESC LIMIT 1",
         (agent_id,),
     )
     return str(found or "")

@@ -40,6 +40,10 @@ from sds.kernel.storage.store import Reader, Row, Store
 GENESIS = "0" * 64
 READ_AT_ONCE = 1_000
 COLUMNS = "idx, at_ms, kind, dfid, body, prev_hash, entry_hash"
+# Which agent an entry of no flow is about, else which act it is: as the index `ledger_acts` has it.
+ABOUT = "CASE WHEN json_valid(body) THEN COALESCE(body ->> '$.agent_id', body ->> '$.act') END"
+# The entry that says the kernel's keys were lost and new ones made (`sds keys rotate --lost`), the last such; none: NULL.
+KEYS_LOST = f"SELECT MAX(idx) FROM ledger WHERE dfid = '' AND kind = 'OPERATOR' AND {ABOUT} = 'KEYS_LOST'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,12 +179,6 @@ def read_checkpoints(store: Reader) -> list[Checkpoint]:
 def newest_checkpoint(store: Reader) -> Checkpoint | None:
     row = store.row(f"SELECT {CHECKPOINT_COLUMNS} FROM checkpoints WHERE idx = (SELECT max(idx) FROM checkpoints)")
     return Checkpoint(*row) if row else None
-
-
-def keys_were_lost(store: Reader) -> bool:
-    """Tell whether somebody has said that the kernel's keys were lost, and new ones were made (`sds keys rotate --lost`)."""
-    said = "SELECT 1 FROM ledger WHERE kind = 'OPERATOR' AND body ->> '$.act' = 'KEYS_LOST' LIMIT 1"
-    return store.value(said) is not None
 
 
 def refuse_altered_ledger(store: Reader, public: PublicKeys) -> None:

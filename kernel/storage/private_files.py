@@ -54,10 +54,14 @@ def _link_new(path: Path, data: bytes) -> None:
 def _written(path: Path, data: bytes) -> Path:
     """Return a new file beside `path`, of mode 0600, closed again."""
     descriptor, name = mkstemp(dir=path.parent, prefix=f"{path.name}.")
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:  # a disk that is full keeps no half of a key
+        Path(name).unlink()
+        raise
     return Path(name)
 
 

@@ -224,12 +224,19 @@ CREATE INDEX flows_by_opening ON decision_flows (created_at_ms, dfid);
 -- Since version 7: the newest decisions of one key, however many it has; in the place of `snapshots_by_key`
 CREATE INDEX snapshots_by_key_and_time ON context_snapshots (CASE WHEN json_valid(body) THEN body ->> '$.key' END, taken_at_ms);
 
+-- Since version 8: what came of a flow, what is being undone, and what operators did (`ledger_acts`)
+CREATE INDEX flows_by_parent ON decision_flows (parent_dfid) WHERE parent_dfid IS NOT NULL;
+CREATE INDEX reversals_by_saga ON saga_reversals (saga);
+CREATE INDEX reversals_open ON saga_reversals (status) WHERE status IN ('PENDING', 'UNKNOWN');
+
 CREATE TABLE ledger (
     idx INTEGER PRIMARY KEY, at_ms INTEGER NOT NULL, kind TEXT NOT NULL, dfid TEXT NOT NULL, body TEXT NOT NULL,
     prev_hash TEXT NOT NULL, entry_hash TEXT NOT NULL
 ) STRICT;
 CREATE INDEX ledger_by_dfid ON ledger (dfid);
 CREATE UNIQUE INDEX one_decided ON ledger (dfid) WHERE kind = 'DECIDED';
+CREATE INDEX ledger_acts ON ledger
+    (kind, CASE WHEN json_valid(body) THEN COALESCE(body ->> '$.agent_id', body ->> '$.act') END, idx) WHERE dfid = '';
 
 CREATE TRIGGER ledger_no_update BEFORE UPDATE ON ledger BEGIN
     SELECT RAISE(ABORT, 'the ledger is append-only: no update');

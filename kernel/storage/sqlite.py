@@ -32,6 +32,7 @@ from sds.kernel.storage.store import (
     Row,
     Store,
     Witness,
+    refuse_writing,
 )
 
 BUSY_MS = 5_000
@@ -115,6 +116,10 @@ class SqliteReader(Reader):
         self._db, self._lock = db, threading.RLock()
 
     def rows(self, sql: str, values: Row = ()) -> list[Row]:
+        refuse_writing(sql)  # over a connection that writes it would be committed at once
+        return self._fetched(sql, values)
+
+    def _fetched(self, sql: str, values: Row = ()) -> list[Row]:
         with self._lock:
             return _fetched(self._db, sql, values)
 
@@ -127,10 +132,10 @@ class SqliteReader(Reader):
         return expected_schema()
 
     def columns(self, table: str) -> tuple[str, ...]:
-        return tuple(row[1] for row in self.rows(f"PRAGMA table_info({table})"))
+        return tuple(row[1] for row in self._fetched(f"PRAGMA table_info({table})"))
 
     def damage(self, *, quick: bool = False) -> list[str]:
-        checked = self.rows("PRAGMA quick_check(1)" if quick else "PRAGMA integrity_check")
+        checked = self._fetched("PRAGMA quick_check(1)" if quick else "PRAGMA integrity_check")
         return [line for (text,) in checked for line in text.splitlines() if line != "ok"]
 
     def close(self) -> None:
@@ -187,8 +192,8 @@ class SqliteStore(SqliteReader, Store):
             while True:
                 self._idle.pop().close()
 
-    def rows(self, sql: str, values: Row = ()) -> list[Row]:
-        """Return all rows of a statement: inside this thread's transaction, else as they were last committed."""
+    def _fetched(self, sql: str, values: Row = ()) -> list[Row]:
+        """Return all rows: inside this thread's transaction, else as they were last committed."""
         if not self._lock.acquire(blocking=False):
             return self._rows_apart(sql, values)
         try:
@@ -283,6 +288,8 @@ class SqliteStore(SqliteReader, Store):
 
     @contextmanager
     def transaction(self, first: str = "", values: Row = ()) -> Iterator[list[Row]]:
+        if first:
+            refuse_writing(first)
         with self._lock:
             try:
                 self._db.execute("BEGIN IMMEDIATE")
@@ -305,16 +312,16 @@ class SqliteStore(SqliteReader, Store):
         try:
             db = sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
             db.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
+            db.execute("BEGIN")
         except _REFUSED as error:
             raise StoreError(f"the store cannot be read: {one_line(error, MESSAGE_CHARS_MAX)}") from error
         with closing(SqliteReader(db, self._keyring)) as reader:
-            reader.rows("BEGIN")
             yield reader
 
     def truncate_log(self) -> bool:
         """Copy the write-ahead log to the file and empty it; False while others read or write an older state."""
         with self._lock:
-            return self.row("PRAGMA wal_checkpoint(TRUNCATE)") == (0, 0, 0)
+            return self._fetched("PRAGMA wal_checkpoint(TRUNCATE)") == [(0, 0, 0)]
 
     def run(self, sql: str, values: Row = ()) -> int:
         if self._writer != threading.get_ident():  # it would be committed at once, or with what another thread does

@@ -7,23 +7,36 @@ database raises arrives as StoreError.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
 from sds.kernel.errors import StoreError
 from sds.kernel.storage.keyring import Keyring
 
-SCHEMA_VERSION = "7"
-UPGRADABLE = ("1", "2", "3", "4", "5", "6")  # versions that differ in nothing but tables they lack, and indexes
+SCHEMA_VERSION = "8"
+UPGRADABLE = ("1", "2", "3", "4", "5", "6", "7")  # versions that differ in nothing but tables they lack, and indexes
 SUPERSEDED = "DROP INDEX IF EXISTS snapshots_by_key"  # what an older record has and a fresh one has not
 MESSAGE_CHARS_MAX = 300
+STATEMENTS_MAX = 2_048  # of different texts that are remembered
 
 _KEY = "put `kernel.key` back beside the record: from a backup, readable by you alone"
 
+_WRITES = re.compile(r"\b(INSERT|UPDATE|DELETE|REPLACE|MERGE)\b", re.IGNORECASE)
+
 Row = tuple[Any, ...]
 Result = TypeVar("Result")
+
+
+@lru_cache(STATEMENTS_MAX)
+def refuse_writing(sql: str) -> None:
+    """Raise StoreError unless a statement is a SELECT, which may have a WITH in which no word stands that writes."""
+    text = sql.lstrip()
+    if not text.startswith("SELECT") and (not text.startswith("WITH") or _WRITES.search(text)):
+        raise StoreError("the store cannot be read: this statement is no SELECT", retryable=False)
 
 
 class Reader(ABC):
@@ -54,7 +67,7 @@ class Reader(ABC):
 
     @abstractmethod
     def rows(self, sql: str, values: Row = ()) -> list[Row]:
-        """Return all rows of a statement, values bound in the place of `?`."""
+        """Return all rows of a SELECT, values bound in the place of `?`. Raises StoreError for any other statement."""
 
     def row(self, sql: str, values: Row = ()) -> Row | None:
         found = self.rows(sql, values)

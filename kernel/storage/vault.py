@@ -21,7 +21,7 @@ from typing import Any
 from sds.kernel.canonical import canonical, digest, sha256_hex
 from sds.kernel.errors import CaseKeyError, ErasedError, StoreError, UsageError
 from sds.kernel.storage.keyring import DATA_MARK, TEXT_MARK, CaseKey, is_sealed
-from sds.kernel.storage.ledger import keys_were_lost
+from sds.kernel.storage.ledger import KEYS_LOST
 from sds.kernel.storage.store import Reader, Row, Store
 
 # The columns that hold texts, as ciphertexts are bound to them. A field of a trigger is sealed, not the whole of it.
@@ -40,6 +40,13 @@ LEFT JOIN erasures x ON x.gate = f.gate AND x.event_id = f.event_id
 _OF_CASE = _KEY.format(source="(SELECT ? AS gate, ? AS event_id)")
 _OF_FLOW = _KEY.format(source="decision_flows") + "WHERE f.dfid = ?"
 _NONE: Row = (None,) * 5
+# Of a flow that was there when keys were lost: its case's key, and what its decision says that is.
+_FROM_BEFORE_LOSS = f"""
+SELECT k.wrapped, CASE WHEN json_valid(d.body) THEN d.body ->> '$.rows.case_keys' END FROM decision_flows f
+JOIN ledger x ON x.idx = ({KEYS_LOST}) LEFT JOIN ledger d ON d.dfid = f.dfid AND d.kind = 'DECIDED'
+LEFT JOIN case_keys k ON k.gate = f.gate AND k.event_id = f.event_id
+WHERE f.dfid = ? AND (f.created_at_ms <= x.at_ms OR d.idx < x.idx)
+"""
 
 
 def key_for_case(store: Store, gate: str, event_id: str) -> CaseKey:
@@ -101,6 +108,12 @@ def key_digest(store: Reader, dfid: str) -> str | None:
     return None if found is None or found[2] is None else sha256_hex(found[2])
 
 
+def is_lost(store: Reader, dfid: str) -> bool:
+    """Tell whether the key of a flow's case may lie under keys that were lost: it is from before, and not altered."""
+    wrapped, sealed = store.row(_FROM_BEFORE_LOSS, (dfid,)) or (None, None)
+    return wrapped is not None and sealed in (None, sha256_hex(wrapped))
+
+
 def seal_trigger(key: CaseKey, body: str, field: str, fingerprint: str) -> str:
     """Return a trigger as the record keeps it: one field of it sealed, and by it what the event is recognised by."""
     said = json.loads(body)
@@ -138,6 +151,7 @@ class Texts:
     def __init__(self, store: Reader, dfid: str, *, shown: bool = False) -> None:
         self._store, self._dfid, self._shown = store, dfid, shown
         self._found: CaseKey | None = None
+        self._lost = False  # the key is known to be, where texts are only shown
 
     def text(self, column: str, stored: str) -> str:
         if not isinstance(stored, str):  # a record that was damaged, or altered
@@ -176,7 +190,7 @@ class Texts:
 
     def _key_or_word(self) -> CaseKey | str:
         """Return the key of the case, or what is shown where there is none."""
-        if self._shown and self._store.locked:
+        if self._lost or (self._shown and self._store.locked):
             return LOCKED
         try:
             return self._key
@@ -185,8 +199,9 @@ class Texts:
                 raise
             return ERASED
         except CaseKeyError:
-            if not self._shown or not keys_were_lost(self._store):
+            if not self._shown or not is_lost(self._store, self._dfid):
                 raise
+            self._lost = True
             return LOCKED
 
     @property

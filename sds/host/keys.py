@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sds.kernel.errors import SdsError, StoreError, UsageError, cause_of
 from sds.kernel.executor.protocol import Signer, key_name, name_in
-from sds.kernel.storage.ledger import Head, LedgerKey, PublicKeys, keys_were_lost, newest_checkpoint
+from sds.kernel.storage.ledger import KEYS_LOST, Head, LedgerKey, PublicKeys, newest_checkpoint
 from sds.kernel.storage.private_files import OTHERS, replace_private_file
 from sds.kernel.storage.store import Reader
 
@@ -35,8 +35,10 @@ LOST = 'put it back from a backup; if there is none: sds keys rotate --lost --re
 _DAMAGED = 'put the key back from a backup; if there is none, move it away: sds keys rotate --lost --reason "..."'
 
 SHOWN_CHARS = 16  # of a key, in a message
+# And whether keys were lost since then.
 _NEWEST_SIGNATURE = (
-    "SELECT signature FROM execution_log WHERE signature LIKE '%:%' ORDER BY reserved_at_ms DESC LIMIT 1"
+    "SELECT e.signature, EXISTS (SELECT 1 FROM ledger l WHERE l.dfid = e.dfid AND l.kind IN ('RESERVED', 'ADOPTED')"
+    f" AND l.idx < ({KEYS_LOST})) FROM execution_log e WHERE e.signature LIKE '%:%' ORDER BY e.reserved_at_ms DESC LIMIT 1"
 )
 
 Hex64 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -101,15 +103,21 @@ def refuse_other_keys(folder: Path, record: Reader) -> None:
     """Raise StoreError where a record was signed with keys that are not in this folder's file.
 
     Two processes with different keys would leave each other's orders UNKNOWN. Looked at: the newest checkpoint and the
-    newest order. The keys of orders may be lost on the record (`sds keys rotate --lost`).
+    newest order. The key of an order from before may be lost on the record (`sds keys rotate --lost`).
     """
     path, ring = folder / KEY_FILE, _read_or_none(folder) or Ring()
     last = newest_checkpoint(record)
     if last is not None and last.public_key not in (ring.ledger.public.keys if ring.ledger else ()):
         raise _other(path, f"the ledger was signed with `{last.public_key[:SHOWN_CHARS]}`")
-    name = name_in(record.value(_NEWEST_SIGNATURE) or "")
-    if name and name not in map(key_name, ring.secrets) and not keys_were_lost(record):
+    if name := unknown_key(ring, record):
         raise _other(path, f"its newest order was signed with `{name}`")
+
+
+def unknown_key(ring: Ring, record: Reader) -> str:
+    """Return the name of the key that has signed a record's newest order; "" where it is here, or lost on the record."""
+    signature, is_lost = record.row(_NEWEST_SIGNATURE) or ("", False)
+    name = name_in(signature)
+    return "" if is_lost or name in map(key_name, ring.secrets) else name
 
 
 def _other(path: Path, signed: str) -> StoreError:

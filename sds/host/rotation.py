@@ -6,11 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sds.host import keys, paths
-from sds.kernel.errors import SdsError, UsageError
+from sds.kernel.errors import CaseKeyError, SdsError, UsageError
 from sds.kernel.registry import registry
-from sds.kernel.storage import ledger
+from sds.kernel.storage import ledger, vault
+from sds.kernel.storage.keyring import Keyring
 from sds.kernel.storage.ledger import Head, PublicKeys
 from sds.kernel.storage.store import Store
+
+_NEWEST_CASE = (
+    "SELECT f.dfid, f.gate, f.event_id, k.wrapped FROM decision_flows f CROSS JOIN case_keys k"
+    " ON k.gate = f.gate AND k.event_id = f.event_id ORDER BY f.created_at_ms DESC, f.dfid DESC LIMIT 1"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +37,7 @@ def rotate(folder: Path, store: Store, *, who: str, reason: str, now_ms: int, lo
     said to be lost and are not, StoreError when they are and it is not said.
     """
     if lost:
-        _refuse_found(folder)
+        _refuse_found(folder, store)
     else:
         paths.refuse_lost_key(folder)
     with store.transaction():
@@ -44,12 +50,31 @@ def rotate(folder: Path, store: Store, *, who: str, reason: str, now_ms: int, lo
     return Rotated(made, len(ring.orders), len(older.keys) + 1, taken_from)
 
 
-def _refuse_found(folder: Path) -> None:
+def _refuse_found(folder: Path, store: Store) -> None:
+    """Raise UsageError where no keys are lost, or that is on the record already."""
     try:
         paths.refuse_lost_key(folder)
     except SdsError:
         return
-    raise UsageError(f"the keys in `{paths.key_path(folder)}` are there", hint='sds keys rotate --reason "..."')
+    if not _is_loss_unsaid(folder, store):
+        raise UsageError(f"the keys in `{paths.key_path(folder)}` are there", hint='sds keys rotate --reason "..."')
+
+
+def _is_loss_unsaid(folder: Path, store: Store) -> bool:
+    """Tell whether the keys were made after a loss that the record knows nothing of: whoever said so was stopped before it
+    was written, or the record was put back from before. Then neither its newest order nor its newest text opens.
+    """
+    ring, newest = keys.read_ring(paths.key_path(folder)), store.row(_NEWEST_CASE)
+    if keys.unknown_key(ring, store):
+        return True
+    if newest is None or not ring.secrets:
+        return False
+    dfid, gate, event_id, wrapped = newest
+    try:
+        Keyring(keys.signer_of(folder)).unwrap(gate, event_id, wrapped)
+    except CaseKeyError:
+        return not vault.is_lost(store, dfid)
+    return False
 
 
 def _older(folder: Path, store: Store) -> tuple[PublicKeys, Path | None]:

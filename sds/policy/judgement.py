@@ -84,8 +84,20 @@ class Judgement:
     notices: tuple[str, ...] = ()
     closing: ExitStack = field(default_factory=ExitStack, compare=False)
 
+    def calibration(self, name: str, model: str) -> ModelCalibration | None:
+        """Return how this language model's answers to a reading are calibrated; None where they are not, or another's are."""
+        known = self.manifest.models.get(name)
+        return known if known is not None and known.model == model else None
+
     def close(self) -> None:
         self.closing.close()
+
+
+def refuse_unread_scores(contract: Contract, judgement: Judgement | None) -> None:
+    """Raise UsageError where a score has no fitted reader: a language model gives none."""
+    for name, spec in contract.readings.items():
+        if spec.score and (judgement is None or name not in judgement.readers):
+            raise UsageError(f"the score `{name}` has no fitted reader", hint=f"sds fit {contract.gate}")
 
 
 def readings_hash(contract: Contract) -> str:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from sds.engines.protocol import Engine
 from sds.kernel.contract.schema import Contract
-from sds.kernel.errors import UsageError
 from sds.policy.engine import MODE, PolicyEngine
-from sds.policy.judgement import Judgement, ModelCalibration, open_judgement
+from sds.policy.judgement import Judgement, ModelCalibration, open_judgement, refuse_unread_scores
 from sds.policy.language_model import LanguageModel
 from sds.policy.readers import Answers, FittedAnswers, ModelReader
 
@@ -23,9 +22,7 @@ def open_policy(
     """
     judgement = open_judgement(folder, contract) if folder is not None else None
     unfitted = [name for name in contract.readings if judgement is None or name not in judgement.readers]
-    for name in unfitted:
-        if contract.readings[name].score:
-            raise UsageError(f"the score `{name}` has no fitted reader", hint=f"sds fit {contract.gate}")
+    refuse_unread_scores(contract, judgement)
     chosen = any(line.otherwise == "MODEL" for line in contract.policy)
     needed = bool(unfitted) or chosen or bool(contract.explanation_chars_max)
     model = LanguageModel(open_model, needed=needed)
@@ -58,5 +55,4 @@ def _answers(name: str, contract: Contract, judgement: Judgement | None, model: 
 
 def _calibration(name: str, judgement: Judgement | None, model: LanguageModel) -> ModelCalibration | None:
     """Return how the language model's answers are calibrated; None where they are not, or those of another model are."""
-    known = judgement.manifest.models.get(name) if judgement else None
-    return known if known is not None and known.model == model.get().model else None
+    return judgement.calibration(name, model.get().model) if judgement else None

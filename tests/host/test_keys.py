@@ -23,6 +23,7 @@ from sds.kernel.storage.ledger import GENESIS, Head
 from sds.kernel.storage.sqlite import SqliteStore
 from tests.kernel.durable import Rail, Tickets, World, contract, refund, together
 from tests.proposers import Says
+from tests.stores.records import alone
 
 ORDER = ExecutionIntent("d", "k", "REFUND", (("amount", 1),), "T1", "1")
 START = Head(0, GENESIS)
@@ -150,8 +151,8 @@ def test_an_order_alone_is_enough_to_miss_the_key_of_a_record_of_an_older_versio
     world.close()
     with closing(SqliteStore(tmp_path / "kernel.db")) as store:
         for name in ("no_update", "no_delete", "next"):
-            store.rows(f"DROP TRIGGER checkpoint_{name}")
-        store.rows("DROP TABLE checkpoints")
+            alone(store, f"DROP TRIGGER checkpoint_{name}")
+        alone(store, "DROP TABLE checkpoints")
     (tmp_path / "kernel.db").rename(tmp_path / "decisions.db")
     with pytest.raises(StoreError, match="is gone, but its record is there"):
         paths.signer(tmp_path)
@@ -247,9 +248,8 @@ def test_there_are_only_so_many_keys(folder: Path, monkeypatch: pytest.MonkeyPat
 def test_a_backup_from_before_the_ledger_was_signed_goes_on_after_a_rotation(folder: Path) -> None:
     """What it lacks nobody can tell from it; but it is not taken for the record that its keys have signed."""
     with closing(SqliteStore(folder / "decisions.db")) as store:
-        for name in ("no_delete",):
-            store.rows(f"DROP TRIGGER checkpoint_{name}")
-        store.rows("DELETE FROM checkpoints")
+        alone(store, "DROP TRIGGER checkpoint_no_delete")
+        alone(store, "DELETE FROM checkpoints")
     with closing(paths.open_record(folder)) as store, pytest.raises(StoreError, match="it has no checkpoint"):
         paths.refuse_altered(folder, store)
     renewed(folder)

@@ -160,8 +160,13 @@ def test_records_are_listed_wherever_they_are(folder: Path, monkeypatch: pytest.
     assert folder.name in paths.recorded()
     found = paths.look_at_record(folder)
     assert found is not None
-    with closing(found), pytest.raises(StoreError, match="read-only transaction"):
-        found.rows("DELETE FROM meta RETURNING key")
+    with closing(found):
+        for statement, why in (
+            ("DELETE FROM meta RETURNING key", "no SELECT"),
+            ("SELECT 1 INTO t", "read-only transaction"),
+        ):
+            with pytest.raises(StoreError, match=why):
+                found.rows(statement)
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from sds.gates.refund import gate as desk
 from sds.gates.refund.rail.client import RailProcess
 from sds.host.log import JsonLog
 from sds.kernel.errors import StoreError
-from sds.kernel.storage.private_files import make_private_file
+from sds.kernel.storage.private_files import make_private_file, replace_private_file
 from sds.kernel.storage.sqlite import SqliteStore
 from tests.kernel.durable import Rail, Tickets, contract, deny, together
 from tests.proposers import Says
@@ -101,3 +102,16 @@ def test_a_file_that_cannot_be_made_is_told_in_one_line(folder: Path) -> None:
         (folder / "k").write_bytes(b"a file")
         with pytest.raises(StoreError, match="cannot be"):
             make()
+
+
+@pytest.mark.parametrize("write", [lambda path: replace_private_file(path, b"secret"), make_private_file])
+def test_a_file_that_could_not_be_written_leaves_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path], None]
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write(folder / "kernel.key")
+    assert [] == list(folder.iterdir())

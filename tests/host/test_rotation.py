@@ -11,11 +11,14 @@ from pathlib import Path
 import pytest
 
 from sds.host import keys, paths
+from sds.host.backup import back_up
+from sds.host.restoring import restore
 from sds.host.rotation import rotate
 from sds.kernel.audit import verify
-from sds.kernel.errors import StoreError
+from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.executor.protocol import ExecutionIntent, Signer, key_name, name_in
 from sds.kernel.operations.recovery import Recovered
+from sds.kernel.registry import registry
 from sds.kernel.storage.ledger import CHECKPOINT_EVERY, GENESIS, Head
 from tests.attack.testbed import Testbed
 
@@ -204,7 +207,54 @@ def test_a_gate_that_lacks_the_key_of_its_newest_order_does_not_open_unless_that
         bed.gate()
     path.unlink()
     renewed(bed, lost=True)
-    bed.gate().close()
+    with bed.gate() as gate:  # what is lost is from before
+        gate.decide(bed.event(1))
+    ring = keys.read_ring(path)
+    path.write_bytes(b"sds keys 1\n" + ring.model_copy(update={"orders": other.orders}).model_dump_json().encode())
+    with pytest.raises(StoreError, match="its newest order was signed with"):
+        bed.gate()
+
+
+@pytest.mark.parametrize("text", ["pay 5", "nothing that pays"])
+def test_whoever_is_stopped_while_they_say_that_keys_are_lost_says_it_again(
+    bed: Testbed, monkeypatch: pytest.MonkeyPatch, text: str
+):
+    with bed.gate() as gate:
+        dfid = gate.decide(bed.event(0, text=text)).dfid
+    (bed.own / "kernel.key").unlink()
+    with monkeypatch.context() as stopped:
+        stopped.setattr(registry, "append_act", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            renewed(bed, lost=True)
+    with closing(paths.open_record(bed.own)) as store, pytest.raises(StoreError, match="is not wrapped under"):
+        verify.flow_record(store, dfid)
+    renewed(bed, lost=True)
+    with bed.gate() as gate:
+        assert "[sealed]" in str(verify.flow_record(gate.store, dfid))
+        assert "CLOSED" == gate.decide(bed.event(1)).state
+        assert () == verify.verify(gate.store, public=paths.public_keys_of(bed.own)).faults
+    with pytest.raises(UsageError, match="are there"):
+        renewed(bed, lost=True)
+
+
+def interrupted(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_record_from_before_keys_were_lost_is_gone_on_with_once_that_is_said_again(bed: Testbed, tmp_path: Path):
+    with bed.gate() as gate:
+        gate.decide(bed.event(0))
+        back_up(gate.store, bed.own, tmp_path / "backup", gate=gate.contract.gate, with_key=False, now_ms=bed.clock())
+    (bed.own / "kernel.key").unlink()
+    renewed(bed, lost=True)
+    (bed.own / "decisions.db").rename(tmp_path / "given-up.db")
+    restore(tmp_path / "backup", bed.own, gate=gate.contract.gate)
+    with pytest.raises(StoreError, match="its newest order was signed with") as caught:
+        bed.gate()
+    assert "sds keys rotate --lost" in caught.value.hint
+    renewed(bed, lost=True)
+    with bed.gate() as gate:
+        assert "CLOSED" == gate.decide(bed.event(1)).state
 
 
 def test_of_two_that_open_a_fresh_record_with_keys_of_their_own_only_one_goes_on(bed: Testbed, tmp_path: Path):

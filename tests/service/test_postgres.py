@@ -14,6 +14,8 @@ import pytest
 
 from sds.host.clock import now_ms
 from sds.kernel.errors import StoreError
+from sds.kernel.storage.postgres.pipelined import Connection
+from sds.kernel.storage.postgres.store import PostgresStore
 from sds.service.callers import add_key, stored_keys
 from sds.service.database import open_database
 from sds.service.operations.endpoints import add_endpoint, positions
@@ -67,10 +69,15 @@ def test_two_services_on_one_database_decide_once_and_answer_alike(two: tuple[Be
 
 def test_a_page_is_read_from_where_it_begins_however_many_decisions_there_are(two: tuple[Bed, Bed]) -> None:
     store = two[0].gate.store
+    assert isinstance(store, PostgresStore)
+
+    def planned(db: Connection) -> str:
+        db.together(("SET LOCAL enable_sort = off", ()))  # a record of this size is read whole unless that is dear
+        done = db.together((f"EXPLAIN (COSTS OFF) {PAGE.format(state='')}", (0, MS_MAX, "", 50)))
+        return "\n".join(row[0] for row in done.rows)
+
     with store.transaction():
-        store.run("SET LOCAL enable_sort = off")  # a record of this size is read whole unless that is dear
-        asked = f"EXPLAIN (COSTS OFF) {PAGE.format(state='')}"
-        plan = "\n".join(row[0] for row in store.rows(asked, (0, MS_MAX, "", 50)))
+        plan = store._on_connection(planned)
     assert "flows_by_opening" in plan
     assert "Sort" not in plan
 

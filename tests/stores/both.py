@@ -64,6 +64,7 @@ SOME = [
     "test_the_reserving_transaction_itself_holds_the_spend_limits",
     "test_two_kernels_racing_for_the_last_cents_never_pass_the_limit",
     "test_what_a_decision_proves_stays_after_the_sweep",
+    "test_what_is_asked_for_begins_before_the_last_order_whatever_the_clock_showed_at_an_earlier_one",
     "test_what_is_held_is_subtracted_from_live_state",
     "test_what_is_taken_over_is_taken_over_once",
     "test_what_nobody_decided_is_a_humans_in_the_end_and_charged_to_nobody",

@@ -71,8 +71,11 @@ class _Bit(Dumper):
         return b"1" if obj else b"0"
 
 
-def set_up(db: Connection, schema: str) -> None:
-    """Make a connection one to a record: numbers, its schema, how long it waits, that commits are on the disk."""
+def set_up(db: Connection, schema: str, *, only_reads: bool = False) -> None:
+    """Make a connection one to a record: numbers, its schema, how long it waits, that commits are on the disk.
+
+    `only_reads`: nothing is written over it but in a transaction that says it writes (`BEGIN`).
+    """
     db.adapters.register_loader("numeric", _Whole)
     db.adapters.register_loader("bool", _Truth)
     db.adapters.register_dumper(bool, _Bit)
@@ -81,18 +84,19 @@ def set_up(db: Connection, schema: str) -> None:
         f" SET idle_in_transaction_session_timeout = '{STOPPED_S}s'; SET bytea_output = 'hex';"
         " SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3;"
         " SELECT set_config('synchronous_commit', 'on', false)"
-        " WHERE current_setting('synchronous_commit') IN ('off', 'local')",
+        " WHERE current_setting('synchronous_commit') IN ('off', 'local')"
+        f"{'; SET default_transaction_read_only = on' if only_reads else ''}",
         prepare=False,
     )
 
 
-def connected(url: Url, schema: str) -> Connection:
+def connected(url: Url, schema: str, *, only_reads: bool = False) -> Connection:
     """Return a connection apart from the pool. Raises StoreError."""
     try:
         db = Connection.connect(url.conninfo, autocommit=True)
         try:
             _check_server(db)
-            set_up(db, schema)
+            set_up(db, schema, only_reads=only_reads)
         except BaseException:
             db.close()
             raise
@@ -126,7 +130,7 @@ class Pool:
             url.conninfo,
             connection_class=Connection,
             kwargs={"autocommit": True},
-            configure=lambda db: set_up(db, schema),
+            configure=lambda db: set_up(db, schema, only_reads=True),
             min_size=1,
             max_size=CONNECTIONS_MAX,
             num_workers=1,

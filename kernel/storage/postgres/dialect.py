@@ -7,13 +7,13 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-STATEMENTS_MAX = 2_048  # of different texts that are remembered
+from sds.kernel.storage.store import STATEMENTS_MAX
 
 _PLANNER = re.compile(r" INDEXED BY \w+")  # for SQLite's planner alone
 _TYPES = {"INTEGER": "BIGINT", "BLOB": "BYTEA", "REAL": "DOUBLE PRECISION", "TEXT": 'TEXT COLLATE "C"'}
 _TYPE = re.compile(r"\b(INTEGER|BLOB|REAL|TEXT)\b")
 _COMMENT = re.compile(r"--[^\n]*")
-_EXPRESSION = re.compile(r"ON (\w+)\s+\((CASE .* END)(, \w+)?\);", re.DOTALL)
+_EXPRESSION = re.compile(r"CASE .* END", re.DOTALL)
 _OPTIONS = re.compile(r"\) STRICT(, WITHOUT ROWID)?;")
 
 
@@ -34,5 +34,5 @@ def defined(statement: str) -> str | None:
     if statement.startswith("CREATE TABLE"):
         return _OPTIONS.sub(");", _TYPE.sub(lambda found: _TYPES[found[0]], statement))
     if statement.startswith(("CREATE INDEX", "CREATE UNIQUE INDEX")):
-        return _EXPRESSION.sub(r"ON \1 ((\2)\3);", statement)
+        return _EXPRESSION.sub(r"(\g<0>)", statement)
     return None

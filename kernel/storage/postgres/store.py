@@ -21,7 +21,17 @@ from sds.kernel.storage.postgres.connections import BEGIN, Pool, Url, connected
 from sds.kernel.storage.postgres.errors import NO_READ, NO_WRITE, REFUSED, is_worth_again, mend, refused, said
 from sds.kernel.storage.postgres.pipelined import Connection
 from sds.kernel.storage.postgres.transaction import Transaction
-from sds.kernel.storage.store import SCHEMA_VERSION, SUPERSEDED, UPGRADABLE, Reader, Result, Row, Store, Witness
+from sds.kernel.storage.store import (
+    SCHEMA_VERSION,
+    SUPERSEDED,
+    UPGRADABLE,
+    Reader,
+    Result,
+    Row,
+    Store,
+    Witness,
+    refuse_writing,
+)
 
 WRITERS_MAX = 8  # that wait for the record's lock at once, in one process: the other connections are for reading
 TURN_S = 60.0  # so long a thread waits for its turn to wait for that lock
@@ -74,6 +84,7 @@ class PostgresReader(_CatalogueReader):
         self._db, self._schema_name, self._expected, self._lock = db, schema, expected, threading.RLock()
 
     def rows(self, sql: str, values: Row = ()) -> list[Row]:
+        refuse_writing(sql)
         found: list[Row] = self._on_connection(lambda db: db.together((sql, values)).rows)
         return found
 
@@ -96,9 +107,9 @@ class PostgresReader(_CatalogueReader):
 def look_at(url: str, schema: str) -> PostgresReader | None:
     """Open a record to read it, as it is: nothing is made or added. None: there is no such schema. Raises StoreError."""
     address = Url(url)
-    reader = PostgresReader(connected(address, schema), schema, lambda: _expected_schema(address, schema), None)
+    db = connected(address, schema, only_reads=True)
+    reader = PostgresReader(db, schema, lambda: _expected_schema(address, schema), None)
     try:
-        reader.rows("SET default_transaction_read_only = on")
         if reader.value("SELECT to_regnamespace(?) IS NOT NULL", (schema,)):
             return reader
     except StoreError:
@@ -110,7 +121,7 @@ def look_at(url: str, schema: str) -> PostgresReader | None:
 
 def records_in(url: str, prefix: str) -> list[str]:
     """Return the schemas of a database that begin so and hold a record. Raises StoreError."""
-    db = connected(Url(url), "pg_catalog")
+    db = connected(Url(url), "pg_catalog", only_reads=True)
     try:
         found = db.execute(
             "SELECT n.nspname FROM pg_namespace n JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'ledger'"
@@ -186,7 +197,8 @@ class PostgresStore(_CatalogueReader, Store):
         self._pool.close()
 
     def rows(self, sql: str, values: Row = ()) -> list[Row]:
-        """Return all rows of a statement: inside this thread's transaction, else as they were last committed."""
+        """Return all rows of a SELECT: inside this thread's transaction, else as they were last committed."""
+        refuse_writing(sql)
         if (own := self._transaction_of_thread()) is not None:
             return own.done(sql, values, NO_READ).rows
         found: list[Row] = self._on_connection(lambda db: db.together((sql, values)).rows)
@@ -232,6 +244,7 @@ class PostgresStore(_CatalogueReader, Store):
         """Begin a transaction, take the record's lock, and read, in one round trip."""
         begin = (BEGIN, ()), (self._lock, ())
         if first:
+            refuse_writing(first)
             return db.together(*begin, (first, values)).rows
         db.together(*begin)
         return []

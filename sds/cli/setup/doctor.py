@@ -11,6 +11,7 @@ from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -45,6 +46,9 @@ from sds.kernel.storage.private_files import OTHERS
 from sds.kernel.storage.sqlite import SqliteStore
 from sds.kernel.storage.store import UPGRADABLE, Reader
 
+if TYPE_CHECKING:
+    from sds.policy.judgement import Judgement
+
 _DAMAGED = "keep the file as it is and put a copy back"
 _SHOWN = ("llama-cpp-python", "common-expression-language", "pydantic", "orjson", "numpy")
 
@@ -54,11 +58,11 @@ def doctor(options: EngineOptions = NO_OPTIONS, gate: OpenedGate = "refund") -> 
 
     Example: sds doctor --model /models/mine.gguf
     """
-    found, opened = defined(gate), opened_engine(options, brief=True)
+    found, opened, running = defined(gate), opened_engine(options, brief=True), list[str]()
     checks: tuple[tuple[str, Callable[[], str]], ...] = (
         ("versions", _versions),
-        ("model and mask", lambda: _model(found, opened)),
-        ("readers", lambda: _readers(found)),
+        ("model and mask", lambda: _model(found, opened, running)),
+        ("readers", lambda: _readers(found, running)),
         ("store", _store),
         *found.checks.items(),
         ("contract", lambda: _contract(found)),
@@ -94,27 +98,49 @@ def _versions() -> str:
     return f"sds {version('sovereign-decision-stream')}, python {platform.python_version()}, sqlite {sqlite3.sqlite_version}, {libraries}"
 
 
-def _model(gate: GateDefinition, opened: AbstractContextManager[Engine]) -> str:
+def _model(gate: GateDefinition, opened: AbstractContextManager[Engine], running: list[str]) -> str:
+    """Raise where the model cannot decide; put its name to `running` where it can."""
     import_module("sds.gate")  # what decides is loaded whole, so that what is missing of it is named
     with opened as engine:
         check_asked(engine, gate.load_contract())
+        running.append(engine.model)
         return f"{engine.model} answers, and was proved to be constrained"
 
 
-def _readers(gate: GateDefinition) -> str:
-    """Raise when the fitted readers of a gate are refused; say what reads where there are none."""
+def _readers(gate: GateDefinition, running: list[str]) -> str:
+    """Raise when the fitted readers of a gate are refused, or the language model was calibrated as another than the one
+    that is `running`; say what reads. None is running: whether it was, nobody knows.
+    """
     contract = gate.load_contract()
     if not contract.policy:
         return "none: the contract has no policy, the language model decides"
+    from sds.policy.judgement import open_judgement, refuse_unread_scores  # noqa: PLC0415  for policies only
+
     folder = fitted_readers(gate.name, gate.readers)
     if folder is None:
+        refuse_unread_scores(contract, None)
         return f"none is fitted: the language model reads, uncalibrated (sds fit {gate.argument})"
-    from sds.policy.judgement import open_judgement  # noqa: PLC0415  for policies only
-
     with closing(open_judgement(folder, contract)) as judgement:
-        named = [f"{name} by {reader.kind}@{reader.sha256[:12]}" for name, reader in judgement.readers.items()]
-        named += [f"{name} by the language model, calibrated" for name in judgement.manifest.models]
+        refuse_unread_scores(contract, judgement)
+        named = [_read_by(name, judgement, running, gate) for name in contract.readings]
         return "; ".join([", ".join(named), *judgement.notices])
+
+
+def _read_by(name: str, judgement: Judgement, running: list[str], gate: GateDefinition) -> str:
+    """Return what reads `name`. Raises UsageError where that is a language model that another was calibrated as."""
+    if (reader := judgement.readers.get(name)) is not None:
+        return f"{name} by {reader.kind}@{reader.sha256[:12]}"
+    if (known := judgement.manifest.models.get(name)) is None:
+        return f"{name} by the language model, uncalibrated (sds fit {gate.argument})"
+    if not running:
+        return f"{name} by the language model, calibrated if it is `{known.model}`"
+    if judgement.calibration(name, running[0]) is None:
+        raise UsageError(
+            f"`{known.model}` was calibrated to read `{name}`, and here is `{running[0]}`: it reads uncalibrated,"
+            " without thresholds",
+            hint=f"sds fit {gate.argument} --language-model",
+        )
+    return f"{name} by the language model, calibrated: `{known.model}`"
 
 
 def _store() -> str:

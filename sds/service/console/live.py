@@ -15,6 +15,7 @@ from sds.kernel.audit.agent_history import Halt, Move
 from sds.kernel.errors import NOT_AS_WRITTEN, StoreError
 from sds.kernel.executor import breaker
 from sds.kernel.flow import monitored
+from sds.kernel.human import cases
 from sds.kernel.registry import registry
 from sds.kernel.registry.monitors import Standing
 from sds.kernel.storage.store import Row as Record
@@ -35,10 +36,6 @@ LEFT JOIN execution_log e ON e.dfid = l.dfid
 WHERE l.idx > (SELECT COALESCE(MAX(idx), 0) FROM ledger) - ? AND l.kind = 'DECIDED' AND l.at_ms >= ?
 ORDER BY l.idx DESC LIMIT ?
 """
-_WAITING = (
-    "SELECT (SELECT count(*) FROM decision_flows WHERE state = 'ESCALATED')"
-    " + (SELECT count(*) FROM execution_log WHERE status = 'UNKNOWN')"
-)
 _ACTS = "SELECT at_ms, body FROM ledger WHERE dfid = '' AND kind = ? ORDER BY idx DESC LIMIT ?"
 
 
@@ -102,7 +99,7 @@ def gate_now(name: str, gate: Gate, now_ms: int) -> GateNow:
         name=name,
         halted=_halt(gate) if store.halted else None,
         agents=tuple(_agents(gate, now_ms)),
-        waiting=store.value(_WAITING),
+        waiting=cases.count_waiting(store, gate.contract.gate),
         queued=getattr(gate, "queued", 0),
         deciding=getattr(gate, "deciding", 0),
         decided=len(found),

@@ -13,6 +13,7 @@ from prometheus_client.core import Metric
 
 from sds.gate import Gate
 from sds.kernel.errors import SdsError
+from sds.kernel.human import cases
 from sds.kernel.registry import registry
 from sds.service.operations.changes import head
 from sds.service.operations.metrics import Metrics, gauge
@@ -22,11 +23,6 @@ from sds.service.state import Service
 READ_EVERY_S = 1.0
 
 _ACTIVE = "SELECT count(*) FROM reservations WHERE status = 'live'"
-_WAITING = (
-    "SELECT (SELECT count(*) FROM decision_flows WHERE state = 'ESCALATED' AND gate = ?)"
-    " + (SELECT count(*) FROM decision_flows f JOIN execution_log e ON e.dfid = f.dfid"
-    " WHERE f.state = 'EXECUTING' AND e.status = 'UNKNOWN' AND f.gate = ?)"
-)
 
 
 class Standing:
@@ -94,7 +90,7 @@ def _of_record(gate: Gate) -> dict[str, float]:
     agent = registry.lookup(store, gate.contract.agent_id)
     return {
         "resource_lock_contention": store.value(_ACTIVE),
-        "sds_escalations_waiting": store.value(_WAITING, (name, name)),
+        "sds_escalations_waiting": cases.count_waiting(store, name),
         "sds_ledger_entries": head(store),
         "sds_halted": float(store.halted),
         "sds_agent_active": float(agent is not None and agent.active),

@@ -11,7 +11,7 @@ import pytest
 
 from sds.gate import Gate
 from sds.judgement import fitting
-from sds.kernel.errors import UsageError
+from sds.kernel.errors import ModelError, UsageError
 from tests.cli.conftest import Cli
 from tests.cli.judgement.conftest import gate_of
 from tests.gates.own import written
@@ -52,6 +52,39 @@ def test_the_language_model_is_calibrated_and_measured_in_the_place_of_a_fitted_
     assert [] == cli.json("eval", "./claims")["notices"]
     code, _, err = cli("fit", "./claims", "--language-model", "--head")
     assert (2, "error: --head and --language-model exclude each other") == (code, err.splitlines()[0])
+
+
+def test_doctor_says_which_language_model_is_calibrated_and_refuses_another(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def doctor(model: Boasts) -> str:
+        for module in ("judgement.fit", "setup.doctor"):
+            monkeypatch.setattr(f"sds.cli.{module}.opened_engine", lambda *_, **__: nullcontext(model))
+        return next(line for line in cli("doctor", "--gate", "./claims")[1].splitlines() if "readers" in line)
+
+    assert "ok    readers: none is fitted: the language model reads, uncalibrated (sds fit ./claims)" == doctor(
+        Boasts()
+    )
+    cli.ok("fit", "./claims", "--language-model")
+    assert "ok    readers: cause by the language model, calibrated: `boasts`" == doctor(Boasts())
+    assert (
+        "FAIL  readers: `boasts` was calibrated to read `cause`, and here is `another`: it reads uncalibrated,"
+        " without thresholds (sds fit ./claims --language-model)"
+    ) == doctor(Boasts("another"))
+    monkeypatch.setattr(Boasts, "check_contract", refuses, raising=False)
+    assert "ok    readers: cause by the language model, calibrated if it is `boasts`" == doctor(Boasts("another"))
+
+
+def refuses(*_: object) -> None:
+    raise ModelError("it cannot say this")
+
+
+def test_doctor_refuses_a_score_that_nobody_was_fitted_for(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sds.cli.setup.doctor.opened_engine", lambda *_, **__: nullcontext(Boasts()))
+    written(tmp_path / "claims", gate_of(CLAIMS.replace("policy:\n", f"{SCORED.lstrip(chr(10))}policy:\n", 1)))
+    assert "FAIL  readers: the score `risk` has no fitted reader" in cli("doctor", "--gate", "./claims")[1]
 
 
 def test_labels_of_a_file_take_the_place_of_the_gates_own(cli: Cli, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_a_byte_flipped_in_the_file_itself_is_found(world: World):
     """Any bit, so that text stops being text, too: the check reports, it does not fall over."""
     rng = seeded(2)
     entries = world.store.rows("SELECT idx, body, entry_hash FROM ledger")
-    world.store.rows("PRAGMA wal_checkpoint(TRUNCATE)")
+    assert world.store.truncate_log()
     world.close()
     whole = world.path.read_bytes()
     for idx, body, own_hash in rng.sample(entries, scale(12, len(entries))):
@@ -245,7 +245,7 @@ def test_the_check_reads_one_moment_while_decisions_go_on(world: World):
 
 @pytest.mark.sqlite_alone("pages of its file; the server checks its own")
 def test_damaged_pages_are_reported(world: World):
-    world.store.rows("PRAGMA wal_checkpoint(TRUNCATE)")
+    assert world.store.truncate_log()
     with world.path.open("r+b") as file:
         file.seek(4096 * 12)
         file.write(b"\xff" * 4096 * 3)

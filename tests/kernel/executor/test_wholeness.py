@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from sds.kernel.errors import WorldError
-from sds.kernel.executor.statement import StatementLine
+from sds.kernel.executor.statement import CLOCKS_APART_MS, StatementLine
 from sds.kernel.executor.wholeness import PAUSE_MS_MAX, PAUSE_MS_MIN, Wholeness
-from tests.kernel.durable import World
+from tests.kernel.durable import START_MS, World, refund
 
 PATIENCE_S = 20
 
@@ -71,6 +71,29 @@ def test_once_it_can_be_read_again_that_is_remembered_and_the_next_pause_is_the_
     world.clock.advance(PAUSE_MS_MIN)
     outside.up = True
     assert None is outside.said
+
+
+def test_what_is_asked_for_begins_before_the_last_order_whatever_the_clock_showed_at_an_earlier_one(
+    world: World,
+) -> None:
+    asked = list[int]()
+
+    def statement(since_ms: int, _: int) -> tuple[StatementLine, ...]:
+        asked.append(since_ms)
+        return ()
+
+    def compare() -> None:
+        assert Wholeness(world.store, world.contract.gate, statement, now_ms=world.clock).doubt() is None
+
+    compare()
+    for days, name in ((10, "C1"), (-10, "C2"), (1, "C3")):
+        world.clock.advance(days * CLOCKS_APART_MS)
+        assert "SUCCESS" == world.decide(refund("1.00"), name).execution
+        compare()
+    world.clock.advance(5 * CLOCKS_APART_MS)
+    compare()
+    assert [0, *(START_MS + days * CLOCKS_APART_MS for days in (9, -1, 0, 0))] == asked
+    world.close()
 
 
 def test_a_clock_that_is_set_back_delays_no_longer(world: World, outside: Outside) -> None:

@@ -10,18 +10,34 @@ from typing import Any
 
 import pytest
 
+from sds.kernel.audit import verify
+from sds.kernel.audit.agent_history import agent_record
 from sds.kernel.context import memory
 from sds.kernel.errors import ContractError
+from sds.kernel.executor.statement import CLOCKS_APART_MS
+from sds.kernel.executor.wholeness import Wholeness
 from sds.kernel.flow.kernel import Kernel
+from sds.kernel.flow.monitored import REACTIVATED
+from sds.kernel.human import cases
 from sds.kernel.human.review import HumanReview
 from sds.kernel.registry import registry
-from sds.kernel.saga import driver
+from sds.kernel.registry.contract_versions import versions
+from sds.kernel.saga import compensation, driver
 from sds.kernel.saga import state as saga
-from tests.kernel.durable import World, contract, deny, escalate, refund
+from sds.kernel.storage.ledger import KEYS_LOST
+from tests.kernel.durable import START_MS, World, contract, deny, escalate, refund
 from tests.kernel.sagas import REVERT, Script, run, terms
 
 LAST = "SELECT idx, entry_hash FROM ledger ORDER BY idx DESC LIMIT 1"  # one row, from the end
-FEW = {"SCAN contracts", "SCAN s USING INDEX sagas_open"}  # the versions of a contract, the sagas that are open
+# Agents, versions of contracts, the sagas that are open; orders by their time, of which the first is taken.
+FEW = {
+    "SCAN CONSTANT ROW",
+    "SCAN a LEFT-JOIN",
+    "SCAN contracts",
+    "SCAN c",
+    "SCAN s USING INDEX sagas_open",
+    "SCAN e USING INDEX orders_by_time",
+}
 
 
 class Planned(sqlite3.Connection):
@@ -54,7 +70,43 @@ def refused(kernel: Kernel) -> None:
     assert 1 == kernel.store.value("SELECT count(*) FROM ledger WHERE dfid = '' AND kind = 'REFUSED'")
 
 
-@pytest.mark.parametrize("ask", [answered, waiting, unfinished, refused])
+def counted(kernel: Kernel) -> None:
+    assert 2 == cases.count_waiting(kernel.store, "claims")
+
+
+def shown(kernel: Kernel) -> None:
+    dfid = kernel.store.value("SELECT dfid FROM events WHERE gate = 'claims' AND event_id = 'C1'")
+    found = verify.flow_record(kernel.store, dfid)
+    assert found
+    assert found["children"]
+
+
+def looked_again(kernel: Kernel) -> None:
+    assert [] == compensation.look_again(kernel, now_ms=kernel.now_ms, is_due=lambda _: True)
+
+
+def acts(kernel: Kernel) -> None:
+    agent = kernel.contract.agent_id
+    found = agent_record(kernel.store, agent, now_ms=kernel.now_ms)
+    assert found
+    assert ["INITIALIZING", "ACTIVE"] == [each.status for each in found.moves]
+    assert "" == registry.waits_for(kernel.store, agent)
+    assert ["in force"] == [each.standing for each in versions(kernel.store)]
+    assert (None, None) == (kernel.store.value(KEYS_LOST), kernel.store.value(REACTIVATED, (agent,)))
+
+
+def compared(kernel: Kernel) -> None:
+    asked: list[int] = []
+
+    def statement(since_ms: int, _: int) -> tuple[()]:
+        asked.append(since_ms)
+        return ()
+
+    assert Wholeness(kernel.store, "claims", statement, now_ms=lambda: kernel.now_ms).doubt() is None
+    assert [START_MS - CLOCKS_APART_MS] == asked
+
+
+@pytest.mark.parametrize("ask", [answered, waiting, unfinished, refused, counted, shown, looked_again, acts, compared])
 def test_no_table_that_grows_with_the_record_is_read_whole(folder: Path, ask: Callable[[Kernel], None]):
     world, made = World(folder, terms=terms()), list[Planned]()
 
@@ -73,6 +125,7 @@ def test_no_table_that_grows_with_the_record_is_read_whole(folder: Path, ask: Ca
     assert made[0].plans
     assert set() == {step for step in made[0].plans if step.startswith("SCAN")} - FEW
     assert not [step for step in made[0].plans if "AUTOMATIC" in step]
+    assert (ask is acts) == any("USING INDEX ledger_acts (kind=? AND <expr>=?)" in step for step in made[0].plans)
     world.close()
 
 

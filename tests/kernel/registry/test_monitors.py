@@ -232,6 +232,26 @@ def test_a_record_whose_windows_are_not_there_yet_fills_them_from_its_ledger_onc
     world.close()
 
 
+def test_windows_are_filled_from_the_newest_entries_alone(
+    worlds: Worlds, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Others may share the record: an agent that decides seldom is not looked for through all that they did."""
+    world = World(folder)
+    world.tickets.put("T1", mood="angry")
+    many(world, 2, goodwill("1.00"))
+    many(world, 5)
+    world.close()
+    monkeypatch.setattr(monitored, "ENTRIES_MAX", 6)  # five denied, and what the contract adds
+    more = terms("name: sum, of: paid_sum_minor, window: {minutes: 60}, warn: 1000")
+    world = World(folder, terms=contract(("version: 1.0.0", "version: 1.1.0"), more=more))
+    world.tickets.put("T1", mood="angry")
+    decide(world, goodwill("2.00"))
+    found = agent_record(world.store, "claims-agent", now_ms=world.clock())
+    assert found is not None
+    assert ["200"] == [each.value for each in found.monitors]
+    world.close()
+
+
 def test_windows_go_on_where_a_newer_contract_has_the_same_monitors(worlds: Worlds):
     monitor = (
         "name: m, of: reading_shift, reading: mood, window: {last: 10}, expected: {calm: 0.9, angry: 0.1}, stop: 1"

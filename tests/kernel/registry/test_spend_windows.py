@@ -183,7 +183,7 @@ def test_a_window_that_cannot_be_is_refused_with_its_line_and_a_mend(limit: str,
 
 def test_the_oldest_minute_is_found_by_its_index_and_so_is_what_was_reserved_since(world_of_a_till: Till):
     def plan(sql: str, *values: object) -> str:
-        return " ".join(row[3] for row in world_of_a_till.store.rows(f"EXPLAIN QUERY PLAN {sql}", values))
+        return " ".join(row[3] for row in world_of_a_till.store._fetched(f"EXPLAIN QUERY PLAN {sql}", values))
 
     assert "spend_by_minute" in plan(spend._OLDEST_MINUTE, "claims/till/~/*/2013-12-02T16:00", 0, "")
     assert "SCAN" not in plan(spend._MINUTES, "a", "b")

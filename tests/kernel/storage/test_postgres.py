@@ -13,6 +13,8 @@ import psycopg
 import pytest
 
 from sds.kernel.errors import StoreError
+from sds.kernel.flow.monitored import REACTIVATED
+from sds.kernel.storage.ledger import KEYS_LOST
 from sds.kernel.storage.postgres import store as stores
 from sds.kernel.storage.postgres.connections import Url
 from sds.kernel.storage.postgres.store import PostgresStore
@@ -291,3 +293,31 @@ def test_a_record_is_another_once_connections_to_it_have_ended_or_its_schema_was
     end_connections(store._schema_name)
     drawn(store)
     assert before != store.generation
+
+
+def test_a_select_that_writes_is_refused_by_the_server(store: PostgresStore):
+    for statement in ("SELECT 1 AS x INTO made", "SELECT lo_create(0)"):
+        with pytest.raises(StoreError, match="read-only transaction"):
+            store.rows(statement)
+    with store.transaction():
+        put(store)
+    assert [0] == drawn(store)
+
+
+LONG = """
+INSERT INTO ledger SELECT n, n, CASE WHEN n % 100 > 0 THEN 'DECIDED' ELSE 'AGENT' END,
+    CASE WHEN n % 100 > 0 THEN 'flow-' || n ELSE '' END, '{"agent_id":"a' || n % 7 || '","status":"ACTIVE"}', '', n::text
+FROM generate_series(1, 20000) AS n
+"""
+
+
+def test_what_operators_did_is_found_by_its_index_in_a_long_ledger():
+    schema = fresh_schema()
+    with closing(PostgresStore(server_url(), schema)) as store:
+        by_hand(f"SET session_replication_role = replica; {LONG}; ANALYZE ledger", schema)
+        assert 19_900 == store.value(REACTIVATED, ("a6",))
+        for sql, values in ((KEYS_LOST, ()), (REACTIVATED, ("a6",))):
+            asked = f"EXPLAIN (COSTS OFF) {sql}", values
+            plan = "\n".join(row[0] for row in store._on_connection(lambda db, asked=asked: db.together(asked).rows))
+            assert "ledger_acts" in plan
+            assert "Seq Scan" not in plan

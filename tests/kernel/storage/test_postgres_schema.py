@@ -108,8 +108,8 @@ def test_a_server_that_was_long_away_is_found_although_nobody_asks(
 
 @pytest.mark.parametrize("look", [look_at, records_in, PostgresStore])
 def test_a_server_that_ends_once_it_is_asked_is_an_error_of_the_store(monkeypatch: pytest.MonkeyPatch, look: Any):
-    def ended(*given: Any) -> Connection:
-        db = connected(*given)
+    def ended(*given: Any, **named: Any) -> Connection:
+        db = connected(*given, **named)
         by_hand(f"SELECT pg_terminate_backend({db.info.backend_pid}, 5000)")
         return db
 
@@ -150,6 +150,7 @@ def test_a_record_of_another_version_is_refused():
         (3, "DROP TABLE monitor_windows, monitor_entries; DROP INDEX flows_adopted, flows_by_opening"),
         (5, "DROP INDEX flows_by_opening"),
         (6, "DROP INDEX snapshots_by_key_and_time; CREATE INDEX snapshots_by_key ON context_snapshots (dfid)"),
+        (7, "DROP INDEX ledger_acts, flows_by_parent, reversals_by_saga, reversals_open"),
     ],
 )
 def test_an_older_record_gets_what_it_lacks_and_keeps_the_rest(version: int, lacks: str):

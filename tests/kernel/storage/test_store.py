@@ -41,12 +41,12 @@ def refusal(path: Path) -> str:
 
 
 def test_a_store_writes_ahead_and_waits_for_the_disk(store: Store):
-    assert "wal" == store.value("PRAGMA journal_mode")
-    assert 2 == store.value("PRAGMA synchronous")  # FULL
+    assert [("wal",)] == store._fetched("PRAGMA journal_mode")
+    assert [(2,)] == store._fetched("PRAGMA synchronous")  # FULL
 
 
 def test_every_table_is_strict(store: Store):
-    tables = {row[1]: row[5] for row in store.rows("PRAGMA table_list") if not row[1].startswith("sqlite_")}
+    tables = {row[1]: row[5] for row in store._fetched("PRAGMA table_list") if not row[1].startswith("sqlite_")}
     assert dict.fromkeys(tables, 1) == tables
 
 

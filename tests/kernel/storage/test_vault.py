@@ -21,10 +21,12 @@ from sds.kernel.executor.protocol import Signer
 from sds.kernel.flow import intake
 from sds.kernel.flow.states import Answer, answer
 from sds.kernel.human import cases
+from sds.kernel.registry import registry
 from sds.kernel.saga import state as saga
 from sds.kernel.storage.copying import keys_of_tables
 from sds.kernel.storage.keyring import Keyring
-from sds.kernel.storage.vault import PROMPT, PROPOSAL, Texts, key_for_case
+from sds.kernel.storage.store import Store
+from sds.kernel.storage.vault import PROMPT, PROPOSAL, TRIGGER, Texts, key_for_case
 from tests.kernel.durable import (
     LEASE_MS,
     SIGNER,
@@ -40,7 +42,7 @@ from tests.kernel.durable import (
 from tests.kernel.older import writing_in_clear
 from tests.kernel.sagas import Script, run, terms
 from tests.stores.opened import SQLITE, Chosen, opened_store
-from tests.stores.records import alone
+from tests.stores.records import alone, stranger_at
 
 BEFORE = contract(more="rationale: {order: before, chars_max: 40}\n")
 AFTER = contract(more="rationale: {order: after, chars_max: 40}\n")
@@ -254,6 +256,36 @@ def test_a_text_that_was_altered_is_not_read(world: World):
     with pytest.raises(StoreError, match="a text of event `C1` is not what was sealed"):
         Texts(world.store, made.dfid).data(PROPOSAL, bytes(world.column("SELECT proposal FROM policy_proposals")[0]))  # type: ignore[call-overload]
     assert verify.verify(world.store).faults
+
+
+def test_of_keys_that_were_lost_are_only_cases_from_before_whose_key_is_as_it_was(world: World):
+    before, altered = decided(world, name="C1"), decided(world, name="C2")
+    opened = world.packet("C3")
+    world.clock.advance(1)
+    registry.write_act(world.store, "KEYS_LOST", who="ada", reason="the disk died", now_ms=world.clock())
+    world.clock.advance(1)
+    with closing(opened_store(world.path)) as store:
+        store.unlock(Keyring(NEWER))
+        kernel = world.open_kernel(store)
+        packet = kernel.open(world.event("C4"))
+        assert isinstance(packet, DecisionPacket)
+        later = kernel.decide(packet, because("never flown")(packet))  # type: ignore[operator]
+        assert "NOT_TRAVELLED: never flown" == later.justification
+        with stranger_at(world.path) as stranger:
+            for name in ("C2", "C4"):
+                stranger.execute("UPDATE case_keys SET wrapped = ? WHERE event_id = ?", (bytes(60), name))
+        assert "NOT_TRAVELLED: [sealed]" == answer(store, before.dfid).justification  # type: ignore[union-attr]
+        assert "[sealed]" == Texts(store, opened.dfid, shown=True).text(TRIGGER, stored_trigger(store, opened.dfid))
+        for dfid, name in ((altered.dfid, "C2"), (later.dfid, "C4")):
+            with pytest.raises(StoreError, match=f"the key of event `{name}` is not wrapped under the kernel's"):
+                answer(store, dfid)
+            with pytest.raises(StoreError, match=f"the key of event `{name}` is not wrapped under the kernel's"):
+                verify.flow_record(store, dfid)
+
+
+def stored_trigger(store: Store, dfid: str) -> str:
+    trigger = store.value("SELECT trigger_event FROM decision_flows WHERE dfid = ?", (dfid,))
+    return str(json.loads(trigger)["text"]["sealed"])
 
 
 # --- what an older version wrote --------------------------------------------------------------------------------------

@@ -67,7 +67,7 @@ def test_flows_that_were_opened_in_one_millisecond_are_each_on_one_page(bed: Bed
 @pytest.mark.parametrize("state", ["", " AND state = 'CLOSED'"])
 def test_a_page_is_read_from_where_it_begins_however_many_decisions_there_are(bed: Bed, state: str) -> None:
     asked = f"EXPLAIN QUERY PLAN {PAGE.format(state=state)}"
-    (plan,) = [row[3] for row in bed.gate.store.rows(asked, (0, MS_MAX, "", 50))]
+    (plan,) = [row[3] for row in bed.gate.store._fetched(asked, (0, MS_MAX, "", 50))]
     assert "flows_by_opening (created_at_ms>? AND (created_at_ms,dfid)<(?,?))" in plan
 
 
