@@ -31,10 +31,9 @@ from sds.models.protocol import (
     Dtype,
     Library,
     extra_hint,
-    prompt_sections,
 )
 from sds.models.text.protocol import Completion, Form, Grammar, Processing
-from sds.models.tokenizer.tokenizer import ModelTokenizer, Tokenizer
+from sds.models.tokenizer.tokenizer import ModelTokenizer, Tokenizer, prompt_sections
 from sds.models.transformers_.facts import TRANSFORMERS
 
 OUTLINES_HINT = extra_hint("outlines")
