@@ -25,7 +25,7 @@ from sds.kernel.decision.safeguards import EnvelopeInputs, LiveState, envelope_i
 from sds.kernel.envelope.envelope import DecisionEnvelope
 from sds.kernel.envelope.state import StateSource
 from sds.kernel.errors import UsageError
-from sds.kernel.executor.protocol import ExecutionIntent, Executor, Signer
+from sds.kernel.executor.protocol import ExecutionIntent, Executor
 from sds.kernel.executor.wholeness import Wholeness
 from sds.kernel.flow import attempts, decision_record, in_flight, intake
 from sds.kernel.flow.attempts import Attempt
@@ -34,7 +34,7 @@ from sds.kernel.flow.dispatch import Dispatcher, Log, no_log
 from sds.kernel.flow.observe import Observer, Seen, authority_state, standing
 from sds.kernel.flow.states import Answer, known_answer
 from sds.kernel.registry import registry, reservations, spend
-from sds.kernel.storage.keyring import Keyring
+from sds.kernel.storage.keyring import Keyring, Signer
 from sds.kernel.storage.store import Store
 
 
