@@ -69,7 +69,7 @@ def register(
     Flows that are open stay under the contract they were created under, unless that had a kind in its authority that
     this one lacks, draws or spends in other units, or `revoke_previous` says so: then it is revoked. Raises
     TransitionError when an agent tries or a reason is missing, ContractError when the handshake fails, or when something
-    is drawn or spent that this contract would count in other units (`units`). A failed handshake leaves one ledger entry
+    is drawn or spent that this contract would count in other units (`counter_scale`). A failed handshake leaves one ledger entry
     and no agent: RETIRED is final, and an agent's name must not be used up by a mistake in its contract.
     """
     if by == "agent":
