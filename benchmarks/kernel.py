@@ -52,11 +52,12 @@ from sds.kernel.decision.dim import AuthorityState
 from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.envelope.proposal import Proposal, write_proposal
 from sds.kernel.envelope.state import StateRead, StateSource, Value
-from sds.kernel.executor.protocol import ExecutionIntent, Receipt, Signer
+from sds.kernel.executor.protocol import ExecutionIntent, Receipt
 from sds.kernel.flow import intake
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.registry import registry
 from sds.kernel.storage import sqlite
+from sds.kernel.storage.keyring import Signer
 from sds.kernel.storage.ledger import GENESIS, CheckpointWitness, Head, LedgerKey
 from sds.kernel.storage.store import Store
 

@@ -66,8 +66,7 @@ from sds.grammars.language import language
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.errors import UsageError
 from sds.models.openvino_.facts import OPENVINO
-from sds.models.protocol import prompt_sections
-from sds.models.tokenizer.tokenizer import ModelTokenizer
+from sds.models.tokenizer.tokenizer import ModelTokenizer, prompt_sections
 
 WARM_UP = 2
 DECISIONS = 40

@@ -50,7 +50,8 @@ from sds.kernel.envelope.state import StateRead
 from sds.kernel.flow import intake
 from sds.kernel.storage.ledger import entry_hash
 from sds.models.openvino_.facts import OPENVINO
-from sds.models.protocol import Backend, prompt_sections
+from sds.models.protocol import Backend
+from sds.models.tokenizer.tokenizer import prompt_sections
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
 ENTRIES_MAX = 10_000_000

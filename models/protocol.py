@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
@@ -170,40 +169,6 @@ class Replicable(Protocol):
         """Return another backend over the same weights, for another thread. Raises BackendError."""
 
 
-def shared_sections(wanted: Sequence[Sequence[int]], held: Sequence[Sequence[int]]) -> int:
-    """Return how many leading sections two prompts share: those a cache may keep."""
-    shared = takewhile(lambda pair: pair[0] == pair[1], zip(wanted, held, strict=False))
-    return sum(1 for _ in shared)
-
-
-class ChatTokenizer(Protocol):
-    """What of a backend makes tokens of texts."""
-
-    def tokenize(self, text: bytes, *, special: bool) -> list[int]: ...
-
-    def frame(self) -> ChatFrame: ...
-
-
-def prompt_sections(backend: ChatTokenizer, static: str, *dynamic: str) -> list[list[int]]:
-    """Return the prompt of one turn, cut where a change of one text leaves the sections before it as they were.
-
-    First section: the frame's opening, `static` and the turn to the user; then one section for each dynamic text,
-    the last with the frame's closing. Only the frame may hold control tokens; every text is content.
-    """
-    frame = backend.frame()
-
-    def control(text: str) -> list[int]:
-        return backend.tokenize(text.encode(), special=True) if text else []
-
-    def content(text: str) -> list[int]:
-        return backend.tokenize(text.encode("utf-8", "replace"), special=False) if text else []
-
-    sections = [control(frame.before_system) + content(static) + control(frame.between)]
-    sections += [content(text) for text in dynamic]
-    sections[-1] += control(frame.after_user)
-    return [section for section in sections if section]
-
-
 def check_slots(slots: int, most: int = SLOTS_MAX) -> None:
     if not 1 <= slots <= most:
         raise BackendError(f"{slots} slots are not between 1 and {most}")
@@ -215,26 +180,3 @@ def check_device(name: str) -> int | None:
     if found is None:
         raise BackendError(f"`{name}` is no device", hint="cpu, cuda or cuda:NUMBER")
     return int(found[1]) if found[1] else None
-
-
-def check_fits(tokens: int, context_tokens_max: int) -> None:
-    if tokens > context_tokens_max:
-        raise BackendError(
-            f"{tokens} tokens are more than the model's context of {context_tokens_max}",
-            hint="shorten the prompt or load the model with a larger context",
-        )
-
-
-def check_known(tokens: Sequence[int], vocab_size: int) -> None:
-    if tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size):
-        raise BackendError("a token is outside the vocabulary")
-
-
-def check_rows(rows: Sequence[Row]) -> None:
-    if len({row.slot for row in rows}) != len(rows):
-        raise BackendError("a pass holds at most one row of a slot")
-    for row in rows:
-        if not row.tokens:
-            raise BackendError("a step needs at least one token")
-        if not 0 <= row.outputs <= len(row.tokens):
-            raise BackendError(f"{row.outputs} outputs of {len(row.tokens)} tokens were asked for")

@@ -25,7 +25,7 @@ from sds.kernel.contract.schema import Contract, load_contract
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.envelope.state import StateSource
 from sds.kernel.errors import UsageError
-from sds.kernel.executor.protocol import Executor, Signer
+from sds.kernel.executor.protocol import Executor
 from sds.kernel.flow import intake, undecided
 from sds.kernel.flow.dispatch import Log
 from sds.kernel.flow.kernel import Kernel
@@ -78,7 +78,7 @@ class Gate:
         folder, model = path_given(folder, "folder"), None if model is None else path_given(model, "model")
         paths.make_private(folder, hint="`folder` names one that is there, or one that can be made")
         with ExitStack() as opened:
-            signer = self._open_record(folder, opened)
+            self._open_record(folder, opened)
             self.engine = engine or open_deciding(self.contract, model, readers, now_ms=now_ms)
             opened.callback(self.engine.close if engine is None else lambda: None)
             check_deciding(self.engine, self.contract, self._log.write)
@@ -86,7 +86,7 @@ class Gate:
             registry.register(self.store, self.contract, by="operator", now_ms=now_ms())
             refuse_other_keys(folder, self.store)  # again: of two that open a fresh record, one has signed it by now
             context, log = RecordedContext(self.store, self.contract, self.engine.count_tokens), self._log.write
-            parts = (self.contract, self.store, source, executor, signer)
+            parts = (self.contract, self.store, source, executor, self._signer)
             self._kernel = Kernel(*parts, now_ms=now_ms, log=log, context=context)
             self._on_reasoned, self._on_decided = on_reasoned, self._after_decision(writer, opened)
             self._locks = KeyLocks()
@@ -95,16 +95,15 @@ class Gate:
             self._submissions = Submissions(self._decided, threads=threads, queue_max=queue_max, now_ms=now_ms)
             self._closing = opened.pop_all()
 
-    def _open_record(self, folder: Path, opened: ExitStack) -> Signer:
-        """Open record and log; return the signer. Raises StoreError where the record is not what its keys have signed."""
+    def _open_record(self, folder: Path, opened: ExitStack) -> None:
+        """Open record, signer and log. Raises StoreError where the record is not what its keys have signed."""
         self.store = paths.open_record(folder)
         opened.callback(self.store.close)
         refuse_other_keys(folder, self.store)
-        signer = paths.signer(folder)
+        self._signer = paths.signer(folder)
         paths.refuse_altered(folder, self.store)
         self._log = JsonLog(paths.log_path(folder))
         opened.callback(self._log.close)
-        return signer
 
     def _decided(self, call: Call) -> Answer:
         assert call.event is not None  # noqa: S101  it was submitted

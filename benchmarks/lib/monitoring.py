@@ -32,12 +32,12 @@ _PAST = (
 )
 
 
-def monitored(folder: Path, n: int, *, past: int = PAST) -> dict[str, float]:
-    """Measure `n` decisions, counted in four windows after `past` others: p50, p95, p99 and max, in microseconds."""
+def monitored(folder: Path, n: int) -> dict[str, float]:
+    """Measure `n` decisions, counted in four windows after PAST others: p50, p95, p99 and max, in microseconds."""
     store = SqliteStore(folder / "monitored.db")
     monitors = Monitors("agent", "decisions", [MonitorSpec.model_validate(spec) for spec in SPECS])
     try:
-        _write_past(store, min(past, n * PAST_PER_MEASURED))
+        _write_past(store, min(PAST, n * PAST_PER_MEASURED))
         with store.transaction():
             for number in range(LONGEST + 1):
                 _count(store, monitors, number)

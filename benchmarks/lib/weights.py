@@ -33,9 +33,9 @@ class Weights:
     library: Library = DEFAULT
     dtype: Dtype | None = None
 
-    def open(self, *, threads: int | None = None) -> Backend:
+    def open(self) -> Backend:
         """Raises BackendError."""
-        return open_backend(self.path, library=self.library, dtype=self.dtype, threads=threads)
+        return open_backend(self.path, library=self.library, dtype=self.dtype)
 
     @property
     def multiplies_in(self) -> Dtype:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from sds.kernel.contract.sections import EscalationSpec
 from sds.kernel.errors import NOT_AS_WRITTEN, StoreError
@@ -15,15 +15,13 @@ from sds.kernel.executor import breaker
 from sds.kernel.executor.breaker import Breaker
 from sds.kernel.flow import monitored
 from sds.kernel.registry import escalation_budget
-from sds.kernel.registry.contract_versions import recorded_contract
+from sds.kernel.registry.contract_versions import ContractStanding, recorded_contract
 from sds.kernel.registry.monitors import Standing
 from sds.kernel.registry.registry import Registration, lookup
 from sds.kernel.storage.ledger import ABOUT
 from sds.kernel.storage.store import Reader, Store
 
 HISTORY_MAX = 100  # moves and contracts that are read back, the latest
-
-AuthorityState = Literal["in force", "superseded", "revoked"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +42,7 @@ class Held:
 
     version: str
     contract_hash: str
-    standing: AuthorityState
+    standing: ContractStanding
     registered_at_ms: int
     by: str
     who: str
@@ -146,7 +144,7 @@ def _held(store: Reader, at_ms: int, entry: dict[str, Any], agent: Registration)
     revoked = store.row(
         "SELECT revoked_at_ms, who, reason FROM contract_revocations WHERE contract_hash = ?", (entry["hash"],)
     )
-    standing: AuthorityState = "in force" if entry["hash"] == agent.contract_hash else "superseded"
+    standing: ContractStanding = "in force" if entry["hash"] == agent.contract_hash else "superseded"
     return Held(
         entry["version"],
         entry["hash"],

@@ -6,22 +6,15 @@ itself idempotent and a `lookup` has just answered that the key is absent.
 
 from __future__ import annotations
 
-import hmac
-import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from typing import Literal, Protocol, runtime_checkable
 
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-
 from sds.kernel.canonical import canonical
-from sds.kernel.errors import ExecutorError, UsageError
+from sds.kernel.errors import UsageError
 from sds.kernel.executor.key_retention import keys_kept_ms
 from sds.kernel.executor.statement import StatementLine, read_statement
-
-KEY_BYTES_MIN, NAME_CHARS = 32, 8
+from sds.kernel.storage.keyring import Signer
 
 Settlement = Literal["settled", "rejected", "unsent", "absent", "unknown"]
 
@@ -46,6 +39,17 @@ class ExecutionIntent:
         return canonical(
             [self.dfid, self.idempotency_key, self.kind, dict(self.params), self.resource_key, self.state_version]
         )
+
+    def signed_by(self, signer: Signer) -> ExecutionIntent:
+        return replace(self, signature=signer.sign(self.signed_bytes()))
+
+    def is_signed_by(self, signer: Signer) -> bool:
+        """Tell whether this kernel signed exactly this intent; anything that cannot be signed, it did not."""
+        try:
+            data, signature = self.signed_bytes(), self.signature.encode()
+        except (TypeError, ValueError):
+            return False
+        return signer.verify(data, signature)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,101 +115,6 @@ class Lists(Protocol):
         """
 
 
-class Signer:
-    """Signs intents with HMAC-SHA256 under a key that only the kernel holds, at least 32 bytes.
-
-    A signature is `NAME:MAC`, named after its key (`key_name`). What was signed with one of the `older` keys is still
-    verified, as is one without a name, of an older version. `read_again`: the keys as they are kept now, the newest first,
-    or None; asked when `stamp` returns another value than before. So a key that another process has made is found here, too.
-    """
-
-    def __init__(
-        self,
-        key: bytes,
-        *older: bytes,
-        read_again: Callable[[], tuple[bytes, ...] | None] = lambda: None,
-        stamp: Callable[[], object] = tuple,
-    ) -> None:
-        self._read_again, self._stamp = read_again, stamp
-        self._stamped: object = None  # they are read once more, in case they were replaced while they were
-        self._generation, self._reading = 0, threading.Lock()
-        self._keys = _checked((key, *older))
-
-    def __repr__(self) -> str:
-        return "Signer(key=***)"
-
-    def generation(self) -> int:
-        """Take over keys that were made since; return how often there were any."""
-        with self._reading:
-            try:
-                if (stamp := self._stamp()) == self._stamped:
-                    return self._generation
-            except OSError:  # the file is gone: what is known here goes on
-                return self._generation
-            if (found := self._read_again()) is None:  # it is asked for again next time
-                return self._generation
-            keys = _checked(tuple(dict.fromkeys((*found, *self._keys))))
-            if keys != self._keys:
-                self._keys, self._generation = keys, self._generation + 1
-            self._stamped = stamp
-            return self._generation
-
-    def derived(self, purpose: str) -> tuple[bytes, ...]:
-        """Return a key of 32 bytes for another purpose (HKDF-SHA256, RFC 5869) of each key, the one that signs first."""
-        return tuple(_derived(key, purpose) for key in self._keys)
-
-    def sign(self, data: bytes) -> str:
-        self.generation()
-        key = self._keys[0]
-        return f"{key_name(key)}:{_mac(key, data)}"
-
-    def signed(self, intent: ExecutionIntent) -> ExecutionIntent:
-        return replace(intent, signature=self.sign(intent.signed_bytes()))
-
-    def verify(self, intent: ExecutionIntent) -> bool:
-        """Tell whether this kernel signed exactly this intent; anything that cannot be signed, it did not."""
-        try:
-            data, signature = intent.signed_bytes(), intent.signature.encode()
-        except (TypeError, ValueError):
-            return False
-        before = self._generation
-        return self._verified(data, signature) or (self.generation() != before and self._verified(data, signature))
-
-    def missing(self, intent: ExecutionIntent) -> str:
-        """Return the name of the key that an intent says it was signed with, where that is not here; else nothing."""
-        name = name_in(intent.signature)
-        return "" if name in {"", *map(key_name, self._keys)} else name
-
-    def _verified(self, data: bytes, signature: bytes) -> bool:
-        name, between, mac = signature.rpartition(b":")
-        keys = [key for key in self._keys if not between or key_name(key).encode() == name]
-        return any(hmac.compare_digest(_mac(key, data).encode(), mac) for key in keys)
-
-
-def key_name(key: bytes) -> str:
-    """Return what a signature calls its key: the first digits of its SHA-256, as `sds keys show` lists it."""
-    return sha256(key).hexdigest()[:NAME_CHARS]
-
-
-def name_in(signature: str) -> str:
-    """Return the name of the key in a signature, nothing where it has none."""
-    return signature.rpartition(":")[0][:NAME_CHARS]
-
-
-def _checked(keys: tuple[bytes, ...]) -> tuple[bytes, ...]:
-    if min(map(len, keys)) < KEY_BYTES_MIN:
-        raise ExecutorError("the kernel's signing key is shorter than 32 bytes")
-    return keys
-
-
-def _mac(key: bytes, data: bytes) -> str:
-    return hmac.new(key, data, sha256).hexdigest()
-
-
-def _derived(key: bytes, purpose: str) -> bytes:
-    return HKDF(algorithm=hashes.SHA256(), length=32, salt=None, info=purpose.encode()).derive(key)
-
-
 class NoExecutor:
     """Carries out nothing: for looking at what could be decided."""
 
@@ -226,7 +135,7 @@ class VerifyingExecutor:
         self.idempotent, self.keys_kept_ms = executor.idempotent, keys_kept_ms(executor)
 
     def dispatch(self, intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:
-        if not self._signer.verify(intent) or key != intent.idempotency_key:
+        if not intent.is_signed_by(self._signer) or key != intent.idempotency_key:
             return Receipt("rejected", detail="the intent does not carry the kernel's signature; nothing was sent")
         return self._executor.dispatch(intent, key, deadline_s)
 
@@ -259,13 +168,13 @@ class VerifyingExecutor:
     def revert(self, intent: ExecutionIntent, deadline_s: float) -> Receipt:
         if not isinstance(self._executor, Reverts):
             return Receipt("rejected", detail="the order cannot be reverted")
-        if not self._signer.verify(intent):  # its key may be on its way here
+        if not intent.is_signed_by(self._signer):  # its key may be on its way here
             return Receipt(
                 "unknown", detail="the order does not carry a signature that is known here; nothing was asked"
             )
         return self._executor.revert(intent.idempotency_key, deadline_s)
 
     def reverted(self, intent: ExecutionIntent, deadline_s: float) -> Receipt:
-        if not self._signer.verify(intent) or not isinstance(self._executor, Reverts):
+        if not intent.is_signed_by(self._signer) or not isinstance(self._executor, Reverts):
             return Receipt("unknown", detail="the order cannot be looked up")
         return self._executor.reverted(intent.idempotency_key, deadline_s)

@@ -21,13 +21,14 @@ from sds.kernel.decision.safeguards import LiveState
 from sds.kernel.envelope.proposal import PROPOSAL_BYTES_MAX
 from sds.kernel.errors import UsageError
 from sds.kernel.executor import breaker
-from sds.kernel.executor.protocol import ExecutionIntent, Signer
+from sds.kernel.executor.protocol import ExecutionIntent
 from sds.kernel.flow import decision_record, monitored, undecided
 from sds.kernel.flow.attempts import Attempt, asking_for_open, open_flow, write_attempt
 from sds.kernel.flow.dispatch import Log
 from sds.kernel.flow.states import CONTENTION, DEADLINE_EXCEEDED, NOT_DECIDED, State, move_on, transition
 from sds.kernel.registry import escalation_budget, registry, reservations, spend
 from sds.kernel.registry.monitors import Watched
+from sds.kernel.storage.keyring import Signer
 from sds.kernel.storage.ledger import Head
 from sds.kernel.storage.store import Store
 
@@ -187,7 +188,7 @@ class Committer:
         if code is not None:
             return None, code, None
         order = ExecutionIntent(packet.dfid, key, kind, tuple(sorted(amounts.items())), packet.key, observed.version)
-        intent = self._signer.signed(order)
+        intent = order.signed_by(self._signer)
         taken = {
             "reservations": reservations.taken(self._contract, packet.dfid, packet.key, claim),
             "spend": spend.taken(packet.dfid, spending, claim.spends),

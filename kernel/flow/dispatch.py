@@ -19,13 +19,14 @@ from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.executor import breaker
 from sds.kernel.executor.deadline import LateError, within
 from sds.kernel.executor.key_retention import CLOCK_MARGIN_MS, FORGOTTEN, is_kept
-from sds.kernel.executor.protocol import ExecutionIntent, Executor, Receipt, Signer, VerifyingExecutor
+from sds.kernel.executor.protocol import ExecutionIntent, Executor, Receipt, VerifyingExecutor
 from sds.kernel.executor.statement import STATEMENT_S_MAX, StatementLine, unreadable_statement
 from sds.kernel.flow import in_flight, undecided
 from sds.kernel.flow.in_flight import StandingOrder, deadline_ms
 from sds.kernel.flow.states import EXECUTION_FAILED, NOT_SENT, State, move_on, transition
 from sds.kernel.registry import reservations
 from sds.kernel.storage import ledger
+from sds.kernel.storage.keyring import Signer
 from sds.kernel.storage.store import Store
 
 Log = Callable[[str, Mapping[str, object]], None]
@@ -174,8 +175,8 @@ class Dispatcher:
         """
         if (status := self._status(intent)) not in (None, *_IN_FLIGHT):  # it has ended since it was looked at
             return str(status)
-        if not self._signer.verify(intent):
-            missing = self._signer.missing(intent)
+        if not intent.is_signed_by(self._signer):
+            missing = self._signer.missing(intent.signature)
             self._log("keys.missing" if missing else "security.order_altered", {"dfid": intent.dfid})
             signed = (
                 f"is signed with the key `{missing}`, which is not here" if missing else f"does not carry {OUR_OWN}"
@@ -250,7 +251,7 @@ class Dispatcher:
         forgotten. Raises UsageError when it is certain that nothing was done and the human says that something was.
         An altered order is not looked up: see `resolve`.
         """
-        known = self._lookup(intent) if self._signer.verify(intent) else Receipt("unknown")
+        known = self._lookup(intent) if intent.is_signed_by(self._signer) else Receipt("unknown")
         if known.status == "absent" and not self.keeps_key(intent.dfid):
             known = Receipt("unknown", detail=FORGOTTEN)
         if known.status == "absent" and stated.status == "settled":

@@ -25,7 +25,7 @@ from sds.kernel.decision.safeguards import EnvelopeInputs, LiveState, envelope_i
 from sds.kernel.envelope.envelope import DecisionEnvelope
 from sds.kernel.envelope.state import StateSource
 from sds.kernel.errors import UsageError
-from sds.kernel.executor.protocol import ExecutionIntent, Executor, Signer
+from sds.kernel.executor.protocol import ExecutionIntent, Executor
 from sds.kernel.executor.wholeness import Wholeness
 from sds.kernel.flow import attempts, decision_record, in_flight, intake
 from sds.kernel.flow.attempts import Attempt
@@ -34,7 +34,7 @@ from sds.kernel.flow.dispatch import Dispatcher, Log, no_log
 from sds.kernel.flow.observe import Observer, Seen, authority_state, standing
 from sds.kernel.flow.states import Answer, known_answer
 from sds.kernel.registry import registry, reservations, spend
-from sds.kernel.storage.keyring import Keyring
+from sds.kernel.storage.keyring import Keyring, Signer
 from sds.kernel.storage.store import Store
 
 
@@ -206,16 +206,16 @@ class Kernel:
         """Return the packet for the next attempt: the same, with what this flow has had rejected and why."""
         return packets.with_feedback(packet, attempts.feedback(self.store, self.contract, packet.dfid))
 
-    def not_decided(self, packet: DecisionPacket, code: str, message: str, decoding: Decoding | None = None) -> Answer:
+    def not_decided(self, packet: DecisionPacket, code: str, message: str) -> Answer:
         """End a flow that got no turn with the model, or with its resource: its event waits and may be sent again."""
         verdict = Verdict("REJECTED", (Reason(1, code, one_line(message, 300)),), 1)
-        self._committer.not_decided(Attempt(packet, b"", decoding or Decoding(), verdict))
+        self._committer.not_decided(Attempt(packet, b"", Decoding(), verdict))
         return self.answer(packet.dfid)
 
-    def escalate(self, packet: DecisionPacket, code: str, message: str, decoding: Decoding | None = None) -> Answer:
+    def escalate(self, packet: DecisionPacket, code: str, message: str) -> Answer:
         """Hand the flow to a human because the user space failed: no model, no answer in time, a dead mask."""
         verdict = Verdict("ESCALATED", (Reason(1, code, one_line(message, 300)),), 1)
-        self.commit(packet, b"", decoding or Decoding(), verdict, None)
+        self.commit(packet, b"", Decoding(), verdict, None)
         return self.answer(packet.dfid)
 
     def holder(self, key: str) -> str | None:

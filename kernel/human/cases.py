@@ -23,7 +23,7 @@ from sds.kernel.flow.decision_record import SEALED, seal
 from sds.kernel.flow.intake import event_fields
 from sds.kernel.flow.states import SAGA_DIRTY, State, move_on, numbers_of
 from sds.kernel.human.statement_cases import difference_in
-from sds.kernel.registry.contract_versions import recorded_contract
+from sds.kernel.registry.contract_versions import registered_contract
 from sds.kernel.storage import ledger
 from sds.kernel.storage.store import Reader, Store
 from sds.kernel.storage.vault import PROPOSAL, TRIGGER, Texts
@@ -172,12 +172,10 @@ def read_case(store: Reader, contract: Contract, dfid: str) -> Case:
 
 def registered_terms(store: Reader, gate: str) -> Contract:
     """Return the terms a human decides under by the contract in force, as it was registered. Raises UsageError."""
-    body = store.value(
-        "SELECT c.body FROM agents a JOIN contracts c ON c.hash = a.contract_hash WHERE a.gate = ?", (gate,)
-    )
-    if body is None:
+    contract = registered_contract(store, gate)
+    if contract is None:
         raise UsageError(f"no contract is registered for gate `{gate}`")
-    return human_contract(recorded_contract(body))
+    return human_contract(contract)
 
 
 def _case(store: Reader, row: tuple[Any, ...]) -> Case:

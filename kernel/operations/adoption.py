@@ -165,7 +165,7 @@ def _signed(kernel: Kernel, dfid: str, line: StatementLine) -> ExecutionIntent:
     """Return the order, signed where its key proves that a kernel of ours made it so: only then can it be taken back."""
     intent = ExecutionIntent(dfid, line.key, line.kind, tuple(sorted(line.params.items())), line.resource_key, "")
     ours = idempotency_key(dfid, decision_record.STEP_ID, {"action": line.kind, **line.params}) == line.key
-    return kernel.signer.signed(intent) if ours else intent
+    return intent.signed_by(kernel.signer) if ours else intent
 
 
 def _close_case(store: Store, contract: Contract, dfid: str, by: Mapping[str, str], now_ms: int) -> None:

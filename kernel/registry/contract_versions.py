@@ -12,7 +12,7 @@ from sds.kernel.storage.store import Reader, Row
 
 VERSIONS_MAX = 1000
 
-Standing = Literal["in force", "superseded", "revoked"]
+ContractStanding = Literal["in force", "superseded", "revoked"]
 
 _NO_ENTRY: tuple[int, dict[str, Any]] = (0, {})  # of a contract that the ledger does not know
 
@@ -25,7 +25,7 @@ class Version:
     agent_id: str
     version: str
     contract_hash: str
-    standing: Standing
+    standing: ContractStanding
     registered_at_ms: int
     who: str
     reason: str
@@ -53,7 +53,7 @@ def _by_hash(store: Reader, kind: str) -> dict[str, tuple[int, dict[str, Any]]]:
 
 def _version(row: Row, body: dict[str, Any], revoked: bool) -> Version:
     gate, agent_id, version, contract_hash, current, at_ms = row
-    standing: Standing = "revoked" if revoked else "in force" if current else "superseded"
+    standing: ContractStanding = "revoked" if revoked else "in force" if current else "superseded"
     who, reason = str(body.get("who", "")), str(body.get("reason", ""))
     return Version(gate, agent_id, version, contract_hash, standing, at_ms, who, reason)
 

@@ -62,14 +62,13 @@ def register(
     now_ms: int,
     who: str = DEPLOYMENT,
     reason: str = "deployed",
-    revoke_previous: bool = False,
 ) -> None:
     """Put a contract in force for its agent; a new agent becomes ACTIVE. Registering it again changes nothing.
 
     Flows that are open stay under the contract they were created under, unless that had a kind in its authority that
-    this one lacks, draws or spends in other units, or `revoke_previous` says so: then it is revoked. Raises
+    this one lacks, or draws or spends in other units: then it is revoked. Raises
     TransitionError when an agent tries or a reason is missing, ContractError when the handshake fails, or when something
-    is drawn or spent that this contract would count in other units (`units`). A failed handshake leaves one ledger entry
+    is drawn or spent that this contract would count in other units (`counter_scale`). A failed handshake leaves one ledger entry
     and no agent: RETIRED is final, and an agent's name must not be used up by a mistake in its contract.
     """
     if by == "agent":
@@ -83,7 +82,7 @@ def register(
             _write_refusal(store, entry, refused, new=not known, now_ms=now_ms)
         else:
             _put_in_force(store, contract, entry, known, now_ms)
-            _revoke_superseded(store, contract, entry, everything=revoke_previous, now_ms=now_ms)
+            _revoke_superseded(store, contract, entry, now_ms)
     if refused is not None:
         raise ContractError(refused.message, hint=refused.hint)
 
@@ -164,10 +163,8 @@ def _take_into_service(store: Store, contract: Contract, now_ms: int) -> None:
     move(store, agent_id, "ACTIVE", by="registry", reason=why, now_ms=now_ms)
 
 
-def _revoke_superseded(
-    store: Store, contract: Contract, entry: Mapping[str, str], *, everything: bool, now_ms: int
-) -> None:
-    """Revoke every earlier contract that this one takes authority from or counts otherwise than, or simply every one."""
+def _revoke_superseded(store: Store, contract: Contract, entry: Mapping[str, str], now_ms: int) -> None:
+    """Revoke every earlier contract that this one takes authority from or counts otherwise than."""
     rows = store.rows(
         "SELECT hash, body FROM contracts WHERE agent_id = ? AND hash <> ?"
         " AND hash NOT IN (SELECT contract_hash FROM contract_revocations)",
@@ -176,15 +173,13 @@ def _revoke_superseded(
     for known, text in rows:
         try:
             body = json.loads(text)
-            lost, recounted = (
-                sorted(set(body["authority"]) - set(contract.authority)),
-                counter_scale.recounted(body, contract),
-            )
+            lost = sorted(set(body["authority"]) - set(contract.authority))
+            recounted = counter_scale.recounted(body, contract)
         except NOT_AS_WRITTEN as error:
             raise _contracts_unreadable() from error
-        if everything or lost or recounted:
-            why = f"version {contract.version} withdraws {', '.join(lost)}" if lost else entry["reason"]
-            why = f"version {contract.version} counts in other units" if recounted and not lost else why
+        if lost or recounted:
+            what = f"withdraws {', '.join(lost)}" if lost else "counts in other units"
+            why = f"version {contract.version} {what}"
             _revoke(store, known, by=entry["by"], who=entry["who"], reason=why, now_ms=now_ms)
 
 

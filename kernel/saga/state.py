@@ -134,16 +134,15 @@ def claim(
             " JOIN decision_flows f ON f.dfid = e.dfid WHERE e.gate = ? AND e.event_id = ?",
             (contract.gate, event.id),
         )
-        if known is None:
-            dfid = write_event(store, contract.gate, parent, 0)
-            _begin(store, contract, name, spec, parent, dfid, None, 0, now_ms, deadline_ms)
-            return dfid
-        fingerprint, last, state, tag, restarts = known
-        refuse_another(store, parent, fingerprint, dfid=last)
-        if state != "ABORTED" or not undecided.has_restart(store, last, tag, contract.retry.restarts_max):
-            return str(last)
-        dfid = write_event(store, contract.gate, parent, restarts + 1)
-        _begin(store, contract, name, spec, parent, dfid, last, restarts + 1, now_ms, deadline_ms)
+        last, restarts = None, 0
+        if known is not None:
+            fingerprint, last, state, tag, before = known
+            refuse_another(store, parent, fingerprint, dfid=last)
+            if state != "ABORTED" or not undecided.has_restart(store, last, tag, contract.retry.restarts_max):
+                return str(last)
+            restarts = before + 1
+        dfid = write_event(store, contract.gate, parent, restarts)
+        _begin(store, contract, name, spec, parent, dfid, last, restarts, now_ms, deadline_ms)
     return dfid
 
 

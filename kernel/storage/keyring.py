@@ -1,5 +1,6 @@
-"""The keys under which the texts of cases lie: a random one for each case, wrapped under the kernel's. Pure but for chance.
+"""The kernel's keys: what it signs orders with, and what the texts of cases lie under, a random key for each case.
 
+What is signed is named after its key. A case's key is wrapped under one that is derived of the kernel's; texts are sealed by
 AES-256-GCM (NIST SP 800-38D) by the package `cryptography`. A ciphertext is bound to its case and column, not to its
 flow: a case may have several flows. What is sealed is marked, so that what an older version left in clear can be recognised.
 """
@@ -8,34 +9,25 @@ from __future__ import annotations
 
 import hmac
 import secrets
+import threading
 from base64 import b64decode, b64encode
 from collections.abc import Callable
 from hashlib import sha256
-from typing import Protocol
 
 from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from sds.kernel.canonical import canonical
-from sds.kernel.errors import CaseKeyError, StoreError
+from sds.kernel.errors import CaseKeyError, ExecutorError, StoreError
 
 KEY_BYTES, NONCE_BYTES, TAG_BYTES = 32, 12, 16
+NAME_CHARS = 8
 TEXT_MARK, DATA_MARK = "enc1:", b"\x00enc1:"
 _WRAPPING, _RECOGNISING = "sds/case-key/1", "sds/event/1"  # what the kernel's key is derived for
 
 Random = Callable[[int], bytes]
-
-
-class DerivesKeys(Protocol):
-    """Holds the kernel's keys: see `executor.Signer`."""
-
-    def generation(self) -> int:
-        """Take over keys that were made since; return how often there were any."""
-        ...
-
-    def derived(self, purpose: str) -> tuple[bytes, ...]:
-        """Return a key of 32 bytes for a purpose of each key that it holds, the one in use first."""
-        ...
 
 
 def is_sealed(data: bytes) -> bool:
@@ -91,10 +83,98 @@ class CaseKey:
         return StoreError(f"a text of event `{self._case[1]}` is not what was sealed", hint="sds ledger verify")
 
 
+class Signer:
+    """Signs orders with HMAC-SHA256 under a key that only the kernel holds, at least 32 bytes.
+
+    A signature is `NAME:MAC`, named after its key (`key_name`). What was signed with one of the `older` keys is still
+    verified, as is one without a name, of an older version. `read_again`: the keys as they are kept now, the newest first,
+    or None; asked when `stamp` returns another value than before. So a key that another process has made is found here, too.
+    """
+
+    def __init__(
+        self,
+        key: bytes,
+        *older: bytes,
+        read_again: Callable[[], tuple[bytes, ...] | None] = lambda: None,
+        stamp: Callable[[], object] = tuple,
+    ) -> None:
+        self._read_again, self._stamp = read_again, stamp
+        self._stamped: object = None  # they are read once more, in case they were replaced while they were
+        self._generation, self._reading = 0, threading.Lock()
+        self._keys = _checked((key, *older))
+
+    def __repr__(self) -> str:
+        return "Signer(key=***)"
+
+    def generation(self) -> int:
+        """Take over keys that were made since; return how often there were any."""
+        with self._reading:
+            try:
+                if (stamp := self._stamp()) == self._stamped:
+                    return self._generation
+            except OSError:  # the file is gone: what is known here goes on
+                return self._generation
+            if (found := self._read_again()) is None:  # it is asked for again next time
+                return self._generation
+            keys = _checked(tuple(dict.fromkeys((*found, *self._keys))))
+            if keys != self._keys:
+                self._keys, self._generation = keys, self._generation + 1
+            self._stamped = stamp
+            return self._generation
+
+    def derived(self, purpose: str) -> tuple[bytes, ...]:
+        """Return a key of 32 bytes for another purpose (HKDF-SHA256, RFC 5869) of each key, the one that signs first."""
+        return tuple(_derived(key, purpose) for key in self._keys)
+
+    def sign(self, data: bytes) -> str:
+        self.generation()
+        key = self._keys[0]
+        return f"{key_name(key)}:{_mac(key, data)}"
+
+    def verify(self, data: bytes, signature: bytes) -> bool:
+        """Tell whether this kernel signed exactly this data."""
+        before = self._generation
+        return self._verified(data, signature) or (self.generation() != before and self._verified(data, signature))
+
+    def missing(self, signature: str) -> str:
+        """Return the name of the key in a signature, where that key is not here; else nothing."""
+        name = name_in(signature)
+        return "" if name in {"", *map(key_name, self._keys)} else name
+
+    def _verified(self, data: bytes, signature: bytes) -> bool:
+        name, between, mac = signature.rpartition(b":")
+        keys = [key for key in self._keys if not between or key_name(key).encode() == name]
+        return any(hmac.compare_digest(_mac(key, data).encode(), mac) for key in keys)
+
+
+def key_name(key: bytes) -> str:
+    """Return what a signature calls its key: the first digits of its SHA-256, as `sds keys show` lists it."""
+    return sha256(key).hexdigest()[:NAME_CHARS]
+
+
+def name_in(signature: str) -> str:
+    """Return the name of the key in a signature, nothing where it has none."""
+    return signature.rpartition(":")[0][:NAME_CHARS]
+
+
+def _checked(keys: tuple[bytes, ...]) -> tuple[bytes, ...]:
+    if min(map(len, keys)) < KEY_BYTES:
+        raise ExecutorError("the kernel's signing key is shorter than 32 bytes")
+    return keys
+
+
+def _mac(key: bytes, data: bytes) -> str:
+    return hmac.new(key, data, sha256).hexdigest()
+
+
+def _derived(key: bytes, purpose: str) -> bytes:
+    return HKDF(algorithm=hashes.SHA256(), length=32, salt=None, info=purpose.encode()).derive(key)
+
+
 class Keyring:
     """What is derived of the kernel's key, and of those it had before: to wrap the keys of cases, to recognise events."""
 
-    def __init__(self, keys: DerivesKeys, *, random: Random = secrets.token_bytes) -> None:
+    def __init__(self, keys: Signer, *, random: Random = secrets.token_bytes) -> None:
         self._keys, self._random = keys, random
         self._derive(keys.generation())
 

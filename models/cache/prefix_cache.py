@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Generic, Protocol, Self, TypeVar
 
@@ -21,16 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sds.models.cache.kv_cache import BatchRow, KVCache
-from sds.models.protocol import (
-    FORKS_MAX,
-    BackendError,
-    ChatFrame,
-    Row,
-    check_fits,
-    check_known,
-    check_rows,
-    shared_sections,
-)
+from sds.models.protocol import FORKS_MAX, BackendError, ChatFrame, Row
 from sds.models.tokenizer.tokenizer import ModelTokenizer, Tokenizer
 
 PREFIX_BYTES_MAX = 256 << 20
@@ -38,6 +30,12 @@ CALL_TOKENS_MAX = 512  # of one row
 
 T = TypeVar("T")
 Sections = tuple[tuple[int, ...], ...]
+
+
+def shared_sections(wanted: Sequence[Sequence[int]], held: Sequence[Sequence[int]]) -> int:
+    """Return how many leading sections two prompts share: those a cache may keep."""
+    shared = takewhile(lambda pair: pair[0] == pair[1], zip(wanted, held, strict=False))
+    return sum(1 for _ in shared)
 
 
 class PrefixCache(Generic[T]):
@@ -75,6 +73,29 @@ class PrefixCache(Generic[T]):
     def holds(self, sections: Sequence[tuple[int, ...]], behind: int = 0) -> bool:
         """Tell whether all of these are held, but for the first `behind` and those without a token."""
         return all(tuple(sections[: n + 1]) in self._entries for n in range(behind, len(sections)) if sections[n])
+
+
+def check_fits(tokens: int, context_tokens_max: int) -> None:
+    if tokens > context_tokens_max:
+        raise BackendError(
+            f"{tokens} tokens are more than the model's context of {context_tokens_max}",
+            hint="shorten the prompt or load the model with a larger context",
+        )
+
+
+def check_known(tokens: Sequence[int], vocab_size: int) -> None:
+    if tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size):
+        raise BackendError("a token is outside the vocabulary")
+
+
+def check_rows(rows: Sequence[Row]) -> None:
+    if len({row.slot for row in rows}) != len(rows):
+        raise BackendError("a pass holds at most one row of a slot")
+    for row in rows:
+        if not row.tokens:
+            raise BackendError("a step needs at least one token")
+        if not 0 <= row.outputs <= len(row.tokens):
+            raise BackendError(f"{row.outputs} outputs of {len(row.tokens)} tokens were asked for")
 
 
 class HeldPrompt(Protocol):

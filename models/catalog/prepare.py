@@ -308,7 +308,7 @@ def chosen(candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
 def _card(source: Path, layers: int | None) -> ModelCard:
     """Read what is to be prepared. Raises BackendError for what cannot be."""
     if source.is_dir():
-        hint = "set `dtype` (transformers: bf16, fp16); transformers hands out every layer's hidden state"
+        hint = "set `dtype` (transformers: bf16, fp16)"
         raise BackendError(f"`{source}` is a folder: weight types and layers are for GGUF files", hint=hint)
     with inspect_model(source) as model:
         card = model.card

@@ -20,11 +20,11 @@ import llama_cpp as lib
 import numpy as np
 from numpy.typing import NDArray
 
-from sds.models.cache.prefix_cache import PrefixCache, SlotBackend
+from sds.models.cache.prefix_cache import PrefixCache, SlotBackend, shared_sections
 from sds.models.files.fingerprint import gguf_fingerprint, identity
 from sds.models.llamacpp.context import KVBlock, LlamaKVCache, Prompt, TokenBatch, check_cache, check_fit, new_context
 from sds.models.llamacpp.weights import GgufModel, chat_template, is_one_state, trained_context
-from sds.models.protocol import CONTEXT_TOKENS, FORKS_MAX, BackendError, Row, shared_sections
+from sds.models.protocol import CONTEXT_TOKENS, FORKS_MAX, BackendError, Row
 
 BATCH_TOKENS = 512
 SHARED_PASS_TOKENS_MAX = 63  # with several slots: from 64 on llama.cpp attends in tiles, which adds up otherwise

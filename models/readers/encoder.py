@@ -17,7 +17,7 @@ from sds.models.protocol import ENDINGS
 from sds.models.readers import spelling
 from sds.models.readers.artifact import MODEL, SPELLING, TOKENIZER, Artifact, Familiarity, Temperature
 from sds.models.readers.calibration import softened
-from sds.models.readers.protocol import NO_FIELDS, NO_READINGS, THREADS, Fields, ReaderError, Reading, Readings
+from sds.models.readers.protocol import NO_FIELDS, NO_READINGS, Fields, ReaderError, Reading, Readings
 from sds.models.readers.session import Session
 
 CHARACTERS_A_TOKEN = 8  # more than any language needs on the average; what is beyond is not tokenized
@@ -65,7 +65,7 @@ class TextTokenizer:
 class TextReader:
     """`kind`: `encoder`, fitted whole, or `head`, whose encoder is as it was."""
 
-    def __init__(self, artifact: Artifact, *, threads: int = THREADS) -> None:
+    def __init__(self, artifact: Artifact) -> None:
         manifest = artifact.manifest
         if not isinstance(manifest.calibration, Temperature) or manifest.familiarity is None:
             raise ReaderError("a reader.json is that of no reader of texts")
@@ -75,7 +75,7 @@ class TextReader:
         self._temperature = manifest.calibration.temperature
         self._familiarity = manifest.familiarity
         self._tokenizer = TextTokenizer(artifact.files, manifest.tokens_max)
-        self._session = Session(artifact.files[MODEL], threads=threads)
+        self._session = Session(artifact.files[MODEL])
 
     def read(self, text: str, fields: Fields = NO_FIELDS, readings: Readings = NO_READINGS) -> Reading:  # noqa: ARG002 — a text is all that it reads
         tokens, whole = self._tokenizer.encode(text)

@@ -6,17 +6,15 @@ from pathlib import Path
 
 from sds.models.readers.artifact import Artifact, read_artifact
 from sds.models.readers.encoder import TextReader
-from sds.models.readers.protocol import THREADS, Reader
+from sds.models.readers.protocol import Reader
 from sds.models.readers.tabular import TableReader
 
 
-def open_reader(folder: Path, *, sha256: str = "", threads: int = THREADS) -> Reader:
+def open_reader(folder: Path, *, sha256: str = "") -> Reader:
     """Open the folder of one reader. `sha256`: what its reader.json must have; empty: any. Raises ReaderError."""
-    return reader_of(read_artifact(folder, sha256=sha256), threads=threads)
+    return reader_of(read_artifact(folder, sha256=sha256))
 
 
-def reader_of(artifact: Artifact, *, threads: int = THREADS) -> Reader:
+def reader_of(artifact: Artifact) -> Reader:
     """Return the reader of what was read, or has just been fitted. Raises ReaderError where it cannot be run."""
-    if artifact.manifest.kind == "tabular":
-        return TableReader(artifact)
-    return TextReader(artifact, threads=threads)
+    return TableReader(artifact) if artifact.manifest.kind == "tabular" else TextReader(artifact)

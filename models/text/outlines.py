@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from itertools import chain
@@ -31,10 +30,9 @@ from sds.models.protocol import (
     Dtype,
     Library,
     extra_hint,
-    prompt_sections,
 )
 from sds.models.text.protocol import Completion, Form, Grammar, Processing
-from sds.models.tokenizer.tokenizer import ModelTokenizer, Tokenizer
+from sds.models.tokenizer.tokenizer import ModelTokenizer, Tokenizer, prompt_sections
 from sds.models.transformers_.facts import TRANSFORMERS
 
 OUTLINES_HINT = extra_hint("outlines")
@@ -71,8 +69,8 @@ class OutlinesWriter:
 
     form: Form = "regex"
 
-    def __init__(self, driven: Driven, processing: Processing, *, clock: Callable[[], float] = monotonic) -> None:
-        self._driven, self._processing, self._clock = driven, processing, clock
+    def __init__(self, driven: Driven, processing: Processing) -> None:
+        self._driven, self._processing = driven, processing
         self.name = f"{driven.name}@{driven.fingerprint[:12]}"
         try:
             self._compiler = _compiler(driven.outlines_model, processing)
@@ -81,12 +79,12 @@ class OutlinesWriter:
             raise
 
     def write(self, system: str, user: str, grammar: Grammar, *, tokens_max: int, timeout_s: float) -> Completion:
-        deadline_s = self._clock() + timeout_s
+        deadline_s = monotonic() + timeout_s
         prompt = self._prompt(system, user)
         room = self._driven.context_tokens_max - len(prompt)
         if room <= 0:
             raise BackendError(f"the prompt of {len(prompt)} tokens fills the model's context")
-        guard = Guard(self._compiled(grammar), end_token=self.words.eos, deadline_s=deadline_s, clock=self._clock)
+        guard = Guard(self._compiled(grammar), end_token=self.words.eos, deadline_s=deadline_s)
         text = self._generate(guard, prompt, min(tokens_max, room))
         if guard.error is not None and not isinstance(guard.error, (BackendError, *ENDINGS)):
             raise BackendError(f"the mask failed: {type(guard.error).__name__}") from guard.error
@@ -146,9 +144,8 @@ class OutlinesWriter:
 class Guard:
     """A logits processor that never lets a failure of the one inside it go unnoticed, and ends at the deadline."""
 
-    def __init__(self, inside: Any, *, end_token: int, deadline_s: float, clock: Callable[[], float]) -> None:
-        self._inside, self._end_token = inside, end_token
-        self._deadline_s, self._clock = deadline_s, clock
+    def __init__(self, inside: Any, *, end_token: int, deadline_s: float) -> None:
+        self._inside, self._end_token, self._deadline_s = inside, end_token, deadline_s
         self._permitted: Any = None  # by the last mask, in the shape of the logits
         self.error: BaseException | None = None
         self.calls = 0
@@ -168,7 +165,7 @@ class Guard:
         return logits
 
     def _masked(self, input_ids: Any, logits: Any) -> Any:
-        if self._clock() > self._deadline_s:
+        if monotonic() > self._deadline_s:
             raise BackendError("the model did not finish in time")
         if self._permitted is not None and not bool(self._permitted[..., int(input_ids[..., -1])]):
             raise BackendError("a token was written that the mask forbids")

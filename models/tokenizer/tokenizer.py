@@ -1,4 +1,4 @@
-"""What every vocabulary shares, whichever library it comes from: untrusted text, the chat frame."""
+"""What every vocabulary shares, whichever library it comes from: untrusted text, the chat frame, the sections of a prompt."""
 
 from __future__ import annotations
 
@@ -120,3 +120,31 @@ class ModelTokenizer:
         if self._frame is None:
             self._frame = model_frame(self._template, self.words)
         return self._frame
+
+
+class ChatTokenizer(Protocol):
+    """What of a backend makes tokens of texts."""
+
+    def tokenize(self, text: bytes, *, special: bool) -> list[int]: ...
+
+    def frame(self) -> ChatFrame: ...
+
+
+def prompt_sections(backend: ChatTokenizer, static: str, *dynamic: str) -> list[list[int]]:
+    """Return the prompt of one turn, cut where a change of one text leaves the sections before it as they were.
+
+    First section: the frame's opening, `static` and the turn to the user; then one section for each dynamic text,
+    the last with the frame's closing. Only the frame may hold control tokens; every text is content.
+    """
+    frame = backend.frame()
+
+    def control(text: str) -> list[int]:
+        return backend.tokenize(text.encode(), special=True) if text else []
+
+    def content(text: str) -> list[int]:
+        return backend.tokenize(text.encode("utf-8", "replace"), special=False) if text else []
+
+    sections = [control(frame.before_system) + content(static) + control(frame.between)]
+    sections += [content(text) for text in dynamic]
+    sections[-1] += control(frame.after_user)
+    return [section for section in sections if section]

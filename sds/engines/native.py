@@ -32,9 +32,9 @@ from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.packet import NOT_ASKED, DecisionPacket, Decoding
 from sds.kernel.errors import ModelError, UsageError
 from sds.models.catalog.batch_variance import batch_variance
-from sds.models.protocol import CARD_SLOTS_MAX, Backend, BackendError, Replicable, prompt_sections
+from sds.models.protocol import CARD_SLOTS_MAX, Backend, BackendError, Replicable
 from sds.models.protocol import FORKS_MAX as BACKEND_FORKS_MAX
-from sds.models.tokenizer.tokenizer import Speaks
+from sds.models.tokenizer.tokenizer import Speaks, prompt_sections
 
 SLOTS_EXACT_MAX = BACKEND_FORKS_MAX // FORKS_MIN
 TEXTS_MAX = 512  # whose tokens are cached

@@ -30,7 +30,8 @@ from sds.decoding.errors import BACKEND_FAILED
 from sds.engines.queueing import QueueTimeoutError
 from sds.engines.request import MakePasses, Passes, Request, Running, Sections
 from sds.kernel.errors import ModelError, SdsError
-from sds.models.protocol import Backend, BackendError, Row, shared_sections
+from sds.models.cache.prefix_cache import shared_sections
+from sds.models.protocol import Backend, BackendError, Row
 
 QUEUE_MAX = 1024
 PASSES_SKIPPED_MAX = 4

@@ -16,9 +16,10 @@ from sds.host.keys import KEY_BYTES, read_ring, refuse_other_keys
 from sds.kernel.context.memory import RecordedContext
 from sds.kernel.contract.schema import Contract
 from sds.kernel.envelope.state import Fields
-from sds.kernel.executor.protocol import NoExecutor, Signer
+from sds.kernel.executor.protocol import NoExecutor
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.registry import registry
+from sds.kernel.storage.keyring import Signer
 from sds.kernel.storage.sqlite import SqliteStore
 from sds.kernel.storage.store import Store
 

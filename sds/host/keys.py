@@ -21,7 +21,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sds.kernel.errors import SdsError, StoreError, UsageError, cause_of
-from sds.kernel.executor.protocol import Signer, key_name, name_in
+from sds.kernel.storage.keyring import Signer, key_name, name_in
 from sds.kernel.storage.ledger import KEYS_LOST, Head, LedgerKey, PublicKeys, newest_checkpoint
 from sds.kernel.storage.private_files import OTHERS, replace_private_file
 from sds.kernel.storage.store import Reader

@@ -17,9 +17,8 @@ from types import ModuleType
 from sds.host import keys
 from sds.host.clock import now_ms
 from sds.kernel.errors import SdsError, StoreError, UsageError, cause_of
-from sds.kernel.executor.protocol import Signer
 from sds.kernel.storage import ledger
-from sds.kernel.storage.keyring import Keyring
+from sds.kernel.storage.keyring import Keyring, Signer
 from sds.kernel.storage.ledger import CheckpointWitness, Head, LedgerKey, PublicKeys
 from sds.kernel.storage.sqlite import SqliteStore, look_at
 from sds.kernel.storage.store import Reader, Store

@@ -24,7 +24,7 @@ from sds.kernel.errors import LanguageError
 from sds.lint.finding import Finding, in_words
 from sds.lint.intervals import Ints, of, propagate
 from sds.lint.snapshots import calm_envelope, space_of
-from sds.models.protocol import Backend, prompt_sections
+from sds.models.protocol import Backend
 
 ENVELOPES_MAX = 12
 _NARROW = "narrow the bounds, or take a step that divides a power of ten"
@@ -164,6 +164,8 @@ def _compiler(backend: Backend) -> GrammarCompiler | None:
 
 def _room(contract: Contract, cases: Iterable[_Case], backend: Backend, longest: int) -> Iterator[Finding]:
     """Yield where prompt and decision exceed the budget or the context: surely, or with the longest evidence."""
+    from sds.models.tokenizer.tokenizer import prompt_sections  # noqa: PLC0415  llama.cpp loads where there is a model
+
     rules = Rules(contract)
     static, texts = static_text(contract), [_case(contract, rules, case) for case in cases] or [("", "")]
     read = max(

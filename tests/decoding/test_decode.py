@@ -9,7 +9,8 @@ from sds.grammars.tokens.compiler import GrammarCompiler
 from sds.kernel.envelope.envelope import DENY, ESCALATE_ONLY, DecisionEnvelope, KindBound, bound, envelope_of
 from sds.kernel.envelope.proposal import Proposal, parse_proposal
 from sds.models.llamacpp.backend import LlamaBackend
-from sds.models.protocol import Backend, Row, prompt_sections
+from sds.models.protocol import Backend, Row
+from sds.models.tokenizer.tokenizer import prompt_sections
 from tests.decoding.small_backend import HashBackend, decode, together
 from tests.hostile import PROMPT, AdversarialBackend, Logits, constant, random
 from tests.model_fixtures import CONTEXT_REF, refund_envelope

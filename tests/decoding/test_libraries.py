@@ -13,7 +13,8 @@ from sds.decoding.probabilities import JOINT
 from sds.grammars.tokens.compiler import GrammarCompiler
 from sds.kernel.decision.packet import DecisionPacket
 from sds.models.llamacpp.backend import LlamaBackend
-from sds.models.protocol import Backend, prompt_sections
+from sds.models.protocol import Backend
+from sds.models.tokenizer.tokenizer import prompt_sections
 from tests.decoding.small_backend import decode
 from tests.model_fixtures import CONTEXT_REF, TINY_THREADS, refund_envelope
 from tests.questions import real_packets

@@ -15,7 +15,8 @@ from sds.decoding.lookahead import SHOWN_MAX, numbers_shown
 from sds.grammars.tokens.compiler import GrammarCompiler
 from sds.kernel.envelope.envelope import Bound, DecisionEnvelope, KindBound, envelope_of
 from sds.kernel.errors import ModelError
-from sds.models.protocol import Row, check_fits
+from sds.models.cache.prefix_cache import check_fits
+from sds.models.protocol import Row
 from tests.decoding.small_backend import Disturbed, HashBackend, together
 from tests.model_fixtures import CONTEXT_REF
 from tests.scale import scale, seeded

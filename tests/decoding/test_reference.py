@@ -13,7 +13,8 @@ from sds.grammars.tokens.compiler import GrammarCompiler
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.envelope.envelope import DecisionEnvelope
 from sds.models.llamacpp.backend import LlamaBackend
-from sds.models.protocol import Backend, Row, prompt_sections
+from sds.models.protocol import Backend, Row
+from sds.models.tokenizer.tokenizer import prompt_sections
 from tests.decoding.reference import CaseView, Slow, log_probabilities, looking, slow_decision
 from tests.decoding.small_backend import HashBackend, decode
 from tests.model_fixtures import CONTEXT_REF

@@ -9,7 +9,8 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from sds.models.protocol import BackendError, ChatFrame, Row, shared_sections
+from sds.models.cache.prefix_cache import shared_sections
+from sds.models.protocol import BackendError, ChatFrame, Row
 
 VOCAB = 17
 Logits = NDArray[np.float32]

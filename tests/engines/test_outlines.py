@@ -220,7 +220,7 @@ def test_a_token_written_against_the_mask_ends_the_decision(library: str) -> Non
             logits[..., 4:] = logits[..., :3] = float("-inf")
             return logits
 
-    guard = Guard(OnlyThree(), end_token=2, deadline_s=monotonic() + 60, clock=monotonic)
+    guard = Guard(OnlyThree(), end_token=2, deadline_s=monotonic() + 60)
     for tokens in ([7, 7], [7, 7, 3], [7, 7, 3, 1]):
         assert guard.error is None
         guard(like(tokens), like([0.0] * 5))
@@ -243,7 +243,7 @@ def test_a_mask_that_is_never_called_is_noticed(writer: OutlinesWriter, monkeypa
 
 
 def test_a_mask_that_permits_nothing_is_an_error_and_ends_the_generation() -> None:
-    guard = Guard(Idle(), end_token=2, deadline_s=monotonic() + 60, clock=monotonic)
+    guard = Guard(Idle(), end_token=2, deadline_s=monotonic() + 60)
     found = guard(np.zeros(3, np.int32), np.full(5, -np.inf, np.float32))
     assert "the mask permits no token, or the model returned no logits" == str(guard.error)
     assert [2] == np.flatnonzero(np.isfinite(found)).tolist()

@@ -24,9 +24,9 @@ from sds.grammars.tokens.compiler import GrammarCompiler
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.envelope.proposal import Proposal, parse_proposal
 from sds.models.llamacpp.backend import LlamaBackend
-from sds.models.protocol import prompt_sections
 from sds.models.text.outlines import OutlinesWriter, drive
 from sds.models.text.servers import RemoteWriter
+from sds.models.tokenizer.tokenizer import prompt_sections
 from tests.decoding.reference import greedy_action, looking, normalised
 from tests.engines.conftest import running_ms
 from tests.engines.servers import LlamaServer

@@ -186,15 +186,15 @@ def test_a_record_that_has_signed_nothing_misses_no_key(tmp_path: Path) -> None:
 
 
 def test_new_keys_sign_and_the_older_ones_verify_on(folder: Path) -> None:
-    signed = [paths.signer(folder).signed(ORDER)]
+    signed = [ORDER.signed_by(paths.signer(folder))]
     for number in (2, 3, 4):
         made = renewed(folder)
-        signed.append(paths.signer(folder).signed(ORDER))
+        signed.append(ORDER.signed_by(paths.signer(folder)))
         assert (number, number) == (made.orders, made.ledger)
         halt(folder, halted=number % 2 == 0)
     signer = paths.signer(folder)
     assert all(before.signature != after.signature for before, after in pairwise(signed))
-    assert [True] * 4 == [signer.verify(order) for order in signed]
+    assert [True] * 4 == [order.is_signed_by(signer) for order in signed]
     assert () == faults(folder)
     public = paths.public_keys_of(folder)
     assert public is not None
@@ -216,7 +216,7 @@ def test_a_process_that_goes_on_with_the_keys_it_has_is_verified_after_a_rotatio
 def test_a_lost_key_is_replaced_on_the_record_and_what_it_signed_of_the_ledger_verifies_on(
     folder: Path, public: bool
 ) -> None:
-    before, order = paths.public_keys_of(folder), paths.signer(folder).signed(ORDER)
+    before, order = paths.public_keys_of(folder), ORDER.signed_by(paths.signer(folder))
     assert before is not None
     with pytest.raises(UsageError, match="are there") as caught:
         renewed(folder, lost=True)
@@ -229,7 +229,7 @@ def test_a_lost_key_is_replaced_on_the_record_and_what_it_signed_of_the_ledger_v
     after = paths.public_keys_of(folder)
     assert after is not None
     assert (before.keys, before.since) == (after.keys[1:], after.since)
-    assert not paths.signer(folder).verify(order)
+    assert not order.is_signed_by(paths.signer(folder))
     assert () == faults(folder)
     with closing(paths.open_record(folder)) as store:
         assert ["KEYS_LOST"] == [
@@ -301,7 +301,7 @@ def test_stopped_at_any_step_of_a_rotation_every_key_verifies_on(tmp_path: Path,
     for number in range(1, 100):
         folder = tmp_path / str(number)
         halt(folder)
-        order, public = paths.signer(folder).signed(ORDER), paths.public_keys_of(folder)
+        order, public = ORDER.signed_by(paths.signer(folder)), paths.public_keys_of(folder)
         assert public is not None
         stopped[0] = number
         try:
@@ -310,7 +310,7 @@ def test_stopped_at_any_step_of_a_rotation_every_key_verifies_on(tmp_path: Path,
         except StopError:
             finished = False
         stopped[0] = 0
-        assert paths.signer(folder).verify(order)
+        assert order.is_signed_by(paths.signer(folder))
         halt(folder, halted=False)
         assert () == faults(folder)
         again = paths.public_keys_of(folder)

@@ -16,9 +16,10 @@ from sds.host.restoring import restore
 from sds.host.rotation import rotate
 from sds.kernel.audit import verify
 from sds.kernel.errors import StoreError, UsageError
-from sds.kernel.executor.protocol import ExecutionIntent, Signer, key_name, name_in
+from sds.kernel.executor.protocol import ExecutionIntent
 from sds.kernel.operations.recovery import Recovered
 from sds.kernel.registry import registry
+from sds.kernel.storage.keyring import Signer, key_name, name_in
 from sds.kernel.storage.ledger import CHECKPOINT_EVERY, GENESIS, Head
 from tests.attack.testbed import Testbed
 
@@ -134,14 +135,14 @@ KEY, NEWER = b"one key of the kernel, 32 bytes.", b"another one that came later,
 
 def test_a_signature_names_its_key_and_one_of_an_older_version_is_verified_without():
     signer = Signer(NEWER, KEY)
-    signed = signer.signed(ORDER)
+    signed = ORDER.signed_by(signer)
     assert key_name(NEWER) == name_in(signed.signature)
-    assert signer.verify(signed)
+    assert signed.is_signed_by(signer)
     unnamed = signed.signature.removeprefix(f"{key_name(NEWER)}:")
-    assert signer.verify(ExecutionIntent(*_parts(), unnamed))
-    assert Signer(KEY, NEWER).verify(ExecutionIntent(*_parts(), unnamed))
-    assert not signer.verify(ExecutionIntent(*_parts(), f"{key_name(KEY)}:{unnamed}"))
-    assert not signer.verify(ExecutionIntent(*_parts(), f"::{unnamed}"))
+    assert ExecutionIntent(*_parts(), unnamed).is_signed_by(signer)
+    assert ExecutionIntent(*_parts(), unnamed).is_signed_by(Signer(KEY, NEWER))
+    assert not ExecutionIntent(*_parts(), f"{key_name(KEY)}:{unnamed}").is_signed_by(signer)
+    assert not ExecutionIntent(*_parts(), f"::{unnamed}").is_signed_by(signer)
 
 
 def _parts() -> tuple[object, ...]:
@@ -149,10 +150,10 @@ def _parts() -> tuple[object, ...]:
 
 
 def test_an_order_of_a_key_that_is_not_here_is_not_taken_for_an_altered_one():
-    elsewhere, here = Signer(NEWER).signed(ORDER), Signer(KEY)
-    assert (False, key_name(NEWER)) == (here.verify(elsewhere), here.missing(elsewhere))
-    assert "" == here.missing(here.signed(ORDER))
-    assert "" == here.missing(ORDER)
+    elsewhere, here = ORDER.signed_by(Signer(NEWER)), Signer(KEY)
+    assert (False, key_name(NEWER)) == (elsewhere.is_signed_by(here), here.missing(elsewhere.signature))
+    assert "" == here.missing(ORDER.signed_by(here).signature)
+    assert "" == here.missing(ORDER.signature)
 
 
 def test_the_keys_are_read_again_only_where_the_file_is_another(tmp_path: Path):

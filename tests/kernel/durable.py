@@ -15,13 +15,13 @@ from sds.kernel.context.memory import RecordedContext
 from sds.kernel.contract.schema import Contract, parse_contract
 from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.envelope.proposal import Proposal, write_proposal
-from sds.kernel.executor.protocol import Executor, Signer
+from sds.kernel.executor.protocol import Executor
 from sds.kernel.flow import intake
 from sds.kernel.flow.dispatch import Log
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.flow.states import Answer
 from sds.kernel.registry import registry
-from sds.kernel.storage.keyring import Keyring, Random
+from sds.kernel.storage.keyring import Keyring, Random, Signer
 from sds.kernel.storage.ledger import GENESIS, CheckpointWitness, Head, LedgerKey
 from sds.kernel.storage.sqlite import Connect, connect
 from sds.kernel.storage.store import Store

@@ -13,7 +13,7 @@ from sds.kernel.audit import verify
 from sds.kernel.canonical import sha256_hex
 from sds.kernel.context import artifacts, memory
 from sds.kernel.context.artifacts import ARTIFACT_BYTES_MAX, DAY_MS, Swept
-from sds.kernel.context.memory import ArtifactReader, RecordedContext
+from sds.kernel.context.memory import RecordedContext
 from sds.kernel.decision.context import Artifact
 from sds.kernel.decision.packet import Decoding
 from sds.kernel.errors import UsageError
@@ -160,11 +160,11 @@ def test_artifacts_are_counted_once_for_each_set_of_versions(library: World):
         counted.append(text)
         return len(text)
 
-    shelf = ArtifactReader(library.store, library.contract.artifacts, count)
+    shelf = RecordedContext(library.store, library.contract, count)
     for _ in range(3):
-        shelf.read()
+        shelf.artifacts()
     put(library, text="Fares are gross.")
-    shelf.read()
+    shelf.artifacts()
     assert [FARES in text for text in counted] == [True, False]
 
 

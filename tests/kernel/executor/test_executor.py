@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from sds.kernel.errors import ExecutorError
-from sds.kernel.executor.protocol import ExecutionIntent, NoExecutor, Receipt, Signer, VerifyingExecutor, key_name
+from sds.kernel.executor.protocol import ExecutionIntent, NoExecutor, Receipt, VerifyingExecutor
+from sds.kernel.storage.keyring import Signer, key_name
 from tests.kernel.durable import SIGNER, World, compensate, refund
 from tests.kernel.faults import WordlessError
 
-INTENT = SIGNER.signed(ExecutionIntent("flow-1", "k" * 64, "REFUND_TICKET", (("amount", 4000),), "T1", "7"))
+INTENT = ExecutionIntent("flow-1", "k" * 64, "REFUND_TICKET", (("amount", 4000),), "T1", "7").signed_by(SIGNER)
 UNSIGNED = "the intent does not carry the kernel's signature; nothing was sent"
 OTHER = {
     "dfid": "flow-2",
@@ -68,12 +69,12 @@ def test_an_intent_of_another_kernel_does_not_pass():
 
 @pytest.mark.parametrize("signature", ["", "ÿ" * 64, "\udcff", "0" * 10_000])
 def test_a_signature_that_is_none_is_told_not_raised(signature: str):
-    assert not SIGNER.verify(replace(INTENT, signature=signature))
+    assert not replace(INTENT, signature=signature).is_signed_by(SIGNER)
 
 
 @pytest.mark.parametrize("params", [(("amount", 10**40),), (("amount", object()),), (("\udcff", 1),)])
 def test_params_that_cannot_be_signed_are_told_not_raised(params: tuple[tuple[str, int], ...]):
-    assert not SIGNER.verify(replace(INTENT, params=params))
+    assert not replace(INTENT, params=params).is_signed_by(SIGNER)
 
 
 def test_a_short_key_is_refused_and_a_key_is_never_shown():

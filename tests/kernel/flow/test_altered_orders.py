@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from sds.kernel.audit import verify
-from sds.kernel.executor.protocol import Receipt, Signer
+from sds.kernel.executor.protocol import Receipt
 from sds.kernel.flow.in_flight import orders_in_flight
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.human.review import attest
 from sds.kernel.operations.recovery import Recovered, recover
+from sds.kernel.storage.keyring import Signer
 from tests.kernel.durable import KEY, LEASE_MS, World, refund
 from tests.kernel.orders import execution, left_hanging, recovered
 

@@ -63,15 +63,16 @@ def test_a_revoked_contract_ends_every_flow_under_it(world: World, act: Callable
     assert () == verify.verify(world.store).faults
 
 
-def test_a_newer_version_that_takes_no_kind_away_revokes_nothing_unless_it_says_so(world: World):
+def test_a_newer_version_that_takes_no_kind_away_revokes_nothing_and_one_that_does_every_earlier_one(world: World):
     packet = world.packet("C1")
     newer_version(world)
-    newer = contract(("1.0.0", "1.2.0"))
-    registry.register(world.store, newer, by="operator", who="me", now_ms=1, revoke_previous=True)
+    assert [] == world.column("SELECT contract_hash FROM contract_revocations")
+    narrower = contract(NARROWER[0], ("1.1.0", "1.2.0"), *NARROWER[1:])
+    registry.register(world.store, narrower, by="operator", who="me", now_ms=1)
     assert "CONTRACT_REVOKED" == world.kernel.decide(packet, refund()(packet)).tag
     assert 2 == len(world.column("SELECT contract_hash FROM contract_revocations"))
-    opened = world.open_kernel(terms=newer).open(world.event("C2"))
-    assert "REFUND_TICKET" in opened.envelope.names  # type: ignore[union-attr]
+    opened = world.open_kernel(terms=narrower).open(world.event("C2"))
+    assert "COMPENSATE" in opened.envelope.names  # type: ignore[union-attr]
 
 
 def test_an_agent_that_is_not_registered_counts_as_halted_and_is_under_no_contract(world: World):

@@ -79,7 +79,6 @@ def everything_an_agent_can_try(world: World) -> Iterator[Callable[[], object]]:
         yield lambda end=end: transition(store, AGENT, end, by="agent", reason="please", now_ms=1)  # type: ignore[misc]
     for terms in (world.contract, newer):
         yield lambda terms=terms: register(store, terms, by="agent", now_ms=1)  # type: ignore[misc]
-        yield lambda terms=terms: register(store, terms, by="agent", now_ms=1, revoke_previous=True)  # type: ignore[misc]
     yield lambda: request_retire(store, AGENT, reason="please", now_ms=1)
 
 

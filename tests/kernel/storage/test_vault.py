@@ -17,14 +17,13 @@ from sds.kernel.canonical import digest
 from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.envelope.proposal import Proposal, write_proposal
 from sds.kernel.errors import EventError, StoreError
-from sds.kernel.executor.protocol import Signer
 from sds.kernel.flow import intake
 from sds.kernel.flow.states import Answer, answer
 from sds.kernel.human import cases
 from sds.kernel.registry import registry
 from sds.kernel.saga import state as saga
 from sds.kernel.storage.copying import keys_of_tables
-from sds.kernel.storage.keyring import Keyring
+from sds.kernel.storage.keyring import Keyring, Signer
 from sds.kernel.storage.store import Store
 from sds.kernel.storage.vault import PROMPT, PROPOSAL, TRIGGER, Texts, key_for_case
 from tests.kernel.durable import (

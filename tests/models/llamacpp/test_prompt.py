@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 
 from sds.models.llamacpp.backend import LlamaBackend
-from sds.models.protocol import PLAIN_FRAME, BackendError, ChatFrame, prompt_sections
+from sds.models.protocol import PLAIN_FRAME, BackendError, ChatFrame
 from sds.models.tokenizer.chat_template import chat_frame
+from sds.models.tokenizer.tokenizer import prompt_sections
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}"

@@ -10,7 +10,8 @@ import pytest
 from sds.grammars.tokens.compiler import GrammarCompiler
 from sds.grammars.tokens.selftest import check_mask_constrains
 from sds.models.llamacpp.backend import LlamaBackend
-from sds.models.protocol import BackendError, prompt_sections
+from sds.models.protocol import BackendError
+from sds.models.tokenizer.tokenizer import prompt_sections
 from tests.decoding.small_backend import decode
 from tests.model_fixtures import CONTEXT_REF, TINY_THREADS, refund_envelope
 from tests.scale import scale, seeded
