@@ -12,7 +12,7 @@ import orjson
 from starlette.concurrency import run_in_threadpool
 
 from sds.kernel.errors import SdsError
-from sds.kernel.flow.intake import Event
+from sds.kernel.flow.intake import Event, flow_named
 from sds.kernel.flow.states import DEADLINE_EXCEEDED, NOT_DECIDED, Answer
 from sds.service.deciding.idempotency import KeptAnswer, KeptAnswers, KeyClaim, claim_of
 from sds.service.deciding.terms import Terms
@@ -180,13 +180,12 @@ async def _answer(request: DecisionRequest, handle: Handle) -> Answer:
     if not future.done() and await run_in_threadpool(handle.cancel):
         await _wait(future, GRACE_MS / 1_000)
     if not future.done():
-        known = await run_in_threadpool(request.gate.gate.known, request.body)
-        raise _in_progress(known.dfid if known else "")
+        raise await _in_progress(request)
     try:
         return future.result()
     except SdsError as error:
         if error.reason_code == "FLOW_IN_PROGRESS":
-            raise _in_progress(error.dfid) from error
+            raise (await _in_progress(request, error.dfid)) from error
         raise
 
 
@@ -251,6 +250,12 @@ def _replayed(found: KeptAnswer) -> DecisionReply:
     return DecisionReply(found.status, found.dfid, found.body, replayed=True)
 
 
-def _in_progress(dfid: str) -> Problem:
-    headers = {"Location": f"/v1/decisions/{dfid}"} if dfid else {}
-    return Problem("FLOW_IN_PROGRESS", dfid=dfid, headers=headers)
+def _named(request: DecisionRequest) -> str:
+    gate, kernel = request.gate.gate, request.gate.gate.kernel
+    return flow_named(kernel.store, kernel.contract, gate.read(request.body), now_ms=kernel.now_ms)
+
+
+async def _in_progress(request: DecisionRequest, dfid: str = "") -> Problem:
+    """Return the problem that names the flow of an event, or the one that it will have where it waits for its turn still."""
+    dfid = dfid or await run_in_threadpool(_named, request)
+    return Problem("FLOW_IN_PROGRESS", dfid=dfid, headers={"Location": f"/v1/decisions/{dfid}"})

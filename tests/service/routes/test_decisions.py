@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sds.opening import decisions_at_once
 from tests.service.engines import Held
 from tests.service.operations.waiting import wait_until
 from tests.service.testbed import EVENT, Bed, check, opened_bed
@@ -76,6 +77,28 @@ def test_what_is_decided_elsewhere_beyond_the_deadline_is_409_with_where_to_look
             assert refused.headers["retry-after"]
             engine.let_go.set()
         assert (200, problem["dfid"]) == ((answer := first.result(10)).status_code, answer.json()["dfid"])
+
+
+@pytest.mark.timeout(30)
+def test_what_waits_for_its_turn_beyond_a_deadline_is_409_and_names_where_it_will_be(home: Path) -> None:
+    engine = Held()
+    second = {**EVENT, "trip_id": "T-2"}
+    with opened_bed(home, engine) as bed:
+        for number in range(decisions_at_once(engine)):  # a thread each, though but one has the car
+            bed.gate.submit({**EVENT, "trip_id": f"R-{number}"})
+        assert engine.entered.acquire(timeout=10)
+        waiting = bed.gate.submit(second)
+        wait_until(lambda: bed.gate.queued == 1)
+        refused = bed.post(second, headers={"Deadline-Ms": "100"})
+        problem = check(refused, 409, "FLOW_IN_PROGRESS")
+        where = refused.headers["location"]
+        assert f"/v1/decisions/{problem['dfid']}" == where
+        not_yet = bed.client.get(where)
+        assert check(not_yet, 404, "DFID_UNKNOWN")["retryable"]
+        assert "1" == not_yet.headers["retry-after"]
+        engine.let_go.set()
+        assert problem["dfid"] == waiting.result(10).dfid
+        assert not bed.client.get(where).json()["decision"]["pending"]
 
 
 @pytest.mark.timeout(30)
