@@ -100,7 +100,9 @@ def test_one_that_was_stopped_stays_so(own: Rail) -> None:
 
 def test_whoever_waits_for_a_start_waits_no_longer_than_they_may(own: Rail) -> None:
     with own.process._changing:
-        assert ("unknown", "the payment rail does not answer: it is being started") == _told(own.lookup(key_of("x"), 0.05))
+        assert ("unknown", "the payment rail does not answer: it is being started") == _told(
+            own.lookup(key_of("x"), 0.05)
+        )
 
 
 def _told(receipt: Receipt) -> tuple[str, str]:
