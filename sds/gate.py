@@ -244,7 +244,7 @@ class Gate:
         kernel = self.kernel
         undecided.refuse_unless_undecided(kernel.store, dfid)
         event = intake.recorded_event(kernel.store, kernel.contract, dfid)
-        with self._submissions.entered() as call:
+        with self._submissions.entered(event) as call:
             return self._stream.decide(event, anew=True, cancellation=call.cancellation)
 
     def decide_saga(
@@ -255,7 +255,7 @@ class Gate:
         `deadline_ms`: from now, at most what all steps have; past it no step is sent, and what was done is taken back.
         """
         read, until_ms = self.read(event), self._until(deadline_ms, self._sagas.steps(name))
-        with self._submissions.entered() as call:
+        with self._submissions.entered(read) as call:
             return self._sagas.decide(name, read, deadline_ms=until_ms, cancellation=call.cancellation)
 
     def label(self, dfid: str, *, right: bool, who: str) -> bool:

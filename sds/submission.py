@@ -154,7 +154,8 @@ class Submissions:
 
     @property
     def deciding(self) -> int:
-        return len(self._under_way)
+        with self._changed:
+            return sum(call.event is not None for call in self._under_way)
 
     def submit(self, event: Event, deadline_ms: int | None) -> Handle:
         """Queue an event, or join whoever decides it. Raises WorldError when the queue is full or the gate is closing."""
@@ -189,12 +190,13 @@ class Submissions:
             handle.cancel()
 
     @contextmanager
-    def entered(self, *, draining: bool = False) -> Iterator[Call]:
-        """Keep the record open for a block, in which something else is decided or done. Raises WorldError: the gate is closing.
+    def entered(self, event: Event | None = None, *, draining: bool = False) -> Iterator[Call]:
+        """Keep the record open for a block, in which `event` is decided, or something else is done. Raises WorldError: the gate
+        is closing.
 
         `draining`: it is taken for as long as what is under way may finish, too.
         """
-        call = Call(None, None, self._forget)
+        call = Call(event, None, self._forget)
         with self._changed:
             if self._closing or not draining:
                 self._refuse_new()

@@ -27,6 +27,7 @@ NAME_CHARS_MAX = 64
 EVENT_BYTES_MAX = 64 * 1024
 PREVIEW = "preview"  # in the place of a flow's id, in the packet of no flow
 SAVE_AS = "save it as UTF-8 without a byte order mark"
+OTHER_BODY = "send what was sent first, or give the event an id of its own"
 _MARKS_OF_UTF_16 = (BOM_UTF16_LE, BOM_UTF16_BE)  # that of UTF-32 begins with the one or with NUL
 # What is known of an event, how its texts are sealed, and what contract a flow of it would be under.
 _SEEN = f"""
@@ -211,6 +212,17 @@ def known_event(store: Reader, contract: Contract, event: Event, *, now_ms: int)
     return _known_answer(store, known[0], event)
 
 
+def flow_named(store: Reader, contract: Contract, event: Event, *, now_ms: int) -> str:
+    """Return, by reading alone, the id of the flow that `claim` would return now, on record or not. Raises EventError."""
+    seen = store.rows(*asking_for_seen(contract, event))[0]
+    known, body_hash = _flow_of(store, event, seen[7:]), digest(event.body)
+    if known is None:
+        adopted = adopted_flow(store, contract.gate, event.id, body_hash) if seen[6] else None
+        return adopted[0] if adopted else flow_id(contract.gate, event.id, body_hash, 0)
+    held = states.is_held(known[4], known[5], now_ms)
+    return undecided.next_name(store, known[:4], body_hash, held=held, restarts_max=contract.retry.restarts_max)
+
+
 def recorded_event(store: Reader, contract: Contract, dfid: str) -> Event:
     """Return the trigger of a flow as it was recorded. Raises UsageError or EventError when there is none to be had,
     ErasedError when its text was erased.
@@ -244,7 +256,8 @@ def refuse_another(store: Reader, event: Event, fingerprint: str, *, dfid: str) 
     if fingerprint in (event.fingerprint, digest(event.body)):
         return
     if not vault.recognises(store, fingerprint, event.original or event.body):
-        raise EventError(f"event `{event.id}` was seen with another body", reason_code="EVENT_CONFLICT", dfid=dfid)
+        message = f"event `{event.id}` was seen with another body"
+        raise EventError(message, reason_code="EVENT_CONFLICT", hint=OTHER_BODY, dfid=dfid)
 
 
 def write_event(store: Store, gate: str, event: Event, restarts: int) -> str:

@@ -121,6 +121,19 @@ def hand_over(store: Store, dfid: str, tag: str, why: str, *, now_ms: int) -> st
     return successor
 
 
+def next_name(store: Reader, last: Row, body_hash: str, *, held: bool, restarts_max: int) -> str:
+    """Return the id of the flow that an event would have now, after its last: (dfid, state, tag, restarts). It is that one
+    unless it has ended undecided, or whoever was deciding it is gone.
+    """
+    dfid, state, tag, restarts = last
+    gone = state == "ACTIVE" and not held
+    again = has_restart(store, dfid, INTERRUPTED if gone else tag, restarts_max)
+    if not is_undecided(state, tag) and not (gone and again):
+        return str(dfid)
+    gate, event_id = store.rows("SELECT gate, event_id FROM decision_flows WHERE dfid = ?", (dfid,))[0]
+    return flow_id(gate, event_id, body_hash if again else dfid, restarts + 1)
+
+
 def is_named(dfid: str, gate: str, event_id: str, body_hash: str) -> bool:
     """Tell whether a flow's id is one that an event gives it."""
     return any(dfid == name for name, _ in names_of_flows(gate, event_id, body_hash))

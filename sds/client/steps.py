@@ -16,6 +16,7 @@ from random import Random
 from typing import TypeVar
 
 from sds.client.replies import HttpReply, Lost, act_failure, failure
+from sds.kernel.errors import SdsError
 
 TRIES_MAX = 64
 BACKOFF_S, BACKOFF_S_MAX, DOUBLINGS_MAX = 0.05, 5.0, 10
@@ -83,7 +84,7 @@ def insist(
         if isinstance(said, HttpReply) and error is None and not open_still(said):
             return said
         pause_s = patience.pause_s(tries, said.retry_after_s)
-        over = tries == TRIES_MAX or pause_s >= patience.left_s or (error is not None and not error.retryable)
+        over = tries == TRIES_MAX or pause_s >= patience.left_s or (error is not None and not _may_help(said, error))
         if not over:
             yield Wait(pause_s)
             over = patience.left_s <= 0  # it took longer than it was to: a busy machine
@@ -92,3 +93,8 @@ def insist(
                 return said
             raise error or AssertionError
     raise AssertionError  # count() has no end
+
+
+def _may_help(said: HttpReply | Lost, error: SdsError) -> bool:
+    """Tell whether to ask again on the caller's behalf: what is not there may never be, so that is for the caller to wait for."""
+    return error.retryable and not (isinstance(said, HttpReply) and said.status == 404)

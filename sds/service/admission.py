@@ -74,7 +74,7 @@ class Admission:
 
     def __init__(self, *, parallel: int, queue_max: int, now_s: Callable[[], float] = time.monotonic) -> None:
         self.parallel, self.queue_max, self._now_s = parallel, queue_max, now_s
-        self.looked_at = 0
+        self.looked_at = self.elsewhere = 0
         self._lock = threading.Lock()
         self._in_hand = Counter[str]()
         self._took_ms = defaultdict[str, deque[float]](lambda: deque(maxlen=LOOKED_AT))
@@ -90,6 +90,17 @@ class Admission:
             yield
         finally:
             self.looked_at -= 1
+
+    @contextmanager
+    def waiting_elsewhere(self) -> Iterator[None]:
+        """Count a request whose event another process is deciding. Used on the event loop alone. Raises Problem: too many are."""
+        if self.elsewhere >= self.queue_max:
+            raise Problem("QUEUE_FULL", retry_after_s=CROWDED_S)
+        self.elsewhere += 1
+        try:
+            yield
+        finally:
+            self.elsewhere -= 1
 
     def crowded(self) -> Problem | None:
         """Return how one more is refused that is to be looked at, however much room there seems to be for it; None: it is not."""
@@ -107,8 +118,10 @@ class Admission:
 
     @property
     def idle(self) -> bool:
-        """Whether one more decision would have its turn at once."""
-        return self._in_hand.total() < min(self.parallel, self.queue_max)
+        """Whether one more decision would have its turn at once, and leave a thread to another: it may have to wait for another
+        process.
+        """
+        return self._in_hand.total() < min(max(1, self.parallel - 1), self.queue_max)
 
     def service_ms(self, gate: str) -> float:
         """Return how long a decision of a gate takes once it has its turn."""

@@ -211,13 +211,19 @@ def open_database(url: str = "", *, durable: bool = False) -> Database:
 
 
 def _postgresql(url: str) -> sa.Engine:
+    from sds.kernel.storage.postgres.connections import ALIVE, STOPPED_S  # noqa: PLC0415  a file needs no driver
+
     if not url.startswith(("postgresql://", "postgres://")):
         raise UsageError("the store is no `postgresql://` URL", hint="postgresql://user@host/database")
     try:
         parts = sa.make_url(url).set(drivername="postgresql+psycopg")
     except (SQLAlchemyError, ValueError):
         raise UsageError("the store's URL cannot be read", hint="postgresql://user@host/database") from None
-    how = {"connect_timeout": CONNECT_S, "options": f"-c search_path={SCHEMA} -c lock_timeout={BUSY_MS}"}
+    stopped_ms = 1_000 * STOPPED_S
+    options = {"search_path": SCHEMA, "lock_timeout": BUSY_MS, "idle_in_transaction_session_timeout": stopped_ms}
+    given = " ".join(f"-c {name}={value}" for name, value in options.items())
+    alive = {name: value for name, value in ALIVE.items() if name not in parts.query}
+    how = {"connect_timeout": CONNECT_S, "options": given, **alive}
     return sa.create_engine(
         parts,
         connect_args=how,

@@ -6,6 +6,7 @@ Routes raise `Problem`, or let an SdsError through: each has its place in `reaso
 from __future__ import annotations
 
 import math
+import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -39,6 +40,12 @@ _BY_STATUS = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "BODY_TOO_LARGE"
 # What reading a gate raises that has just been closed
 _WHILE_CLOSING = frozenset({"USAGE", "STORE_UNAVAILABLE", "INTERNAL"})
 _BEFORE_AN_ACT = frozenset({"USAGE"})  # the gate is closed: what a store says may come after something was done
+_COMMAND = re.compile(r"\bsds [a-z]|--[a-z]")
+_AS_REQUESTS = (
+    (re.compile(r"sds escalations show (\S+)"), r"GET /v1/escalations/\1"),
+    (re.compile(r"--(abort|modify|override)"), lambda option: option[1].upper()),
+    (re.compile(r"--acknowledge"), "`acknowledge`: true"),
+)
 
 Log = Callable[[str, Mapping[str, object]], None]
 
@@ -74,7 +81,17 @@ def of_error(error: SdsError) -> Problem:
     code = code_of(error)
     if code == "INTERNAL":
         return Problem(code)
-    return Problem(code, str(error), hint=error.hint, dfid=error.dfid, retryable=error.retryable)
+    hint = _over_http(error.hint)
+    if REASONS[code].status < 500 and _COMMAND.search(hint):
+        hint = ""  # what the list has is for callers
+    return Problem(code, str(error), hint=hint, dfid=error.dfid, retryable=error.retryable)
+
+
+def _over_http(hint: str) -> str:
+    """Return a mend in the words of requests, where it names a command or an option that a request stands for."""
+    for command, request in _AS_REQUESTS:
+        hint = command.sub(request, hint)
+    return hint
 
 
 def response_of(problem: Problem, *, instance: str = "") -> Response:
@@ -96,7 +113,7 @@ def response_of(problem: Problem, *, instance: str = "") -> Response:
     headers = dict(problem.headers)
     if reason.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    if problem.retryable and reason.status in (409, 429, 503, 504):
+    if problem.retryable and reason.status in (404, 409, 429, 503, 504):
         wait_s = RETRY_AFTER_S if problem.retry_after_s is None else problem.retry_after_s
         headers["Retry-After"] = str(max(1, math.ceil(wait_s)))
     return Response(orjson.dumps(data), reason.status, headers, MEDIA_TYPE)

@@ -58,7 +58,12 @@ REASONS: dict[str, Reason] = {
     "NOT_FOUND": Reason(404, "There is nothing here", "No resource has this address.", "see /openapi.json"),
     "GATE_UNKNOWN": Reason(404, "There is no such gate", "This service serves no gate of that name.", "GET /v1/gates"),
     "DFID_UNKNOWN": Reason(
-        404, "There is no such decision", "No record that this key may read has it.", "GET /v1/decisions lists them"
+        404,
+        "There is no such decision",
+        "No record that this key may read has it. One that waits for its turn, which `Location` of a 409 may name, is not on"
+        " record yet, and never will be where it is let go before.",
+        "GET /v1/decisions lists them; of one that waits: look again, or send its event again, after `Retry-After`",
+        retryable=True,
     ),
     "METHOD_NOT_ALLOWED": Reason(405, "Not with this method", "The resource has other methods.", "see `Allow`"),
     "TOO_SLOW": Reason(
@@ -71,7 +76,7 @@ REASONS: dict[str, Reason] = {
     "FLOW_IN_PROGRESS": Reason(
         409,
         "It is being decided",
-        "Another request, or another process, is deciding this event, and its deadline passed meanwhile.",
+        "Another request, or another process, is deciding this event or will, and the deadline of this one passed meanwhile.",
         "look at `Location`, or send the same request again, after `Retry-After`",
         retryable=True,
     ),

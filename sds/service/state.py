@@ -20,6 +20,11 @@ def _untraced(_gate: str, _event_id: str, _traceparent: str) -> None:
     """Trace nothing."""
 
 
+def _anything(_dfid: str) -> bool:
+    """Decide it here, as far as is known."""
+    return True
+
+
 def _nothing() -> None:
     """Stop nothing."""
 
@@ -28,7 +33,8 @@ def _nothing() -> None:
 class Service:
     """`draining`: SIGTERM came, nothing new is decided. `gates_closed`: nothing can be read any more, either.
 
-    `traced(gate, event_id, traceparent)` is called with every event that is asked about, once it has been read. `stop_background`
+    `traced(gate, event_id, traceparent)` is called with every event that is asked about, once it has been read. `decides(dfid)`:
+    whether a flow that is open is decided in this process. `stop_background`
     returns when nothing works in the background any more: before the gates are closed.
     """
 
@@ -41,6 +47,7 @@ class Service:
     now_ms: Callable[[], int]
     log: Log
     traced: Callable[[str, str, str], object] = _untraced
+    decides: Callable[[str], bool] = _anything
     stop_background: Callable[[], object] = _nothing
     draining: bool = False
     gates_closed: bool = False

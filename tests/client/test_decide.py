@@ -120,6 +120,13 @@ def test_a_mistake_is_raised_at_once(reply: httpx2.Response, decide: Decide) -> 
     assert [] == service.clock.waits
 
 
+def test_what_is_not_on_record_yet_is_said_at_once_for_it_may_never_be() -> None:
+    service = Service(problem(404, "DFID_UNKNOWN", retryable=True, after="1"))
+    with service.client() as client, pytest.raises(WorldError) as caught:
+        client.get("019a")
+    assert ("DFID_UNKNOWN", True, []) == (caught.value.reason_code, caught.value.retryable, service.clock.waits)
+
+
 def test_an_error_tells_what_the_service_says_of_it(decide: Decide) -> None:
     reply = problem(
         422, "EVENT_CONFLICT", detail="event `T-1` came with\nanother body", hint="send the first", dfid="019b"

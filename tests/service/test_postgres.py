@@ -17,7 +17,10 @@ from sds.kernel.errors import StoreError
 from sds.kernel.storage.postgres.pipelined import Connection
 from sds.kernel.storage.postgres.store import PostgresStore
 from sds.service.callers import add_key, stored_keys
+from sds.service.console import taken
+from sds.service.console.taken import Taken
 from sds.service.database import open_database
+from sds.service.database import taken as taken_cases
 from sds.service.operations.endpoints import add_endpoint, positions
 from sds.service.routes.looking import MS_MAX, PAGE
 from tests.service.operations.exposition import scraped, value
@@ -99,6 +102,32 @@ def test_several_that_begin_at_once_make_the_tables_once(store: str) -> None:
     assert [["shop"]] * 4 == [[key.name for key in stored_keys(each)] for each in opened]
     for each in opened:
         each.close()
+
+
+def test_a_server_that_is_gone_without_a_word_is_noticed_and_one_that_stopped_holds_no_lock_for_long(
+    store: str,
+) -> None:
+    database = open_database(store)
+    with database.reading() as connection:
+        given = connection.connection.driver_connection.info.get_parameters()  # type: ignore[union-attr]  # psycopg's
+        stopped = connection.exec_driver_sql("SHOW idle_in_transaction_session_timeout").scalar()
+    assert {"tcp_user_timeout": "10000", "keepalives_idle": "10"}.items() <= given.items()
+    assert ("3", "30s") == (given["connect_timeout"], stopped)
+    database.close()
+
+
+def test_two_who_take_a_case_at_once_have_both_taken_it_one_after_the_other(store: str) -> None:
+    database = open_database(store)
+    with ThreadPoolExecutor(1) as pool:
+        with database.transaction() as connection:
+            row = {"gate": "toll", "dfid": "019a", "key_digest": "a", "who": "ada", "at_ms": 1_800_000_000_000}
+            connection.execute(taken_cases.insert().values(row))
+            second = pool.submit(taken.take, database, "toll", "019a", Taken("bob", "b", 1_800_000_000_001))
+            time.sleep(0.2)
+            assert not second.done()
+        second.result(10)
+    assert {"019a": Taken("bob", "b", 1_800_000_000_001)} == taken.of_gate(database, "toll", 1_800_000_000_001)
+    database.close()
 
 
 def test_a_database_that_is_down_is_said_without_its_address_and_password() -> None:

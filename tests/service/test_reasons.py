@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -62,6 +63,27 @@ def test_what_can_never_succeed_is_not_called_retryable() -> None:
     assert of_error(StoreError("x")).retryable
     assert not of_error(unreadable("d")).retryable
     assert "retry-after" not in response_of(of_error(unreadable("d"))).headers
+
+
+@pytest.mark.parametrize(
+    ("hint", "told"),
+    [
+        ("sds flows", REASONS["USAGE"].hint),
+        ("say so with --reason", REASONS["USAGE"].hint),
+        ("end it with --abort", "end it with ABORT"),
+        (
+            "decide on it with --modify; look again: sds escalations show 01",
+            "decide on it with MODIFY; look again: GET /v1/escalations/01",
+        ),
+        (
+            "if that is what you want, say so with --acknowledge",
+            "if that is what you want, say so with `acknowledge`: true",
+        ),
+    ],
+)
+def test_who_asks_over_http_is_told_no_command(hint: str, told: str) -> None:
+    assert told == json.loads(bytes(response_of(of_error(UsageError("x", hint=hint))).body))["hint"]
+    assert "sds doctor" == of_error(StoreError("x", hint="sds doctor")).hint  # that is for who runs the service
 
 
 def test_what_is_told_of_an_error_is_one_line() -> None:

@@ -11,6 +11,7 @@ import pytest
 from sds.engines.protocol import Cancels
 from sds.kernel.errors import EventError, UsageError, WorldError
 from sds.kernel.flow.states import Answer
+from sds.kernel.operations.recovery import Recovered
 from tests.attack.testbed import Testbed
 from tests.kernel.durable import together
 from tests.submission.parts import PATIENCE_S, Thinking, flows, write_locks
@@ -86,6 +87,36 @@ def test_known_says_nothing_of_what_was_never_seen_or_may_be_decided_afresh(bed:
         with pytest.raises(EventError, match="was seen with another body") as refused:
             gate.known(bed.event(1, text="please pay 9"))
         assert ("EVENT_CONFLICT", False) == (refused.value.reason_code, refused.value.retryable)
+
+
+def test_what_else_is_done_at_a_gate_is_no_decision_under_way(
+    bed: Testbed, thinking: Thinking, monkeypatch: pytest.MonkeyPatch
+):
+    counted = list[int]()
+
+    def looked(*_: object, **__: object) -> Recovered:
+        counted.append(gate.deciding)
+        return Recovered()
+
+    monkeypatch.setattr("sds.kernel.operations.recovery.recover", looked)
+    with bed.gate(engine=thinking) as gate:
+        gate.recover()
+        with gate.acting():
+            counted.append(gate.deciding)
+        handle = gate.submit(bed.event(0))
+        thinking.wait_until_begun()
+        gate.recover()
+        assert [0, 0, 1] == counted
+        assert handle.cancel()
+        thinking.done.set()
+        retried = threading.Thread(target=gate.retry, args=(gate.store.value("SELECT dfid FROM decision_flows"),))
+        thinking.done.clear()
+        retried.start()
+        thinking.wait_until_begun()
+        assert 1 == gate.deciding
+        thinking.done.set()
+        retried.join(PATIENCE_S)
+        assert 0 == gate.deciding
 
 
 def test_an_event_with_another_body_does_not_share_the_decision_of_the_one_that_runs(bed: Testbed, thinking: Thinking):

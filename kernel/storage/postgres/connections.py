@@ -20,7 +20,7 @@ from sds.kernel.storage.postgres.pipelined import Connection
 # What was committed before a transaction had its lock must be seen in it, whatever a server, role or URL sets.
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 # A host that is gone without a word is noticed within seconds, unless the URL says otherwise (libpq, milliseconds and seconds).
-_ALIVE = {"tcp_user_timeout": "10000", "keepalives_idle": "10", "keepalives_interval": "5", "keepalives_count": "3"}
+ALIVE = {"tcp_user_timeout": "10000", "keepalives_idle": "10", "keepalives_interval": "5", "keepalives_count": "3"}
 
 VERSION_MIN = 150_000
 CONNECTIONS_MAX = 12  # of one store in one process; the last ones are for reading
@@ -41,7 +41,7 @@ class Url:
             said = conninfo_to_dict(text, connect_timeout=CONNECT_S)
         except psycopg.Error:  # its message names what it could not read, which may be the password
             raise UsageError("the URL of the store cannot be read", hint="postgresql://USER@HOST/DATABASE") from None
-        self.conninfo = make_conninfo("", **{**_ALIVE, **said})
+        self.conninfo = make_conninfo("", **{**ALIVE, **said})
         place = f"{said.get('host', '')}" + (f":{said['port']}" if "port" in said else "")
         self.name = f"postgresql://{place}/{said.get('dbname', '')}"
 

@@ -56,12 +56,16 @@ def load_refund_contract() -> Contract:
 
 
 class Rail(RailExecutor):
-    """Pays through a payment rail of its own: a process that it starts, and ends when it is closed."""
+    """Pays through a payment rail of its own: a process that it starts, again where it dies, and ends when it is closed."""
 
     def __init__(self, db: Path, version_of: Callable[[str], str | None]) -> None:
         self.process = RailProcess(db)
         self.process.start()
         super().__init__(self.process.port, version_of)
+
+    def port_within(self, within_s: float) -> int:
+        """Return the port of the process, started again where it has died."""
+        return self.process.running_port(within_s)
 
     def close(self) -> None:
         self.process.stop()

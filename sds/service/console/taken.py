@@ -32,10 +32,9 @@ def take(database: Database, gate: str, dfid: str, by: Taken) -> None:
     """Take a case, or take it over from whoever has it; what was forgotten long ago goes."""
     with database.transaction() as connection:
         connection.execute(taken.delete().where(taken.c.at_ms <= by.at_ms - KEPT_MS))
-        connection.execute(taken.delete().where(taken.c.gate == gate, taken.c.dfid == dfid))
-        connection.execute(
-            taken.insert().values(gate=gate, dfid=dfid, key_digest=by.key_digest, who=by.who, at_ms=by.at_ms)
-        )
+        mine = {"key_digest": by.key_digest, "who": by.who, "at_ms": by.at_ms}
+        made = database.insert(taken).values(gate=gate, dfid=dfid, **mine)
+        connection.execute(made.on_conflict_do_update(index_elements=(taken.c.gate, taken.c.dfid), set_=mine))
 
 
 def give_back(database: Database, gate: str, dfid: str) -> None:

@@ -184,8 +184,10 @@ def _is_of(gate: Gate, kept: KeptAnswer) -> bool:
     now, said = answer(gate.store, kept.dfid), orjson.loads(kept.body)
     if now is None:
         return False
-    decided = _DECIDED if said["resolution"] == now.resolution else _DECIDED_BY_AGENT
-    return all(said[name] == getattr(now, name) for name in decided)
+    decided = _DECIDED if said.get("resolution") == now.resolution else _DECIDED_BY_AGENT
+    return all(
+        said[name] == getattr(now, name) for name in decided if name in said
+    )  # another version may say other things
 
 
 def _body(event: Event) -> str:

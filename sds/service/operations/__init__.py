@@ -36,9 +36,12 @@ class Operations:
         )
         self.background = Background(service, self.metrics, self.health, self.standing.sample)
         service.stop_background = self.background.stop
+        observers = list[Observer]()
         for name, each in service.gates.items():
             agent_id = each.gate.contract.agent_id
-            each.gate.listen(Observer(name, agent_id, self.metrics, ended=self._ended))
+            observers.append(Observer(name, agent_id, self.metrics, ended=self._ended))
+            each.gate.listen(observers[-1])
+        service.decides = lambda dfid: any(dfid in each for each in observers)
 
     def _ended(self, flow: Flow) -> None:
         self._admission.took(flow.gate, flow.took_ms)

@@ -78,6 +78,10 @@ class Observer:
             "flow.decided": self._decided,
         }
 
+    def __contains__(self, dfid: str) -> bool:
+        """Tell whether a flow is being decided in this process."""
+        return dfid in self._flows
+
     def __call__(self, event: str, facts: Facts) -> None:
         """Hear of an event of the gate's log."""
         if (heard := self._heard.get(event)) is not None:

@@ -9,7 +9,6 @@ from starlette.concurrency import run_in_threadpool
 
 from sds.escalations import HumanDecision, Resolve
 from sds.gate import Gate
-from sds.kernel.errors import SdsError
 from sds.service import review
 from sds.service.callers import Caller, Reviewer, Viewer
 from sds.service.fields import FLAG, OBJECT, TEXT, as_written, body_schema, read_fields
@@ -66,12 +65,7 @@ async def resolve(request: Request, dfid: str, who: Reviewer) -> dict[str, Any]:
     def made() -> dict[str, Any]:
         return review.decide(_gate_of(request, who, dfid), dfid, decided).as_data()
 
-    try:
-        return await run_in_threadpool(made)
-    except SdsError as error:
-        if error.reason_code == "ACKNOWLEDGEMENT_REQUIRED":
-            raise Problem(error.reason_code, str(error), dfid=error.dfid) from None
-        raise
+    return await run_in_threadpool(made)
 
 
 def _decision(given: dict[str, Any], who: Caller) -> HumanDecision:
@@ -93,5 +87,5 @@ def _gate_of(request: Request, who: Caller, dfid: str) -> Gate:
     gates = [each.gate for each in service(request).gates_of(who).values()]
     found = review.gate_of(gates, dfid)
     if found is None:
-        raise Problem("DFID_UNKNOWN")
+        raise Problem("DFID_UNKNOWN", retryable=False)  # what waits for a human is on record
     return found

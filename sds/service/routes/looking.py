@@ -146,7 +146,7 @@ def _shown(gates: Iterable[OpenGate], dfid: str, *, texts: bool) -> dict[str, An
             answer = known_answer(store, dfid)
             shown = {"decision": answer.as_data() if texts else without_texts(answer), "audit": _facts(record)}
             return shown | ({"record": record} if texts else {})
-    raise Problem("DFID_UNKNOWN")
+    raise Problem("DFID_UNKNOWN", retryable=bool(_DFID.fullmatch(dfid)))
 
 
 def _facts(record: Mapping[str, Any]) -> dict[str, Any]:

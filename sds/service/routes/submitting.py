@@ -12,7 +12,7 @@ import orjson
 from starlette.concurrency import run_in_threadpool
 
 from sds.kernel.errors import SdsError
-from sds.kernel.flow.intake import Event
+from sds.kernel.flow.intake import Event, flow_named
 from sds.kernel.flow.states import DEADLINE_EXCEEDED, NOT_DECIDED, Answer
 from sds.service.deciding.idempotency import KeptAnswer, KeptAnswers, KeyClaim, claim_of
 from sds.service.deciding.terms import Terms
@@ -21,7 +21,7 @@ from sds.service.problems import Problem
 from sds.service.state import Service
 from sds.submission import Handle
 
-LOOK_S, LOOK_S_MAX = 0.005, 0.1
+LOOK_S, LOOK_S_MAX, ELSEWHERE_S_MAX = 0.005, 0.1, 0.25
 AMPLE_MS, SHORT_BYTES = 25, 8 * 1024
 GRACE_MS = 100  # beyond its deadline a decision has so long to say that it passed
 _OK = 200
@@ -55,16 +55,26 @@ class DecisionRequest:
     def left_ms(self) -> int:
         """How much of its time is left."""
         whole = self.terms.deadline_ms or self.gate.deadline_ms_max
-        return whole - int(1_000 * (time.monotonic() - self.arrived_s))
+        return whole - self._gone_ms
+
+    @property
+    def wait_ms(self) -> int:
+        """How much longer its answer is waited for: without a deadline as long as a decision and its order may take."""
+        return (self.terms.deadline_ms or self.gate.answer_ms_max) - self._gone_ms
+
+    @property
+    def _gone_ms(self) -> int:
+        return int(1_000 * (time.monotonic() - self.arrived_s))
 
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """What was found or begun: an answer already, or one to wait for."""
+    """What was found or begun: an answer already, or one to wait for. `elsewhere`: the flow that another process decides."""
 
     claim: KeyClaim | None = None
     answered: DecisionReply | None = None
     handle: Handle | None = None
+    elsewhere: str = ""
 
 
 async def decide(service: Service, request: DecisionRequest) -> DecisionReply:
@@ -76,6 +86,8 @@ async def decide(service: Service, request: DecisionRequest) -> DecisionReply:
             raise crowded
         with service.admission.looking():
             begun = await run_in_threadpool(_begin, service, request)
+    if begun.elsewhere:
+        begun = await _once_free(service, request, begun.elsewhere)
     if begun.answered is not None:
         return begun.answered
     if begun.handle is None:
@@ -90,6 +102,24 @@ async def decide(service: Service, request: DecisionRequest) -> DecisionReply:
             await run_in_threadpool(service.kept.release, begun.claim)
         raise
     return decided if begun.claim is None else await run_in_threadpool(_kept, service.kept, begun.claim, decided)
+
+
+async def _once_free(service: Service, request: DecisionRequest, dfid: str) -> _Begun:
+    """Begin anew once no other process is at work on an event any more: meanwhile no thread that decides waits for it.
+
+    Raises Problem where that is not so in time, or too many wait so.
+    """
+    wait_s = LOOK_S
+    with service.admission.waiting_elsewhere():
+        while True:
+            left_s = request.wait_ms / 1_000
+            if left_s <= 0:
+                raise await _in_progress(request, dfid)
+            await asyncio.sleep(min(wait_s, left_s))
+            begun = await run_in_threadpool(_begin, service, request)
+            if not begun.elsewhere:
+                return begun
+            wait_s = min(ELSEWHERE_S_MAX, 2 * wait_s)
 
 
 def _may_begin_here(service: Service, request: DecisionRequest) -> bool:
@@ -124,6 +154,9 @@ def _begin(service: Service, request: DecisionRequest) -> _Begun:
     if known is not None and not known.pending:
         decided = _of_answer(known)
         return _Begun(claim, decided if claim is None else _keep_known(service.kept, claim, request, event, decided))
+    waits = known is not None and known.state == "ACTIVE" and not request.terms.respond_async
+    if known is not None and waits and not service.decides(known.dfid):
+        return _Begun(elsewhere=known.dfid)
     if request.left_ms <= 0:
         raise Problem("NOT_DECIDED", "the deadline passed before the event was there")
     return _entered(service, request, claim)
@@ -174,19 +207,23 @@ async def _answer(request: DecisionRequest, handle: Handle) -> Answer:
     """Wait for a decision; one that goes on beyond the request's time is let go. Raises what it raises, and Problem where
     others wait for it, or it may have been committed.
     """
-    future = handle.future
     whole_ms = request.left_ms if request.terms.deadline_ms else request.gate.answer_ms_max
-    await _wait(future, max(0, whole_ms + GRACE_MS) / 1_000)
+    await _wait(handle.future, max(0, whole_ms + GRACE_MS) / 1_000)
+    return await _ended(request, handle)
+
+
+async def _ended(request: DecisionRequest, handle: Handle) -> Answer:
+    """Return the answer that is there; let go of a decision that is not."""
+    future = handle.future
     if not future.done() and await run_in_threadpool(handle.cancel):
         await _wait(future, GRACE_MS / 1_000)
     if not future.done():
-        known = await run_in_threadpool(request.gate.gate.known, request.body)
-        raise _in_progress(known.dfid if known else "")
+        raise await _in_progress(request)
     try:
         return future.result()
     except SdsError as error:
         if error.reason_code == "FLOW_IN_PROGRESS":
-            raise _in_progress(error.dfid) from error
+            raise (await _in_progress(request, error.dfid)) from error
         raise
 
 
@@ -212,15 +249,15 @@ async def _wait(future: Future[Answer], seconds: float) -> None:
 
 
 async def _accepted(request: DecisionRequest, handle: Handle) -> DecisionReply:
-    """Wait until the event has a flow that is on record, and name it: what was acknowledged is not lost."""
+    """Wait until the event has a flow that is on record, and name it: what was acknowledged is not lost. Raises as `_answer`."""
     future, wait_s = handle.future, LOOK_S
-    while not future.done():
+    while not future.done() and request.wait_ms > 0:
         known = await run_in_threadpool(request.gate.gate.known, request.body)
         if known is not None:
             return _of_answer(known, 202)
         await _wait(future, wait_s)
         wait_s = min(LOOK_S_MAX, 2 * wait_s)
-    return _of_answer(future.result(), 202)
+    return _of_answer(await _ended(request, handle), 202)
 
 
 def _of_answer(answer: Answer, status: int = 200) -> DecisionReply:
@@ -251,6 +288,12 @@ def _replayed(found: KeptAnswer) -> DecisionReply:
     return DecisionReply(found.status, found.dfid, found.body, replayed=True)
 
 
-def _in_progress(dfid: str) -> Problem:
-    headers = {"Location": f"/v1/decisions/{dfid}"} if dfid else {}
-    return Problem("FLOW_IN_PROGRESS", dfid=dfid, headers=headers)
+def _named(request: DecisionRequest) -> str:
+    gate, kernel = request.gate.gate, request.gate.gate.kernel
+    return flow_named(kernel.store, kernel.contract, gate.read(request.body), now_ms=kernel.now_ms)
+
+
+async def _in_progress(request: DecisionRequest, dfid: str = "") -> Problem:
+    """Return the problem that names the flow of an event, or the one that it will have where it waits for its turn still."""
+    dfid = dfid or await run_in_threadpool(_named, request)
+    return Problem("FLOW_IN_PROGRESS", dfid=dfid, headers={"Location": f"/v1/decisions/{dfid}"})

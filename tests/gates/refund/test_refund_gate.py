@@ -13,6 +13,7 @@ from sds.engines.native import NativeEngine
 from sds.gate import Gate
 from sds.gates.refund import gate as definition
 from sds.gates.refund.gate import ensure_world, read_queue
+from sds.gates.refund.rail import client
 from sds.gates.refund.rail.client import RailProcess
 from sds.gates.runner import outcome
 from sds.host.clock import now_ms
@@ -75,6 +76,26 @@ def test_a_dead_rail_leaves_unknown_and_the_next_start_resolves_it(
     rail.start()
     assert 1 == opened.recover().success
     assert before + 1 == rail.payouts()["settled"]
+
+
+def test_a_rail_that_dies_by_itself_is_resolved_by_recovery_alone(
+    gate: tuple[Gate, RailProcess], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, rail = gate
+    before = rail.payouts()["settled"]
+    assert opened.kernel.whole.doubt() is None  # as before any order that is not the first
+    assert rail._child is not None
+    rail._child.kill()
+    rail._child.wait()
+    monkeypatch.setattr(client, "RESTART_S", 3_600.0)  # its pause is not over yet
+    claims = undecided(opened, folder)
+    answer = next(a for a in map(lambda c: opened.decide(c.event), claims) if a.execution)  # noqa: C417  lazily
+    assert ("EXECUTING", "UNKNOWN") == (answer.state, answer.execution)
+    assert 1 == opened.recover().unknown
+    monkeypatch.setattr(client, "RESTART_S", 0.0)
+    assert 1 == opened.recover().success
+    assert before + 1 == rail.payouts()["settled"]
+    assert 0 == rail.payouts()["dfids_paid_twice"]
 
 
 def test_an_injection_is_detected_recorded_and_changes_no_envelope(

@@ -112,6 +112,7 @@ def test_the_same_event_with_another_body_is_refused(world: World, decided: bool
     with pytest.raises(EventError, match="event `C1` was seen with another body") as caught:
         world.kernel.open(world.event(text="twice as much, please"))
     assert ("EVENT_CONFLICT", packet.dfid) == (caught.value.reason_code, caught.value.dfid)
+    assert "send what was sent first, or give the event an id of its own" == caught.value.hint
 
 
 def test_a_flow_whose_holder_is_gone_is_taken_over_when_its_lease_ends(world: World):

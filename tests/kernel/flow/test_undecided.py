@@ -13,7 +13,7 @@ from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.errors import UsageError
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
 from sds.kernel.flow import undecided
-from sds.kernel.flow.intake import recorded_event
+from sds.kernel.flow.intake import flow_named, recorded_event
 from sds.kernel.flow.states import RESTARTABLE_TAGS, WAITING_TAGS, Answer
 from sds.kernel.human.cases import waiting
 from sds.kernel.human.review import HumanReview, Resolution
@@ -165,6 +165,42 @@ def test_a_declined_order_is_asked_again_and_then_goes_through(world: World):
     assert ("CLOSED", "SUCCESS") == (answer.state, answer.execution)
     assert 3 == len(set(world.rail.sent))
     assert 1 == len(world.rail.paid())
+
+
+def test_the_flow_that_an_event_will_have_can_be_named_before_it_is_there(world: World):
+    def named() -> str:
+        return flow_named(world.store, world.contract, world.event(), now_ms=world.clock())
+
+    seen = set[str]()
+    for _ in range(1 + RESTARTS_MAX):
+        before = named()
+        packet = world.packet()
+        assert before == packet.dfid == named()  # also while it is decided
+        seen.add(packet.dfid)
+        world.clock.advance(LEASE_MS + 1)
+    assert 1 + RESTARTS_MAX == len(seen)
+    last = named()
+    escalated = world.kernel.open(world.event())
+    assert isinstance(escalated, Answer)
+    assert ("ESCALATED", last, last) == (escalated.state, escalated.dfid, named())
+
+
+def test_the_flow_of_an_event_that_got_no_turn_or_is_handed_over_can_be_named_too(world: World):
+    def named() -> str:
+        return flow_named(world.store, world.contract, world.event(), now_ms=world.clock())
+
+    packet = world.packet()
+    world.kernel.not_decided(packet, "QUEUE_FULL", "no turn")
+    before = named()
+    assert packet.dfid != before == world.packet().dfid
+    with world.store.transaction():
+        world.store.run("UPDATE decision_flows SET state = 'ABORTED', tag = 'OLD' WHERE dfid = ?", (before,))
+    handed = named()
+    answer = world.kernel.open(world.event())
+    assert isinstance(answer, Answer)
+    assert ("ESCALATED", handed) == (answer.state, answer.dfid)
+    with world.store.transaction():
+        world.store.run("UPDATE decision_flows SET state = 'ACTIVE', tag = NULL WHERE dfid = ?", (before,))
 
 
 class Liar:

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
+import orjson
 import psycopg
 import pytest
 
@@ -16,6 +17,7 @@ from sds.host.restoring import restore
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.flow.intake import PREVIEW
 from sds.kernel.operations.recovery import recover
+from sds.service.database import idempotency
 from sds.service.deciding.idempotency import KeptAnswer, claim_of
 from tests.kernel.durable import proposal
 from tests.proposers import Greedy, Says
@@ -111,6 +113,17 @@ def test_an_answer_of_one_event_is_never_given_to_another_although_its_key_was_l
         assert (200, "T-2") == (second.result(10).status_code, second.result().json()["event_id"])
         assert second.result().content == bed.post(other, headers=KEY).content
         assert second.result().json()["dfid"] == check(bed.post(headers=KEY), 422, "KEY_CONFLICT")["dfid"]
+
+
+def test_what_another_version_answered_is_replayed_although_it_said_less(bed: Bed) -> None:
+    bed.post(headers=KEY)
+    with bed.database.transaction() as connection:
+        (body,) = connection.exec_driver_sql("SELECT body FROM idempotency").one()
+        said = {name: value for name, value in orjson.loads(body).items() if name not in ("confidence", "resolution")}
+        older = orjson.dumps(said)
+        connection.execute(idempotency.update().values(body=older))
+    again = bed.post(headers=KEY)
+    assert (200, older, "true") == (again.status_code, again.content, again.headers["idempotent-replayed"])
 
 
 def test_a_key_is_released_and_kept_for_its_own_event_alone(bed: Bed) -> None:

@@ -202,6 +202,7 @@ def test_the_same_event_with_another_body_is_422_and_names_the_first(bed: Bed) -
     first = bed.post()
     refused = check(bed.post({**EVENT, "text": "Please!"}, headers={"Idempotency-Key": "k"}), 422, "EVENT_CONFLICT")
     assert first.json()["dfid"] == refused["dfid"]
+    assert "send what was sent first, or give the event an id of its own" == refused["hint"]
     assert 200 == bed.post(headers={"Idempotency-Key": "k"}).status_code  # the refusal kept nothing
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sds.opening import decisions_at_once
 from tests.service.engines import Held
 from tests.service.operations.waiting import wait_until
 from tests.service.testbed import EVENT, Bed, check, opened_bed
@@ -76,6 +77,82 @@ def test_what_is_decided_elsewhere_beyond_the_deadline_is_409_with_where_to_look
             assert refused.headers["retry-after"]
             engine.let_go.set()
         assert (200, problem["dfid"]) == ((answer := first.result(10)).status_code, answer.json()["dfid"])
+
+
+@pytest.mark.timeout(30)
+def test_what_waits_for_its_turn_beyond_a_deadline_is_409_and_names_where_it_will_be(home: Path) -> None:
+    engine = Held()
+    second = {**EVENT, "trip_id": "T-2"}
+    with opened_bed(home, engine) as bed:
+        for number in range(decisions_at_once(engine)):  # a thread each, though but one has the car
+            bed.gate.submit({**EVENT, "trip_id": f"R-{number}"})
+        assert engine.entered.acquire(timeout=10)
+        waiting = bed.gate.submit(second)
+        wait_until(lambda: bed.gate.queued == 1)
+        refused = bed.post(second, headers={"Deadline-Ms": "100"})
+        problem = check(refused, 409, "FLOW_IN_PROGRESS")
+        where = refused.headers["location"]
+        assert f"/v1/decisions/{problem['dfid']}" == where
+        not_yet = bed.client.get(where)
+        assert check(not_yet, 404, "DFID_UNKNOWN")["retryable"]
+        assert "1" == not_yet.headers["retry-after"]
+        engine.let_go.set()
+        assert problem["dfid"] == waiting.result(10).dfid
+        assert not bed.client.get(where).json()["decision"]["pending"]
+
+
+@pytest.mark.timeout(30)
+def test_what_other_processes_decide_keeps_no_thread_from_deciding_something_else(home: Path) -> None:
+    events = [{**EVENT, "trip_id": f"E-{number}"} for number in range(8)]
+    with opened_bed(home) as bed, opened_bed(home, Held()) as elsewhere, ThreadPoolExecutor(8) as pool:
+        for event in events:
+            elsewhere.gate.kernel.open(elsewhere.gate.read(event))
+        assert len(events) > decisions_at_once(bed.gate.engine)
+        waiting = [pool.submit(bed.post, event, headers={"Deadline-Ms": "4000"}) for event in events]
+        wait_until(lambda: bed.service.admission.elsewhere >= len(events) - bed.service.admission.parallel)
+        fresh = bed.post(headers={"Deadline-Ms": "3000"})
+        assert (200, "WAIVE") == (fresh.status_code, fresh.json().get("action")), fresh.text
+        for event, each in zip(events, waiting, strict=True):
+            problem = check(each.result(10), 409, "FLOW_IN_PROGRESS")
+            assert problem["dfid"] == elsewhere.gate.known(event).dfid  # type: ignore[union-attr]  # it is on record
+        assert 0 == bed.service.admission.elsewhere
+
+
+@pytest.mark.timeout(30)
+def test_what_another_process_decides_is_answered_as_soon_as_it_has(home: Path) -> None:
+    engine = Held()
+    with opened_bed(home, engine) as elsewhere, opened_bed(home) as bed, ThreadPoolExecutor(2) as pool:
+        first = pool.submit(elsewhere.post)
+        assert engine.entered.acquire(timeout=10)
+        second = pool.submit(bed.post, headers={"Idempotency-Key": "k"})
+        wait_until(lambda: bed.service.admission.elsewhere == 1)
+        assert 0 == bed.gate.deciding + bed.gate.queued
+        engine.let_go.set()
+        assert first.result(10).content == second.result(10).content
+        assert second.result().content == bed.post(headers={"Idempotency-Key": "k"}).content
+
+
+def test_no_more_than_a_queue_waits_for_other_processes(home: Path) -> None:
+    with opened_bed(home, queue_max=1) as bed, opened_bed(home, Held()) as elsewhere, ThreadPoolExecutor(1) as pool:
+        elsewhere.gate.kernel.open(elsewhere.gate.read(EVENT))
+        key = {"Idempotency-Key": "k", "Deadline-Ms": "1500"}
+        first = pool.submit(bed.post, headers=key)
+        wait_until(lambda: bed.service.admission.elsewhere == 1)
+        check(bed.post(headers={**key, "Idempotency-Key": "l"}), 503, "QUEUE_FULL")
+        check(first.result(10), 409, "FLOW_IN_PROGRESS")
+
+
+@pytest.mark.timeout(30)
+def test_who_prefers_not_to_wait_waits_no_longer_than_the_deadline_for_the_event_to_be_on_record(home: Path) -> None:
+    engine = Held()
+    with opened_bed(home, engine) as bed:
+        for number in range(decisions_at_once(engine)):
+            bed.gate.submit({**EVENT, "trip_id": f"R-{number}"})
+        assert engine.entered.acquire(timeout=10)
+        asked = bed.post(headers={"Prefer": "respond-async", "Deadline-Ms": "300"})
+        check(asked, 504, "NOT_DECIDED")
+        assert (0, False) == (bed.gate.queued, engine.let_go.is_set())
+        engine.let_go.set()
 
 
 @pytest.mark.timeout(30)

@@ -14,6 +14,7 @@ import select
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -32,15 +33,20 @@ REPLY_BYTES_MAX = 64 * 1024
 READY_S = 15.0
 STOP_S = 5.0
 CONTROL_S = 5.0
+RESTART_S, RESTART_S_MAX = 1.0, 60.0  # between two starts of a rail that ends by itself
 _NO_ANSWER = (OSError, ValueError, RecursionError, HTTPException)
 
 
 class RailProcess:
-    """The rail as a child process: `with RailProcess(db) as rail: rail.executor()`. It ends with the block."""
+    """The rail as a child process: `with RailProcess(db) as rail: rail.executor()`. It ends with the block. Safe in several
+    threads.
+    """
 
     def __init__(self, db: Path, *, ready_s: float = READY_S) -> None:
         self._db, self._ready_s = db.resolve(), ready_s
         self._child: subprocess.Popen[bytes] | None = None
+        self._changing = threading.Lock()  # held by who starts or ends it
+        self._wanted, self._began_s, self._restarts = False, 0.0, 0
         self.port = 0
 
     def __enter__(self) -> Self:
@@ -55,6 +61,39 @@ class RailProcess:
 
         Raises ExecutorError when it is not ready in time.
         """
+        with self._changing:
+            self._start()
+            self._wanted = True
+
+    def running_port(self, within_s: float) -> int:
+        """Return the port it answers on. Where it has ended by itself it is started again, on any port that is free: what it
+        has answered for lies in its file. It is not tried again before a pause, which doubles while it goes on ending.
+
+        Raises ExecutorError where it was stopped, or does not run; whoever starts it waits `ready_s` for it, others `within_s`.
+        """
+        if not self._changing.acquire(timeout=max(0.0, within_s)):
+            raise ExecutorError("the payment rail does not answer: it is being started")
+        try:
+            if not self._wanted:
+                raise ExecutorError("the payment rail does not answer: it was stopped")
+            if self._child is None or self._child.poll() is not None:
+                self._start_again()
+            return self.port
+        finally:
+            self._changing.release()
+
+    def _start_again(self) -> None:
+        ran_s = time.monotonic() - self._began_s
+        self._restarts = 0 if ran_s > RESTART_S_MAX else self._restarts
+        if ran_s < min(RESTART_S_MAX, RESTART_S * 2.0**self._restarts):
+            raise ExecutorError("the payment rail does not answer: it has ended, and is started again later")
+        self._restarts += 1
+        self._end()
+        self.port = 0
+        self._start()
+
+    def _start(self) -> None:
+        self._began_s = time.monotonic()
         command = [
             sys.executable,
             "-m",
@@ -75,22 +114,26 @@ class RailProcess:
         try:
             self.port = _ready_port(self._child, self._ready_s)
         except BaseException:
-            self.kill()
+            self._end()
             raise
 
     def stop(self) -> None:
         """Close its standard input, which ends it; kill it when that does not."""
-        if self._child is None:
-            return
-        child = self._child
-        if child.stdin is not None:
-            child.stdin.close()
-        with suppress(subprocess.TimeoutExpired):
-            child.wait(STOP_S)
-        self.kill()
+        with self._changing:
+            self._wanted = False
+            if self._child is not None and self._child.stdin is not None:
+                self._child.stdin.close()
+                with suppress(subprocess.TimeoutExpired):
+                    self._child.wait(STOP_S)
+            self._end()
 
     def kill(self) -> None:
-        """End it at once, whatever it is doing: what a machine failure looks like from here."""
+        """End it at once and for good, whatever it is doing: what a machine failure looks like from here."""
+        with self._changing:
+            self._wanted = False
+            self._end()
+
+    def _end(self) -> None:
         if self._child is None:
             return
         child, self._child = self._child, None
@@ -136,6 +179,10 @@ class RailExecutor:
     def __init__(self, port: int, version_of: Callable[[str], str | None] | None = None) -> None:
         self._port, self._version_of = port, version_of
 
+    def port_within(self, within_s: float) -> int:  # noqa: ARG002  it is always there
+        """Return the port to ask on, within so many seconds. Raises ExecutorError where there is none."""
+        return self._port
+
     def dispatch(self, intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:
         """Pay the intent's amount under `key`."""
         if [name for name, _ in intent.params] != ["amount"]:
@@ -175,7 +222,9 @@ class RailExecutor:
     def statement(self, since_ms: int, until_ms: int) -> Iterator[StatementLine]:
         """Yield every order the rail answered in this time, in order, as it stands now. Raises ExecutorError."""
         after = 0
-        while page := _asked(self._port, "GET", f"/statement/{since_ms}/{until_ms}/{after}", None).get("lines"):
+        while page := _asked(self.port_within(CONTROL_S), "GET", f"/statement/{since_ms}/{until_ms}/{after}", None).get(
+            "lines"
+        ):
             for fields in page:
                 line = Line(**fields)
                 if line.number <= after:
@@ -184,8 +233,12 @@ class RailExecutor:
                 yield _statement_line(line)
 
     def _ask(self, method: str, path: str, body: Mapping[str, object] | None, key: str, deadline_s: float) -> Receipt:
+        ends_s = time.monotonic() + deadline_s
         try:
-            code, data = _exchange(self._port, method, path, body, deadline_s)
+            port = self.port_within(deadline_s)
+            code, data = _exchange(port, method, path, body, ends_s - time.monotonic())
+        except ExecutorError as error:
+            return Receipt("unknown", detail=str(error))
         except _NO_ANSWER as error:
             return Receipt("unknown", detail=f"no answer from the rail: {type(error).__name__}")
         return _receipt(path, code, data, key)
