@@ -21,9 +21,7 @@ from sds.kernel.storage.ledger import ABOUT
 from sds.kernel.storage.store import Reader, Store
 
 HISTORY_MAX = 100_000  # decisions of the past that a window of minutes is filled with
-ENTRIES_MAX = (
-    4 * HISTORY_MAX
-)  # of the ledger's newest, that are looked through for an agent's: others may share the record
+ENTRIES_MAX = 4 * HISTORY_MAX  # of the ledger's newest, which other agents may share, that are looked through for them
 
 # An operator who reactivates an agent has looked at what it did: the windows start anew there.
 REACTIVATED = (
