@@ -15,8 +15,7 @@ from sds.kernel.executor import breaker
 from sds.kernel.executor.breaker import Breaker
 from sds.kernel.flow import monitored
 from sds.kernel.registry import escalation_budget
-from sds.kernel.registry.contract_versions import Standing as ContractStanding
-from sds.kernel.registry.contract_versions import recorded_contract
+from sds.kernel.registry.contract_versions import ContractStanding, recorded_contract
 from sds.kernel.registry.monitors import Standing
 from sds.kernel.registry.registry import Registration, lookup
 from sds.kernel.storage.store import Reader, Store

@@ -12,7 +12,7 @@ from sds.kernel.storage.store import Reader, Row
 
 VERSIONS_MAX = 1000
 
-Standing = Literal["in force", "superseded", "revoked"]
+ContractStanding = Literal["in force", "superseded", "revoked"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Version:
     agent_id: str
     version: str
     contract_hash: str
-    standing: Standing
+    standing: ContractStanding
     registered_at_ms: int
     who: str
     reason: str
@@ -48,7 +48,7 @@ def versions(store: Reader) -> list[Version]:
 def _version(row: Row) -> Version:
     gate, agent_id, version, contract_hash, current, at_ms, entry, revoked = row
     body = json.loads(entry) if entry else {}
-    standing: Standing = "revoked" if revoked else "in force" if current else "superseded"
+    standing: ContractStanding = "revoked" if revoked else "in force" if current else "superseded"
     who, reason = str(body.get("who", "")), str(body.get("reason", ""))
     return Version(gate, agent_id, version, contract_hash, standing, at_ms, who, reason)
 
