@@ -37,24 +37,8 @@ from random import Random
 from typing import Any
 
 from sds.benchmarks.lib.floor import TIMEOUT_S, Prediction
-from sds.benchmarks.lib.measuring import (
-    Parser,
-    Report,
-    Say,
-    machine,
-    main,
-    names,
-    summary,
-    versions,
-    whole_number,
-)
-from sds.benchmarks.lib.packets import (
-    EARLIER,
-    REFUND,
-    digits_packets,
-    fixed_packets,
-    recurring,
-)
+from sds.benchmarks.lib.measuring import Parser, Report, Say, machine, main, names, summary, versions, whole_number
+from sds.benchmarks.lib.packets import EARLIER, REFUND, digits_packets, fixed_packets, recurring
 from sds.benchmarks.lib.process import PeerProcess
 from sds.benchmarks.lib.weights import Weights, add_weights, vocabulary, weights_of
 from sds.benchmarks.peer.contenders import OVERLAYS, PEERS, Contender, ours_with

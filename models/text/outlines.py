@@ -22,15 +22,7 @@ from typing import Any, Protocol
 
 from sds.models.files.fingerprint import gguf_fingerprint
 from sds.models.llamacpp.facts import LLAMACPP
-from sds.models.protocol import (
-    CONTEXT_TOKENS,
-    ENDINGS,
-    BackendError,
-    ChatFrame,
-    Dtype,
-    Library,
-    extra_hint,
-)
+from sds.models.protocol import CONTEXT_TOKENS, ENDINGS, BackendError, ChatFrame, Dtype, Library, extra_hint
 from sds.models.text.protocol import Completion, Form, Grammar, Processing
 from sds.models.tokenizer.tokenizer import ModelTokenizer, Tokenizer, prompt_sections
 from sds.models.transformers_.facts import TRANSFORMERS

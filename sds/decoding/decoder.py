@@ -22,14 +22,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sds.decoding.errors import (
-    BACKEND_FAILED,
-    LANGUAGE_FAILED,
-    LOGITS_INVALID,
-    ambiguous,
-    as_model_error,
-    check_tokens,
-)
+from sds.decoding.errors import BACKEND_FAILED, LANGUAGE_FAILED, LOGITS_INVALID, ambiguous, as_model_error, check_tokens
 from sds.decoding.lookahead import Lookahead, LookaheadBudget, LookaheadCache, lookahead_alternatives, lookahead_tokens
 from sds.decoding.number_search import Reader, likeliest_number
 from sds.decoding.probabilities import (

@@ -20,13 +20,7 @@ from sds.kernel.envelope.proposal import Proposal, parse_proposal
 from sds.kernel.errors import ModelError
 from sds.models.protocol import BackendError
 from sds.models.text import outlines
-from sds.models.text.outlines import (
-    CORE_FREE_CHARS_MAX,
-    CORE_REGEX_CHARS_MAX,
-    Driven,
-    Guard,
-    OutlinesWriter,
-)
+from sds.models.text.outlines import CORE_FREE_CHARS_MAX, CORE_REGEX_CHARS_MAX, Driven, Guard, OutlinesWriter
 from sds.models.text.protocol import Grammar, Processing
 from sds.policy.readers import ModelReader
 from tests.engines.conftest import decide, running_ms

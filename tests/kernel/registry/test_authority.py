@@ -12,13 +12,7 @@ from sds.kernel.decision.packet import Decoding
 from sds.kernel.registry import registry
 from sds.kernel.registry.authority import Authority, authority_now
 from tests.kernel.authority import NARROWER, halt, newer_version, revoke, status, suspend
-from tests.kernel.durable import (
-    World,
-    contract,
-    deny,
-    escalate,
-    refund,
-)
+from tests.kernel.durable import World, contract, deny, escalate, refund
 
 
 def test_a_flow_stays_under_the_contract_it_was_created_under(world: World):
