@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
-from sds.kernel.errors import SdsError
+from sds.kernel.errors import SdsError, cause_of
 from sds.service.operations.metrics import forget_process, shared_values
 from sds.service.server.serving import LAST_ANSWERS_S, log, serve
 from sds.service.settings import ServiceSettings
@@ -145,9 +145,18 @@ class Supervisor:
                     return failure
                 worker.next_s = self._next_s(place, failure)
             if not self._stopping and time.monotonic() >= worker.next_s:
-                worker.close()
-                self._workers[place] = self._begun()
+                self._replace(place)
         return ""
+
+    def _replace(self, place: int) -> None:
+        """Begin another in the place of one that is dead; where the machine has no process to give, later."""
+        dead = self._workers[place]
+        try:
+            self._workers[place] = self._begun()
+        except OSError as error:
+            dead.next_s = self._next_s(place, f"no process can be started: {cause_of(error)}")
+        else:
+            dead.close()
 
     def _next_s(self, place: int, failure: str) -> float:
         """Log that a worker is dead; return when it is to be replaced, by `time.monotonic`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -17,7 +18,7 @@ import pytest
 
 from sds.kernel.errors import SdsError
 from sds.service.server import workers
-from sds.service.server.workers import RESTART_S_MAX, Supervisor
+from sds.service.server.workers import RESTART_S_MAX, Supervisor, Worker
 from sds.service.settings import ServiceSettings
 from tests.service.operations.waiting import wait_until
 
@@ -83,6 +84,35 @@ def test_a_replacement_that_cannot_start_is_tried_again_after_growing_pauses_and
     told = [facts for event, facts in logged if event == "service.worker_failed"]
     assert [0.1, 0.2, 0.4] == [facts["again_after_s"] for facts in told[:3]]
     assert {"the model is gone"} == {facts["why"] for facts in told}
+
+
+@pytest.mark.timeout(180)
+def test_a_machine_that_has_no_process_to_give_ends_none_that_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged, begin, none_left = list[Any](), Supervisor._begun, threading.Event()
+    monkeypatch.setattr(workers, "log", lambda event, facts: logged.append(facts | {"event": event}))
+    monkeypatch.setattr(workers, "RESTART_S", 0.1)
+
+    def begun(supervisor: Supervisor) -> Worker:
+        if none_left.is_set():
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return begin(supervisor)
+
+    monkeypatch.setattr(Supervisor, "_begun", begun)
+
+    def lose_one() -> None:
+        first, second = serving(tmp_path)
+        none_left.set()
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: 2 <= len([each for each in logged if each["event"] == "service.worker_failed"]))
+        os.kill(second, 0)  # it is there
+        none_left.clear()
+        wait_until(lambda: 3 == len(serving(tmp_path)))
+
+    run(tmp_path, lose_one)
+    told = {each["why"] for each in logged if each["event"] == "service.worker_failed"}
+    assert {"no process can be started: resource temporarily unavailable"} == told
 
 
 def test_the_pause_before_another_is_tried_has_a_limit() -> None:
