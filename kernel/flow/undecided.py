@@ -59,7 +59,7 @@ WAITS = (
     "((f.state = 'ABORTED' AND (f.tag IS NULL OR f.tag NOT IN"
     f" ({', '.join(repr(tag) for tag in sorted(DECIDED_TAGS))}))) OR f.state = 'ACTIVE' OR (f.state = 'EXECUTING'"
     " AND EXISTS (SELECT 1 FROM execution_log o WHERE o.dfid = f.dfid AND o.status = 'PENDING')))"
-    " AND EXISTS (SELECT 1 FROM events e WHERE e.dfid = f.dfid)"
+    " AND EXISTS (SELECT 1 FROM events e WHERE e.gate = f.gate AND e.event_id = f.event_id AND e.dfid = f.dfid)"
 )
 
 

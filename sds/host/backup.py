@@ -8,12 +8,13 @@ What is put back is verified first: the sums, the whole ledger with its tables, 
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import sqlite3
 import tarfile
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import file_digest
 from pathlib import Path
@@ -38,6 +39,7 @@ FORM: Literal["sds backup 1"] = "sds backup 1"
 MANIFEST, RECORD = "manifest.json", "decisions.db"
 NAMES: tuple[Name, ...] = ("decisions.db", "ledger.pub", "kernel.key")
 ONE_FILE = ".tar"
+_BACKING_UP, _RESTORING = ".sds-backup.", ".restore."  # how folders begin that are gone afterwards
 MANIFEST_BYTES_MAX = 64 * 1024
 MESSAGE_CHARS_MAX = 300
 
@@ -101,22 +103,38 @@ def back_up(store: Store, folder: Path, to: Path, *, gate: str, with_key: bool, 
 
 @contextmanager
 def _made_beside(to: Path) -> Iterator[Path]:
-    """Yield a private folder beside `to`, which is gone afterwards unless it was given that name."""
+    """Yield a private folder beside `to`, which is gone afterwards unless it was given that name. Raises StoreError."""
     try:
         to.absolute().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        made = Path(mkdtemp(dir=to.absolute().parent, prefix=f".{to.name}."))
+        with _working_folder(to.absolute().parent, _BACKING_UP) as made:
+            yield made
     except OSError as error:
-        raise _unwritable(to, error) from error
+        raise StoreError(f"`{to}` cannot be written: {cause_of(error)}") from error
+
+
+@contextmanager
+def _working_folder(beside: Path, prefix: str) -> Iterator[Path]:
+    """Yield a private folder in `beside`, gone afterwards, as are those of whoever was killed: they hold texts and keys."""
+    for left in beside.glob(f"{prefix}*"):
+        with suppress(OSError), _at_work_in(left):
+            shutil.rmtree(left)
+    made = Path(mkdtemp(dir=beside, prefix=prefix))
+    with _at_work_in(made):
+        try:
+            yield made
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+
+
+@contextmanager
+def _at_work_in(folder: Path) -> Iterator[None]:
+    """Lock a folder as long as this process lives. Raises OSError where another has it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        yield made
-    except OSError as error:
-        raise _unwritable(to, error) from error
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
     finally:
-        shutil.rmtree(made, ignore_errors=True)
-
-
-def _unwritable(path: Path, error: OSError) -> StoreError:
-    return StoreError(f"`{path}` cannot be written: {cause_of(error)}")
+        os.close(descriptor)
 
 
 def copy_record(store: Store, into: Path) -> None:
@@ -230,8 +248,7 @@ def unpacked(source: Path, beside: Path) -> Iterator[Unpacked]:
 
     Raises UsageError for what is no backup, StoreError for one that was altered or is not whole.
     """
-    made = Path(mkdtemp(dir=beside, prefix=".restore."))
-    try:
+    with _working_folder(beside, _RESTORING) as made:
         with _opened(source) as take:
             manifest = _read_manifest(source, take, made)
             for name, wanted in manifest.files.items():
@@ -239,8 +256,6 @@ def unpacked(source: Path, beside: Path) -> Iterator[Unpacked]:
                     hint = "restore another backup"
                     raise StoreError(f"`{name}` in `{source}` is not what was backed up", hint=hint)
         yield Unpacked(made, manifest)
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
 
 
 Take = Callable[[str, Path, int], bool]

@@ -31,10 +31,7 @@ def move(folder: Path, source: Store, url: str | None, *, who: str, reason: str,
     new one. What is copied is compared and verified; where that finds anything, the new record is of no use. Raises
     UsageError, StoreError.
     """
-    if not source.halted:
-        raise UsageError(
-            "the gate decides: what it pays meanwhile would be in one record only", hint='sds halt --reason "..."'
-        )
+    _refuse_deciding(source)
     if url is None and paths.decisions_path(folder).exists():
         raise UsageError(f"`{paths.decisions_path(folder)}` is there", hint="move that file away, if it is not in use")
     _refuse_unsound(folder, source)
@@ -46,6 +43,7 @@ def move(folder: Path, source: Store, url: str | None, *, who: str, reason: str,
                 f"`{target.name}` holds a record already", hint="name another database, or drop that schema"
             )
         with source.transaction():  # nobody writes while it is copied
+            _refuse_deciding(source)  # verifying takes long enough for somebody to resume it
             registry.append_act(source, "MOVED", who=who, reason=reason, now_ms=now_ms, facts={"to": target.name})
             rows = copying.copy(source, target)
             _refuse_differing(source, target)
@@ -54,6 +52,12 @@ def move(folder: Path, source: Store, url: str | None, *, who: str, reason: str,
         if found.faults:
             raise StoreError(f"the copy is not whole: {found.faults[0]}", hint="the record you moved from is as it was")
         return Moved(rows, target.name, found.head)
+
+
+def _refuse_deciding(source: Store) -> None:
+    if not source.halted:
+        message = "the gate decides: what it pays meanwhile would be in one record only"
+        raise UsageError(message, hint='sds halt --reason "..."')
 
 
 def _refuse_unsound(folder: Path, source: Store) -> None:

@@ -352,35 +352,3 @@ def _has_open(pid: int, path: Path) -> bool:
                 return True
         time.sleep(0.01)
     return False
-
-
-@pytest.mark.parametrize("done", [False, True])
-def test_stopped_before_the_rename_the_old_record_is_there_and_stopped_after_it_the_new(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: bool
-) -> None:
-    bed, older, newer = made(tmp_path), tmp_path / "older", tmp_path / "newer"
-    backup(bed, older)
-    decide(bed, range(3, 5))
-    backup(bed, newer)
-    shutil.rmtree(bed.own)
-    put_back(bed, older)
-    entries = clean(bed)
-    rename = Path.replace
-
-    def killed(self: Path, target: Path) -> Path:
-        """Stop at the rename of the record, as a process that is killed there: nothing after it is done."""
-        if target.name == "decisions.db":
-            if done:
-                rename(self, target)
-            raise KeyboardInterrupt
-        return rename(self, target)
-
-    monkeypatch.setattr(Path, "replace", killed)
-    with pytest.raises(KeyboardInterrupt):
-        put_back(bed, newer)
-    monkeypatch.undo()
-    assert (clean(bed) > entries) == done
-    put_back(bed, newer)
-    assert clean(bed) > entries
-    decide(bed, range(6))
-    assert (6, 0) == (len(bed.bank.paid()), bed.paid_twice())

@@ -91,6 +91,23 @@ def test_a_gate_that_decides_does_not_move(halted: Path):
     assert 'sds halt --reason "..."' == caught.value.hint
 
 
+def test_a_gate_that_is_resumed_while_its_record_is_verified_does_not_move(
+    halted: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def resumed(_: Path, source: Store) -> None:
+        with closing(SqliteStore(halted / "decisions.db")) as other:
+            registry.set_halted(other, False, by="ada", reason="on", now_ms=START_MS)
+        assert not source.halted
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(moving, "_refuse_unsound", resumed)
+        with pytest.raises(UsageError, match="the gate decides"):
+            moved(halted, server_url())
+    with closing(paths.open_record(halted)) as store:
+        registry.set_halted(store, True, by="ada", reason="again", now_ms=START_MS)
+    assert moved(halted, server_url()).rows > 20
+
+
 def test_a_record_that_is_not_empty_is_left_as_it_is(halted: Path):
     moved(halted, server_url())
     with pytest.raises(UsageError, match="holds a record already"):

@@ -18,6 +18,7 @@ from sds.kernel.executor.statement import CLOCKS_APART_MS
 from sds.kernel.executor.wholeness import Wholeness
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.flow.monitored import REACTIVATED
+from sds.kernel.flow.undecided import WAITS
 from sds.kernel.human import cases
 from sds.kernel.human.review import HumanReview
 from sds.kernel.registry import registry
@@ -81,6 +82,10 @@ def shown(kernel: Kernel) -> None:
     assert found["children"]
 
 
+def undecided_flows(kernel: Kernel) -> None:
+    assert 0 == kernel.store.value(f"SELECT count(*) FROM decision_flows f WHERE f.parent_dfid = '' AND {WAITS}")
+
+
 def looked_again(kernel: Kernel) -> None:
     assert [] == compensation.look_again(kernel, now_ms=kernel.now_ms, is_due=lambda _: True)
 
@@ -106,7 +111,9 @@ def compared(kernel: Kernel) -> None:
     assert [START_MS - CLOCKS_APART_MS] == asked
 
 
-@pytest.mark.parametrize("ask", [answered, waiting, unfinished, refused, counted, shown, looked_again, acts, compared])
+@pytest.mark.parametrize(
+    "ask", [answered, waiting, unfinished, refused, counted, shown, undecided_flows, looked_again, acts, compared]
+)
 def test_no_table_that_grows_with_the_record_is_read_whole(folder: Path, ask: Callable[[Kernel], None]):
     world, made = World(folder, terms=terms()), list[Planned]()
 
