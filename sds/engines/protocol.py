@@ -16,6 +16,7 @@ from sds.kernel.decision.packet import DecisionPacket, Decoding
 if TYPE_CHECKING:  # numpy is loaded with a model
     from sds.engines.request import Passes
     from sds.grammars.tokens.tokenizer import TokenizerIndex
+    from sds.kernel.flow.dispatch import Log
     from sds.models.protocol import Backend
 
 
@@ -82,6 +83,21 @@ class Checks(Protocol):
 
     def check_contract(self, contract: Contract) -> None:
         """Raise ModelError where `sds models check` says no. Cheap: a contract is looked at once."""
+
+
+@runtime_checkable
+class Proves(Protocol):
+    """What an engine may have besides: it can be asked again whether its model is constrained, which may be another by now."""
+
+    def prove(self, deadline_ms: int) -> None:
+        """Raise ModelError unless it is, until an absolute time."""
+
+
+@runtime_checkable
+class Logs(Protocol):
+    """What an engine may have besides: it says what becomes of it, in the log of the gate it decides for."""
+
+    def log_to(self, log: Log) -> None: ...
 
 
 T = TypeVar("T")
