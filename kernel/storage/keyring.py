@@ -27,7 +27,7 @@ Random = Callable[[int], bytes]
 
 
 class DerivesKeys(Protocol):
-    """Holds the kernel's keys: see `executor.Signer`."""
+    """Holds the kernel's keys: see `executor.protocol.Signer`."""
 
     def generation(self) -> int:
         """Take over keys that were made since; return how often there were any."""

@@ -1,7 +1,7 @@
 """What decides in user space, seen from the stream: a packet goes in, proposal bytes and what was measured come out.
 
-What an engine may have besides has a protocol of its own each, down to what else a local model does with a packet's prompt while
-no decision waits for it, such as writing a rationale.
+What an engine may have besides has a protocol of its own each. The last is for other tasks that a local model does over a packet's
+prompt while no decision waits, such as writing a rationale (`RunsBackground`).
 """
 
 from __future__ import annotations
