@@ -14,7 +14,7 @@
         ├── LanguageError       the envelope has no language within the limits
         └── ExecutorError       the outside cannot be opened or asked; raised by a dispatch, it may have acted
 
-A verdict is never an exception: what the kernel thinks of a proposal is a value (`kernel.decision.dim`).
+A verdict is never an exception: what the kernel thinks of a proposal is a value (`decision.dim`).
 Messages are one line, lower-case, with the user's own words in backticks. `retryable`: the same, sent again, may be
 answered; what is sent again under the same event is decided once.
 """

@@ -12,6 +12,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from sds import opening
 from sds.definitions.definition import GateDefinition
 from sds.definitions.registry import find
 from sds.engines.protocol import Engine, Explains, HasLanguageModel
@@ -20,7 +21,6 @@ from sds.host import paths
 from sds.host.clock import now_ms
 from sds.host.keys import refuse_other_keys
 from sds.host.log import JsonLog
-from sds.kernel.context.memory import RecordedContext
 from sds.kernel.contract.schema import Contract, load_contract
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.envelope.state import StateSource
@@ -31,7 +31,6 @@ from sds.kernel.flow.dispatch import Log
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.flow.states import Answer
 from sds.kernel.registry import registry
-from sds.opening import check_deciding, check_given, deadline_given, decisions_at_once, open_deciding, path_given
 from sds.pipeline import Reasoned, Stream
 from sds.submission import QUEUE_MAX, Call, Handle, Submissions
 
@@ -72,26 +71,26 @@ class Gate:
         now_ms: Callable[[], int] = now_ms,
     ) -> None:
         self.contract = load_contract(contract) if isinstance(contract, Path) else contract
-        check_given(self.contract, source, executor, engine)
+        opening.check_given(self.contract, source, executor, engine)
         self._now_ms = now_ms
         self._closed, self._process = False, os.getpid()
-        folder, model = path_given(folder, "folder"), None if model is None else path_given(model, "model")
+        folder, model = opening.paths_given(folder, model)
         paths.make_private(folder, hint="`folder` names one that is there, or one that can be made")
         with ExitStack() as opened:
             self._open_record(folder, opened)
-            self.engine = engine or open_deciding(self.contract, model, readers, now_ms=now_ms)
+            self.engine = engine or opening.open_deciding(self.contract, model, readers, now_ms=now_ms)
             opened.callback(self.engine.close if engine is None else lambda: None)
-            check_deciding(self.engine, self.contract, self._log.write)
+            opening.check_deciding(self.engine, self.contract, self._log.write)
             writer = self._rationale_writer()
             registry.register(self.store, self.contract, by="operator", now_ms=now_ms())
             refuse_other_keys(folder, self.store)  # again: of two that open a fresh record, one has signed it by now
-            context, log = RecordedContext(self.store, self.contract, self.engine.count_tokens), self._log.write
+            context, log = opening.context_of(self.contract, self.store, self.engine.count_tokens), self._log.write
             parts = (self.contract, self.store, source, executor, self._signer)
             self._kernel = Kernel(*parts, now_ms=now_ms, log=log, context=context)
             self._on_reasoned, self._on_decided = on_reasoned, self._after_decision(writer, opened)
             self._locks = KeyLocks()
             self._stream = self._stream_of(self._kernel)
-            threads = threads or decisions_at_once(self.engine)
+            threads = threads or opening.decisions_at_once(self.engine)
             self._submissions = Submissions(self._decided, threads=threads, queue_max=queue_max, now_ms=now_ms)
             self._closing = opened.pop_all()
 
@@ -195,7 +194,8 @@ class Gate:
 
     def _until(self, deadline_ms: int | None, decisions: int = 1) -> int | None:
         """Return a deadline, in milliseconds from now, as a time."""
-        return None if deadline_ms is None else self._now_ms() + deadline_given(self.contract, deadline_ms, decisions)
+        given = None if deadline_ms is None else opening.deadline_given(self.contract, deadline_ms, decisions)
+        return None if given is None else self._now_ms() + given
 
     def read(self, event: Mapping[str, object] | str | bytes) -> intake.Event:
         self._check_open()

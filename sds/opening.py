@@ -8,11 +8,12 @@ from pathlib import Path
 
 from sds.definitions.definition import check_parts
 from sds.engines.factory import open_engine
-from sds.engines.fallback import FallbackEngine
-from sds.engines.protocol import Checks, Engine
+from sds.engines.protocol import Checks, Engine, Logs
 from sds.kernel.contract.schema import Contract
+from sds.kernel.decision.context import ContextReader, NoContext
 from sds.kernel.errors import UsageError
 from sds.kernel.flow.dispatch import Log
+from sds.kernel.storage.store import Reader
 
 THREADS_BESIDE = 2  # decide besides those that the engine is busy with: they look, wait for the disk, or send
 
@@ -28,7 +29,12 @@ def check_given(contract: object, source: object, executor: object, engine: obje
         raise UsageError("the engine is no object with `propose`, `count_tokens` and `close`", hint=hint)
 
 
-def path_given(given: object, what: str) -> Path:
+def paths_given(folder: object, model: object) -> tuple[Path, Path | None]:
+    """Return a gate's folder and its model as paths. Raises UsageError for what is none."""
+    return _path(folder, "folder"), None if model is None else _path(model, "model")
+
+
+def _path(given: object, what: str) -> Path:
     if not isinstance(given, str | PathLike):
         raise UsageError(f"the {what} is no path")
     return Path(given)
@@ -59,8 +65,8 @@ def open_deciding(contract: Contract, model: Path | None, readers: Path | None, 
 
 def check_deciding(engine: Engine, contract: Contract, log: Log) -> None:
     """Have an engine say what is to be known of it. Raises ModelError where it cannot decide under the contract."""
-    if isinstance(engine, FallbackEngine):
-        engine.log = log
+    if isinstance(engine, Logs):
+        engine.log_to(log)
     for notice in getattr(engine, "notices", ()):
         log("engine.notice", {"notice": notice})
     if isinstance(engine, Checks):
@@ -70,3 +76,12 @@ def check_deciding(engine: Engine, contract: Contract, log: Log) -> None:
 def decisions_at_once(engine: Engine) -> int:
     """Return how many threads decide with an engine: as many as it decides at once, and a few; more would only wait."""
     return int(getattr(engine, "slots", 1)) + THREADS_BESIDE
+
+
+def context_of(contract: Contract, record: Reader, count_tokens: Callable[[str], int] | None = None) -> ContextReader:
+    """Return what reads a contract's memory and artifacts. `count_tokens`: as the model does; None: bytes, an upper bound."""
+    if not contract.artifacts.names and not contract.memory.entries_max:
+        return NoContext(contract)
+    from sds.kernel.context.memory import RecordedContext, bytes_of  # noqa: PLC0415  an option
+
+    return RecordedContext(record, contract, count_tokens or bytes_of)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,22 @@ def test_the_fraud_gate_of_the_contract_page_is_a_contract() -> None:
     (text,) = re.findall(r"```yaml\n(gate: .*?)```", page, re.DOTALL)
     fraud = contract.parse_contract(text)
     assert ("BLOCK", ["CHALLENGE"]) == (fraud.refusal, [kind for kind in fraud.kinds if kind in fraud.orders])
+
+
+def test_the_floors_are_drawn_in_the_order_that_is_checked() -> None:
+    """What is drawn higher may import what is drawn lower, in the house and within kernel and models."""
+    drawing = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").split("```")[1]
+    house = re.findall(r"^ ([a-z][a-z ·]*?)  ", drawing, re.MULTILINE)
+    models = re.findall(r"^.{42}│ ([a-z0-9_]+(?:(?: │|,) [a-z0-9_]+)*)", drawing, re.MULTILINE)
+    kernel = re.findall(r"^(?:   )?([a-z]+(?:(?: │|,) [a-z]+)*)(?:  |$)", drawing.split("\n kernel\n")[1], re.MULTILINE)
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
+    checked = {each.get("containers", [""])[0]: each["layers"] for each in settings if each["type"] == "layers"}
+    for container, drawn in (("sds", house), ("sds.models", models), ("sds.kernel", kernel)):
+        floors = {name: n for n, layer in enumerate(checked[container]) for name in re.findall(r"\w+", layer)}
+        names = [name for line in drawn for name in re.findall(r"\w+", line)]
+        boxes = {"grammars", "models", "kernel"} if container == "sds" else set()
+        assert floors.keys() - boxes == set(names), container
+        assert [floors[name] for name in names] == sorted(floors[name] for name in names), container
 
 
 def test_every_promise_names_a_test_that_exists() -> None:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.gates.own import written
+from tests.gates.own import GATE, written
 
 CODE = """
 import sys
@@ -32,14 +32,17 @@ print(*sys.modules)
 """
 OPTIONS = (
     "sds.kernel.saga", "sds.kernel.human", "sds.kernel.audit", "sds.sagas", "sds.escalations", "sds.reconciliation",
-    "sds.rationale", "sds.policy", "sds.judgement", "sds.models.readers", "sds.models.fitting", "sds.lint", "sds.cli", "sds.gates.refund", "sds.kernel.operations.recovery",
+    "sds.rationale", "sds.policy", "sds.judgement", "sds.models.readers", "sds.models.fitting", "sds.lint", "sds.cli", "sds.gates.refund", "sds.kernel.operations",
+    "sds.kernel.context", "sds.engines.fallback", "sds.engines.text", "sds.engines.config", "sds.models.text", "sds.grammars.emit", "sds.models.openvino_.backend",
+    "sds.models.transformers_.backend", "sds.executors", "sds.replay", "sds.service", "sds.client", "sds.benchmarks",
 )  # fmt: skip
 
 
 def test_a_decision_of_a_gate_without_options_loads_none_of_them(tmp_path: Path) -> None:
     """Nor does a recovery load what no flow of the record needs. The engine is written here: the tests' own load options."""
+    forgets = GATE.replace("spend:", "memory: {entries_max: 0}\nspend:")
     done = subprocess.run(
-        [sys.executable, "-c", CODE, str(written(tmp_path / "toll")), str(tmp_path / "home")],
+        [sys.executable, "-c", CODE, str(written(tmp_path / "toll", forgets)), str(tmp_path / "home")],
         capture_output=True,
         text=True,
         timeout=120,

@@ -52,12 +52,18 @@ def test_a_backends_name_is_found_outside_its_folder_but_not_in_a_docstring() ->
 
 @pytest.mark.parametrize("code", ["my_seat = 1\n", "# a seat\n", '"""A seat."""\n', "SEAT = 1\n"])
 def test_a_banned_word_is_found_in_names_comments_and_docstrings(code: str) -> None:
-    assert 1 == len(list(tidy.banned_words([Source("sds/a.py", code)], ["seat"])))
+    assert 1 == len(list(tidy.banned_words([Source("sds/a.py", code)], ["seat"], ["x y"])))
+
+
+def test_a_word_that_no_message_says_is_found_in_texts_of_several_words_only() -> None:
+    code = 'raise E(f"{n} orders in the air")\nKEY = "in_the_air"\nx = "told that"\n'
+    found = list(tidy.banned_words([Source("sds/a.py", code)], ["told", "in the air"], ["in the air", "in_the_air"]))
+    assert ["sds/a.py:1: `in the air`"] == found
 
 
 @pytest.mark.parametrize("code", ['x = "seat"\n', "seated = 1\n", "reseat = 1\n"])
 def test_a_stored_text_and_another_word_are_no_banned_word(code: str) -> None:
-    assert [] == list(tidy.banned_words([Source("sds/a.py", code)], ["seat"]))
+    assert [] == list(tidy.banned_words([Source("sds/a.py", code)], ["seat"], ["seat"]))
 
 
 def test_what_nothing_uses_is_found() -> None:

@@ -55,6 +55,12 @@ class Source:
         named = [(at.start[0], at.string) for at in tokens if at.type in (tokenize.NAME, tokenize.COMMENT)]
         return (*named, *((doc.lineno, str(doc.value)) for doc in docs.values()))
 
+    @property
+    def messages(self) -> tuple[tuple[int, str], ...]:
+        """Every text of several words, with its line: what people read. One word may be stored, or typed by users."""
+        texts = [node for node in ast.walk(self.tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+        return tuple((text.lineno, str(text.value)) for text in texts if len(str(text.value).split()) > 1)
+
 
 def sources(root: Path, folders: Iterable[str] = (*PACKAGES, "tests")) -> list[Source]:
     """Read every Python file below some folders of a tree, links left out."""
@@ -141,12 +147,15 @@ def backend_names(files: list[Source], names: dict[str, str], factories: list[st
                     yield f'{file.path}:{node.lineno}: "{node.value}" is named in {own} and the factory only'
 
 
-def banned_words(files: list[Source], words: list[str]) -> Iterator[str]:
-    """Yield words that no textbook has, in names, comments and docstrings; parts of a name count, too."""
-    pattern = re.compile(rf"(?<![A-Za-z])(?:{'|'.join(map(re.escape, words))})(?![A-Za-z])", re.IGNORECASE)
+def banned_words(files: list[Source], words: list[str], unsaid: list[str]) -> Iterator[str]:
+    """Yield words that no textbook has, in names, comments and docstrings, and the `unsaid` of them in messages; parts of
+    a name count, too.
+    """
     for file in files:
-        for line, word in file.words:
-            yield from (f"{file.path}:{line}: `{match.group()}`" for match in pattern.finditer(word))
+        for places, banned in ((file.words, words), (file.messages, unsaid)):
+            pattern = re.compile(rf"(?<![A-Za-z])(?:{'|'.join(map(re.escape, banned))})(?![A-Za-z])", re.IGNORECASE)
+            for line, word in places:
+                yield from (f"{file.path}:{line}: `{match.group()}`" for match in pattern.finditer(word))
 
 
 def unreached(files: list[Source], known: list[str]) -> Iterator[str]:
@@ -205,7 +214,7 @@ def faults(root: Path, limits: dict[str, Any]) -> list[str]:
         *private_names(ours),
         *twin_classes(ours),
         *backend_names(ours, limits["backends"]["names"], limits["backends"]["factories"]),
-        *banned_words(ours, limits["words"]["banned"]),
+        *banned_words(ours, limits["words"]["banned"], limits["words"]["unsaid"]),
         *unreached(ours, limits["unreached"]),
         *over_budget(everything, limits["lines"], limits["core"]["parts"], limits["core"]["lines_max"]),
     ]

@@ -1,6 +1,6 @@
 """Flows that ended and nobody has decided the case: may its event have a fresh flow, or is it a human's now.
 
-    waits      ABORTED under a tag of `flow.UNDECIDED_TAGS`: the event, sent again, gets a fresh flow
+    waits      ABORTED under a tag of `states.UNDECIDED_TAGS`: the event, sent again, gets a fresh flow
     a human's  ESCALATED, once the fresh flows that the contract permits are used up; charged to no agent
 
 A flow has one order at most. Where that one came to nothing and a human is to decide, a successor is written, with the
@@ -71,7 +71,7 @@ def is_undecided(state: str, tag: str | None) -> bool:
 def has_restart(store: Reader, dfid: str, tag: str | None, restarts_max: int) -> bool:
     """Tell whether the event of a flow that ends, or ended, for `tag` may have a fresh one.
 
-    What only waited (`flow.WAITING_TAGS`) does not count against the limit.
+    What only waited (`states.WAITING_TAGS`) does not count against the limit.
     """
     restarts = int(store.value("SELECT restarts FROM decision_flows WHERE dfid = ?", (dfid,)) or 0)
     if restarts >= restarts_max and tag in RESTARTABLE_TAGS:

@@ -26,7 +26,7 @@ Ask = Callable[[ChildKernel, Event], Answer]
 def drive(kernel: Kernel, dfid: str, ask: Ask, *, now_ms: Callable[[], int]) -> SagaAnswer:
     """Bring a saga to its end. `ask(kernel, event)` decides one child flow and returns when it is final, or waits.
 
-    A saga whose child waits (`flow.WAITING_TAGS`) stays open, and may be driven again, until its deadline. Past that no
+    A saga whose child waits (`states.WAITING_TAGS`) stays open, and may be driven again, until its deadline. Past that no
     step is taken; what was done by then is taken back. Raises WorldError when a child stays busy elsewhere; the saga then
     stays open, too.
     """

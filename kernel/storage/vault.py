@@ -2,7 +2,7 @@
 as they are read.
 
 A case is one event of one gate, with all its flows. What was written before there were keys stands in clear and is read
-as it is. Once a case is erased its key is gone (`kernel.erasure`), and nothing of it can be written or read.
+as it is. Once a case is erased its key is gone (`operations.erasure`), and nothing of it can be written or read.
 
 Masked is what must be in no record: card numbers (ISO/IEC 7812, 13 to 19 digits of which the last is Luhn's), bank accounts
 (IBAN, ISO 13616, modulo 97), API tokens. A number is known by its check digits, in whatever groups and with whatever blanks

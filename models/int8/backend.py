@@ -4,10 +4,10 @@ Weights are rounded to 8 bits, each row with a range of its own; states to 15 bi
 multiplies bytes, to 8 (`int8`; there the last layer and the head keep 15), each token with a range of its own; queries and
 keys to some 13 bits, values to 11, attention's weights to 16 or fewer, each with a range that comes of what the token sees
 alone. With VNNI bytes are added up in 32 bits; AVX2 adds them up in 16, so there a token's range is widened (by some third)
-until no sum can overflow. States are rotated first (`files/rotation`), so that no channel stands out. What is
+until no sum can overflow. States are rotated first (`files.rotation`), so that no channel stands out. What is
 multiplied is then added up in whole numbers, exactly and in any order, and what a token does not see adds nothing. So a
-token has the same bits whatever shares its batch, wherever the passes were cut, and however many threads ran it. What is no
-number stays none: a row that holds one has no range. How far it is from the exact weights `sds models prepare` measures.
+token has the same bits whatever shares its batch, wherever the passes were cut, and however many threads ran it. NaN stays
+NaN: a row that holds one has no range. How far it is from the exact weights `sds models prepare` measures.
 
 Rows that go on from one place, as forks do, are read as one tree.
 """

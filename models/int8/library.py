@@ -1,4 +1,4 @@
-"""The passes that are this project's own (`passes/`, in C++), as Python calls them.
+"""The passes that are this project's own (`native/`, in C++), as Python calls them.
 
 They are compiled when the package is installed, once for each kind of processor they are written for; one that was
 compiled of other sources than lie here is refused.

@@ -226,7 +226,7 @@ class LlamaBackend(SlotBackend[Prompt]):
         tokens = sum(len(row.tokens) for row in rows)
         if self._kv_cache.full(tokens + 1):
             self._clear()
-            raise BackendError("the cache is worn out", hint="let the backend rest between two decisions")
+            raise BackendError("the cache is fragmented", hint="defragment it between two decisions")
         for row in rows:
             prompt = self._prompts[row.slot]
             batch.add(row.tokens, position=prompt.position, sequence=prompt.sequence, outputs=row.outputs)

@@ -5,8 +5,8 @@ stands out, so that one range suits every layer, row and model, and nothing is m
 inner states each row has a range of its own, by which the product is multiplied; of the inner states single channels stand
 out by far, so that they are rotated, too, block by block, which is a small product of its own. Of weights each row has one.
 
-Used for all products with weights but those of the head and of the last layer. Rounded, what is no number is some number;
-it remains what it is in the states, which are only added to, and in the last layer it spoils what is seen of it. Of the
+Used for all products with weights but those of the head and of the last layer. Rounding makes some number of NaN;
+in the states, which are only added to, it stays NaN, and in the last layer it spoils what is seen of it. Of the
 head only the weights are in 8 bits: it multiplies few states, so that most of its time goes into reading them.
 """
 

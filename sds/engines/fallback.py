@@ -14,9 +14,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 from sds.decoding.errors import CHOICE_TOO_CLOSE, TOKEN_BUDGET_EXCEEDED
-from sds.engines.protocol import Checks, Engine, let_go
+from sds.engines.protocol import Checks, Engine, Proves, let_go
 from sds.engines.queueing import QueueTimeoutError
-from sds.engines.text import TextEngine
 from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.errors import LanguageError, ModelError, SdsError, UsageError
@@ -48,7 +47,7 @@ class Link:
 class FallbackEngine:
     """Asks the first link that is not down. Raises ModelError at the start unless the last link opens.
 
-    `log` may be set later: a gate sets its own. `notices`: why links were down at the start, a line each.
+    `notices`: why links were down at the start, a line each.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class FallbackEngine:
     ) -> None:
         if not 1 <= len(links) <= LINKS_MAX:
             raise UsageError(f"a chain has 1 to {LINKS_MAX} engines, not {len(links)}")
-        self._links, self._now_ms, self.log = tuple(links), now_ms, log
+        self._links, self._now_ms, self._log = tuple(links), now_ms, log
         self._lock, self._closed = threading.Lock(), False
         self.notices: tuple[str, ...] = ()
         self._contracts: dict[str, Contract] = {}  # by hash
@@ -70,6 +69,9 @@ class FallbackEngine:
     def model(self) -> str:
         """The models in the order in which they are asked; the one that answered is in each decision's record."""
         return " > ".join(link.engine.model if link.engine else f"{link.name} (down)" for link in self._links)
+
+    def log_to(self, log: Log) -> None:
+        self._log = log
 
     def check_contract(self, contract: Contract) -> None:
         """Raise ModelError where the last link cannot decide under a contract; any other that cannot is down."""
@@ -166,7 +168,7 @@ class FallbackEngine:
     def _ask(self, link: Link, packet: DecisionPacket, tokens_max: int, *, probe: bool) -> tuple[bytes, Decoding]:
         if link.engine is None:
             self._keep(link, self._opened(link))
-        elif probe and isinstance(link.engine, TextEngine):  # there may be another server by now
+        elif probe and isinstance(link.engine, Proves):  # there may be another server by now
             link.engine.prove(packet.expires_at_ms)
         assert link.engine is not None  # noqa: S101  it is open
         return link.engine.propose(packet, tokens_max=tokens_max)
@@ -225,7 +227,7 @@ class FallbackEngine:
             link.failures += 1
             link.down_until_ms = self._now_ms() + down_ms
         facts = {"engine": link.name, "reason": error.reason_code, "cool_down_ms": down_ms}
-        self.log("engine.down", {"dfid": dfid, **facts})
+        self._log("engine.down", {"dfid": dfid, **facts})
 
     def _came_back(self, link: Link, dfid: str, *, probe: bool) -> None:
         """Close its breaker after a probe; any other answer may be to what was asked before it went down."""
@@ -233,7 +235,7 @@ class FallbackEngine:
             if probe:
                 link.failures, link.probing = 0, False
         if probe:
-            self.log("engine.up", {"dfid": dfid, "engine": link.name})
+            self._log("engine.up", {"dfid": dfid, "engine": link.name})
 
 
 def _broken(link: Link, error: BaseException) -> ModelError:

@@ -1,7 +1,7 @@
 """What decides in user space, seen from the stream: a packet goes in, proposal bytes and what was measured come out.
 
-What an engine may have besides has a protocol of its own each, down to what else a local model does with a packet's prompt while
-no decision waits for it, such as writing a rationale.
+What an engine may have besides has a protocol of its own each. The last is for other tasks that a local model does over a packet's
+prompt while no decision waits, such as writing a rationale (`RunsBackground`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from sds.kernel.decision.packet import DecisionPacket, Decoding
 if TYPE_CHECKING:  # numpy is loaded with a model
     from sds.engines.request import Passes
     from sds.grammars.tokens.tokenizer import TokenizerIndex
+    from sds.kernel.flow.dispatch import Log
     from sds.models.protocol import Backend
 
 
@@ -82,6 +83,21 @@ class Checks(Protocol):
 
     def check_contract(self, contract: Contract) -> None:
         """Raise ModelError where `sds models check` says no. Cheap: a contract is looked at once."""
+
+
+@runtime_checkable
+class Proves(Protocol):
+    """What an engine may have besides: it can be asked again whether its model is constrained, which may be another by now."""
+
+    def prove(self, deadline_ms: int) -> None:
+        """Raise ModelError unless it is, until an absolute time."""
+
+
+@runtime_checkable
+class Logs(Protocol):
+    """What an engine may have besides: it says what becomes of it, in the log of the gate it decides for."""
+
+    def log_to(self, log: Log) -> None: ...
 
 
 T = TypeVar("T")

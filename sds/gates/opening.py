@@ -13,7 +13,6 @@ from sds.definitions.definition import GateDefinition
 from sds.host import paths
 from sds.host.clock import now_ms
 from sds.host.keys import KEY_BYTES, read_ring, refuse_other_keys
-from sds.kernel.context.memory import RecordedContext
 from sds.kernel.contract.schema import Contract
 from sds.kernel.envelope.state import Fields
 from sds.kernel.executor.protocol import NoExecutor
@@ -22,6 +21,7 @@ from sds.kernel.registry import registry
 from sds.kernel.storage.keyring import Signer
 from sds.kernel.storage.sqlite import SqliteStore
 from sds.kernel.storage.store import Store
+from sds.opening import context_of
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def preview_kernel(gate: GateDefinition, folder: Path) -> Iterator[Kernel]:
         source = opened.enter_context(gate.opened_source(folder))
         store = _store_to_look_at(folder, contract, opened)
         signer = Signer(secrets.token_bytes(KEY_BYTES))
-        context = RecordedContext(store, contract)
+        context = context_of(contract, store)
         yield Kernel(contract, store, source, NoExecutor(), signer, now_ms=now_ms, context=context)
 
 
@@ -69,7 +69,7 @@ def recovery_kernel(gate: GateDefinition, folder: Path) -> Iterator[Kernel]:
         source, executor = opened.enter_context(gate.opened(folder))
         log = JsonLog(paths.log_path(folder))
         opened.callback(log.close)
-        context = RecordedContext(store, contract)
+        context = context_of(contract, store)
         yield Kernel(contract, store, source, executor, signer, now_ms=now_ms, log=log.write, context=context)
 
 

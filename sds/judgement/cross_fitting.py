@@ -1,4 +1,4 @@
-"""What an enumeration's reader would say of the texts it learns, had it not learned them: by readers of the other folds."""
+"""Out-of-fold predictions (cross-fitting): what is read of each learned text by a reader that learned the other folds."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ def _take_over(gate: Gate, bed: Testbed) -> None:
 
 
 def _send_again(gate: Gate, bed: Testbed, rng: Random) -> None:
-    assert () == gate.recover().errors  # of an order that was in the air in the backup nobody else learns the end
+    assert () == gate.recover().errors  # of an order that was in flight in the backup nobody else learns the end
     for number in rng.sample(range(BEFORE + AFTER), BEFORE + AFTER):
         settle(gate, bed.event(number))
     gate.recover()

@@ -192,8 +192,8 @@ def test_a_cache_that_never_rests_fails_once_and_forgets(four: LlamaBackend):
     four.prefill([[20] * 100], slot=0)
     with pytest.raises(BackendError) as caught:
         wear_out()
-    assert "the cache is worn out" == str(caught.value)
-    assert "let the backend rest between two decisions" == caught.value.hint
+    assert "the cache is fragmented" == str(caught.value)
+    assert "defragment it between two decisions" == caught.value.hint
     assert not four.fragmented
     assert (512, TINY_VOCABULARY) == four.run([Row(0, [20] * 512, 512)])[0].shape
 

@@ -173,7 +173,7 @@ def _begin(folder: Path, *, anew: bool) -> None:
 def _set_aside(folder: Path) -> None:
     """Rename the gate's folder. Raises UsageError while a reset would lift a halt or forget an order in flight."""
     if store_url() is not None:
-        hint = "ALTER SCHEMA ... RENAME TO ..., once no order is in the air; then rename the folder"
+        hint = "ALTER SCHEMA ... RENAME TO ..., once no order is in flight; then rename the folder"
         raise UsageError("a record in PostgreSQL is not set aside by --reset", hint=hint)
     if has_record(folder):
         _may_be_set_aside(folder, noted=True)
@@ -193,7 +193,7 @@ def _may_be_set_aside(folder: Path, *, noted: bool = False) -> None:
             if noted:
                 registry.write_act(store, "SET_ASIDE", who=operator(), reason="sds run --reset", now_ms=now_ms())
     except StoreError as error:
-        hint = f"nobody can tell whether orders are in the air; if none are, rename `{folder}` yourself"
+        hint = f"nobody can tell whether orders are in flight; if none are, rename `{folder}` yourself"
         raise UsageError(str(error), hint=hint) from error
 
 
@@ -209,7 +209,7 @@ def _refuse_while_needed(store: Store, folder: Path) -> None:
             )
             raise UsageError(f"agent `{agent.agent_id}` is {agent.status}, and a reset would lift that", hint=hint)
     if orders := store.value("SELECT count(*) FROM execution_log WHERE status IN ('PENDING', 'UNKNOWN')"):
-        raise UsageError(f"{orders} orders are in the air, and a reset would forget them", hint="sds recover")
+        raise UsageError(f"{orders} orders are in flight, and a reset would forget them", hint="sds recover")
     if sagas := store.value("SELECT count(*) FROM sagas WHERE phase <> 'ENDED'"):
         raise UsageError(f"{sagas} sagas are half done, and a reset would forget them", hint="sds recover")
 

@@ -16,7 +16,7 @@ from sds.kernel.errors import ModelError, SdsError, UsageError
 from sds.kernel.saga.state import SagaAnswer
 
 ROWS = ("complete", "nothing_done", "escalated", "compensated", "dirty_with_a_human")
-STOPPED = "stopped after {}; `sds recover` ends what was in the air"
+STOPPED = "stopped after {}; `sds recover` ends what was in flight"
 PROMISES = ("out_of_envelope", "double_payouts", "record_faults", "compensated_but_paid")
 
 

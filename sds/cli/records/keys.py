@@ -42,7 +42,7 @@ def rotate(
     reason: Reason,
     gate: GateOption = "refund",
     lost: Annotated[
-        bool, typer.Option("--lost", help="The old keys are gone for good: orders in the air are left to a human.")
+        bool, typer.Option("--lost", help="The old keys are gone for good: orders in flight are left to a human.")
     ] = False,
 ) -> None:
     """Make new keys, on the record; the old ones go on verifying what they signed. Running gates take the new ones up.
@@ -58,7 +58,7 @@ def rotate(
         f"hand out `{folder / rings.PUBLIC_FILE}` anew; running gates sign with the new keys from their next order on"
     )
     if lost:
-        typer.echo("orders in the air that the lost key signed stay UNKNOWN: sds recover, then sds escalations list")
+        typer.echo("orders in flight that the lost key signed stay UNKNOWN: sds recover, then sds escalations list")
     if lost and made.taken_from is None:
         typer.echo("no public key was found: those that the record names are taken as its own")
 

@@ -73,6 +73,6 @@ def _lines(found: Comparison, adopted: tuple[str, ...]) -> Iterator[str]:
         yield f"taken over: {counted(len(adopted), 'order')}"
     yield from (difference.words for difference in found.differences)
     yield (
-        f"{counted(found.orders, 'order')} in the record, {found.lines} outside, {found.in_flight} in the air:"
+        f"{counted(found.orders, 'order')} in the record, {found.lines} outside, {found.in_flight} in flight:"
         f" {counted(len(found.differences), 'difference')}"
     )

@@ -112,7 +112,7 @@ def test_a_lost_key_is_told_by_every_command_that_needs_it_and_the_way_forward_i
         assert 'sds keys rotate --lost --reason "..."' in done.stderr
     assert f"FAIL  store: the key `{key}` is gone" in sds("doctor", "--model", "README.md").stdout
     said = sds.ok("keys", "rotate", "--lost", "--reason", "the disk died", *HERE)
-    assert "orders in the air that the lost key signed stay UNKNOWN" in said
+    assert "orders in flight that the lost key signed stay UNKNOWN" in said
     assert "0 faults" in sds.ok("ledger", "verify", *HERE)
     assert "1 record in it is whole" in sds("doctor", "--model", "README.md").stdout
 

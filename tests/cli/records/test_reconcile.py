@@ -72,7 +72,7 @@ def differences(cli: Cli) -> list[str]:
 def test_a_record_that_agrees_is_told_so(cli: Cli) -> None:
     told = cli.ok("reconcile", "refund")
     orders = paid(cli)
-    assert f"{orders} orders in the record, {orders} outside, 0 in the air: 0 differences\n" == told
+    assert f"{orders} orders in the record, {orders} outside, 0 in flight: 0 differences\n" == told
     assert {"orders": orders, "lines": orders, "in_the_air": 0, "adopted": [], "differences": []} == cli.json(
         "reconcile", "refund"
     )
@@ -119,7 +119,7 @@ def test_after_a_restored_backup_nothing_is_paid_until_the_rest_is_taken_over_an
     told = cli.ok("reconcile", "refund", "--adopt", "--reason", "restored from a backup").splitlines()
     assert [
         f"taken over: {lost} orders",
-        f"{before} orders in the record, {before} outside, 0 in the air: 0 differences",
+        f"{before} orders in the record, {before} outside, 0 in flight: 0 differences",
     ] == told
     assert [] == differences(cli)
     assert "ok    outside: the record of refund knows every order" in cli("doctor", "--model", "README.md")[1]

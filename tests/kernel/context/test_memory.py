@@ -102,7 +102,7 @@ def test_amounts_are_told_as_the_model_would_say_them(world: World):
     world.rail.misfortunes = ["refuse", "pay", "drop"]
     world.decide(refund("5.00"), "refused")
     world.decide(compensate, "paid")
-    world.decide(refund("7.00"), "in the air")
+    world.decide(refund("7.00"), "in flight")
     assert ("REFUND_TICKET 7.00: not known yet", "COMPENSATE 250.00: paid", "REFUND_TICKET 5.00: failed") == remembered(
         world
     )
