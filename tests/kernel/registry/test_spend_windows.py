@@ -181,6 +181,7 @@ def test_a_window_that_cannot_be_is_refused_with_its_line_and_a_mend(limit: str,
     assert message in str(caught.value)
 
 
+@pytest.mark.sqlite_alone("the plan of its statements")
 def test_the_oldest_minute_is_found_by_its_index_and_so_is_what_was_reserved_since(world_of_a_till: Till):
     def plan(sql: str, *values: object) -> str:
         return " ".join(row[3] for row in world_of_a_till.store._fetched(f"EXPLAIN QUERY PLAN {sql}", values))
