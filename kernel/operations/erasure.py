@@ -7,9 +7,10 @@ which contract and on which state; ids, the key of the event, and how long each 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
-from sds.kernel.errors import UsageError
+from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.flow import undecided
 from sds.kernel.flow.intake import saga_child
 from sds.kernel.flow.states import ERASED
@@ -63,7 +64,10 @@ def erase(store: Store, gate: str, event_id: str, *, who: str, reason: str, now_
         tag = _ended(store, flows[0])
         body = {"gate": gate, "event_id": event_id, "events": events, "who": who, "reason": reason, "tag": tag}
         ledger.append(store, now_ms, "ERASED", flows[0].dfid, body)
-    return Erased(flows[0].dfid, events, in_clear, store.truncate_log())
+    overwritten = False
+    with suppress(StoreError):  # it is erased, whatever becomes of the log
+        overwritten = store.truncate_log()
+    return Erased(flows[0].dfid, events, in_clear, overwritten)
 
 
 def _ended(store: Store, flow: _Flow) -> str | None:

@@ -128,6 +128,18 @@ def test_while_another_reads_what_held_the_key_is_not_overwritten_yet_and_it_say
     assert () == verify.verify(world.store).faults
 
 
+def test_a_log_that_cannot_be_emptied_is_told_and_does_not_deny_that_it_was_erased(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    def full() -> bool:
+        raise StoreError("the store cannot be read: disk I/O error")
+
+    told(world)
+    monkeypatch.setattr(world.store, "truncate_log", full)
+    assert not erase(world).overwritten
+    assert 1 == len(world.column("SELECT 1 FROM erasures"))
+
+
 def test_the_same_event_again_gets_its_answer_and_is_not_paid_again(world: World):
     made = told(world)
     erase(world)

@@ -115,7 +115,7 @@ def test_that_a_record_is_whole_holds_for_that_record_alone(world: World) -> Non
         def generation(self) -> int:
             return generation[0]
 
-        value = world.store.value
+        row, value = world.store.row, world.store.value
         rows = world.store.rows
 
     def statement(_since_ms: int, _until_ms: int) -> tuple[()]:
