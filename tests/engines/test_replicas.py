@@ -191,9 +191,9 @@ def test_company_in_openvino_leaves_no_trace_in_a_decision(
     slots: int, mode: Mode, dtype: Dtype, world: World, tiny_path: Callable[[int], Path]
 ) -> None:
     pytest.importorskip("openvino", reason="OpenVINO is not installed: make openvino")
-    from sds.models.openvino_ import dtypes
+    from sds.models.openvino_.names import computes_in_bf16
 
-    if dtype == "bf16" and not dtypes.computes_in_bf16():
+    if dtype == "bf16" and not computes_in_bf16():
         pytest.skip("no BF16 in this processor")
     asked = packets(world, scale(12, 300))
     how: dict[str, Any] = {"now_ms": running_ms, "library": "openvino", "dtype": dtype, "mode": mode}

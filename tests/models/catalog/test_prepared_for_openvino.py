@@ -137,10 +137,10 @@ def test_what_is_further_from_the_exact_weights_than_was_asked_is_not_kept(
 def test_on_a_processor_without_bf16_what_needs_none_is_measured(
     tiny_path: Callable[[int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sds.models.openvino_ import dtypes as openvino_dtypes
+    from sds.models.openvino_ import names
 
     quick(monkeypatch)
-    monkeypatch.setattr(openvino_dtypes, "computes_in_bf16", lambda: False)
+    monkeypatch.setattr(names, "computes_in_bf16", lambda: False)
     lines: list[str] = []
     found, _ = preparation(tmp_path, {**BF16_WINS, "fp32": 0.5, "int8": 0.25}, log=lines.append).run(tiny_path(1))
     assert ("openvino", "int8", 6) == (found.record.library, found.record.dtype, len(found.record.measured))
