@@ -91,8 +91,10 @@ NO_OPTIONS = EngineOptions()
 def opened_engine(
     options: EngineOptions, *, brief: bool, parallel: int = 1, gate: GateDefinition | None = None
 ) -> Iterator[Engine]:
-    """Open what the options name, and close it in the end; without any, of a gate whose contract has a policy that policy. `brief`: for a few decisions, `parallel`: so many at once, unless
-    a file of engines says how many each decides. Raises UsageError, ModelError.
+    """Open what the options name, and close it in the end. Where they name nothing, a gate's policy decides, if it has one.
+
+    `brief`: only a few decisions follow, so nothing is warmed up. `parallel`: how many decisions at once; a file of engines
+    says that itself. Raises UsageError, ModelError.
     """
     given = options.given
     if parallel > 1 and given.get("engine") == "outlines":

@@ -131,7 +131,6 @@ def fit_gate(
     *,
     out: Path,
     on_progress: Progress,
-    seed: int = SEED,
 ) -> FittedGate:
     """Fit every reading of a contract, choose its thresholds, and put the folder at `out`, in the place of an earlier one.
 
@@ -142,7 +141,7 @@ def fit_gate(
     paths.make_private(out.parent)
     folder = Path(mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     try:
-        fitting = _Fitting(contract, parts, fitters, folder, seed, on_progress)
+        fitting = _Fitting(contract, parts, fitters, folder, on_progress)
         manifest, judged = fitting.run(labels=labels_hash(cases), split=split_hash(parted(contract, cases)))
         _write(folder, manifest)
         _put(folder, out)
@@ -165,11 +164,9 @@ def check_labels(contract: Contract, cases: Sequence[LabelledCase], *, learns: b
 class _Fitting:
     """One fit: enumerations first, for scores may read them."""
 
-    def __init__(
-        self, contract: Contract, parts: Parts, fitters: Fitters, folder: Path, seed: int, on_progress: Progress
-    ) -> None:
+    def __init__(self, contract: Contract, parts: Parts, fitters: Fitters, folder: Path, on_progress: Progress) -> None:
         self._contract, self._parts, self._fitters, self._folder = contract, parts, fitters, folder
-        self._seed, self._progress = seed, on_progress
+        self._progress = on_progress
         self._readers, self._sha256 = dict[str, Reader](), dict[str, str]()
         self._counts, self._models = dict[str, dict[str, int]](), dict[str, ModelCalibration]()
 
@@ -208,7 +205,7 @@ class _Fitting:
             texts,
             values,
             names=names,
-            seed=self._seed,
+            seed=SEED,
             distractions=distractions(self._contract, name, texts=len(texts)),
             on_progress=_about(self._progress, name),
         )
@@ -224,7 +221,7 @@ class _Fitting:
         self._counts[name] = {"train": len(train), "tuning": len(tuning)}
         rows = self._rows(train, inputs, learned=True)
         fitted = self._fitters.table(
-            rows, _truth(train, name), inputs=inputs, seed=self._seed, on_progress=_about(self._progress, name)
+            rows, _truth(train, name), inputs=inputs, seed=SEED, on_progress=_about(self._progress, name)
         )
         self._export(name, fitted.calibrated(self._rows(tuning, inputs, learned=False), _truth(tuning, name)))
 
@@ -253,7 +250,7 @@ class _Fitting:
             train,
             self._tuning(name),
             names=tuple(self._contract.readings[name].values),
-            seed=self._seed,
+            seed=SEED,
             distractions=distractions(self._contract, name, texts=len(train[0])),
             on_progress=_about(self._progress, f"{name}, for scores"),
         )
@@ -292,7 +289,7 @@ class _Fitting:
             "contract": {"hash": self._contract.hash, "version": self._contract.version},
             "labels_sha256": labels,
             "split_sha256": split,
-            "seed": self._seed,
+            "seed": SEED,
             "versions": versions(),
             "counts": {"cases": self._parts.counts, "readings": self._counts, "decisions": decided},
         }

@@ -57,18 +57,9 @@ def p_value(wrong: int, accepted: int, alpha: float) -> float:
     return min(1.0, fsum(exp(term) for term in terms))
 
 
-def needed(alpha: float, delta: float, wrong: int = 0) -> int:
-    """Return the least number of accepted cases with so many errors that refutes a rate above `alpha` at `delta`."""
-    low = ceil(log(delta) / log1p(-alpha))
-    if wrong == 0:
-        return low
-    high = low
-    while p_value(wrong, high, alpha) > delta:
-        low, high = high, 2 * high
-    while low + 1 < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if p_value(wrong, middle, alpha) <= delta else (middle, high)
-    return high
+def needed(alpha: float, delta: float) -> int:
+    """Return the least number of accepted cases, all of them right, that refutes a rate above `alpha` at `delta`."""
+    return ceil(log(delta) / log1p(-alpha))
 
 
 def sequence(confidences: Floats, wrong: Flags, of_each: float, *, alpha: float, delta: float) -> tuple[float, ...]:

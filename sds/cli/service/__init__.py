@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING
 
 from sds.kernel.errors import UsageError
 from sds.models.protocol import extra_hint
+
+if TYPE_CHECKING:
+    from sds.service.database import Database
 
 
 @contextmanager
@@ -16,3 +21,22 @@ def needs_service() -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise UsageError(f"the service needs `{error.name}`", hint=extra_hint("service")) from error
+
+
+@contextmanager
+def service_database(store: str) -> Iterator[Database]:
+    """Open the database of callers and webhooks: in `store`, where the records are, too; empty: where `SDS_STORE` says.
+
+    Raises UsageError where the extra is not installed, StoreError where it cannot be opened.
+    """
+    with needs_service():
+        from sds.service.database import open_database  # noqa: PLC0415  the extra
+    if store:
+        os.environ["SDS_STORE"] = store
+    with closing(open_database(store, durable=True)) as database:
+        yield database
+
+
+def comma_separated(given: Iterable[str]) -> tuple[str, ...]:
+    """Return the values of an option that is given several times, or once with commas."""
+    return tuple(part.strip() for each in given for part in each.split(","))

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any
 
 import typer
 
 from sds.cli.common import JsonFlag, as_name, recorded
 from sds.cli.render import print_either
-from sds.cli.service import needs_service
+from sds.cli.service import comma_separated, service_database
 from sds.cli.service.serve import StoreUrl
 from sds.definitions.registry import installed, is_path
 from sds.host.clock import now_ms, when
 from sds.kernel.errors import UsageError
-
-if TYPE_CHECKING:
-    from sds.service.database import Database
 
 EVERY_GATE = "all"
 
@@ -38,14 +33,14 @@ def add(
 
     Example: sds keys add shop --role submit,read --gate refund
     """
-    given = _listed(gate)
+    given = comma_separated(gate)
     gates = tuple(map(as_name, given))
-    with _database(store) as database:
+    with service_database(store) as database:
         from sds.service import callers  # noqa: PLC0415
 
         _refuse_unknown(each for each in given if not is_path(each))
         named = (callers.ALL,) if EVERY_GATE in gates else gates
-        key = callers.add_key(database, name, _listed(role), named, now_ms=now_ms())
+        key = callers.add_key(database, name, comma_separated(role), named, now_ms=now_ms())
     typer.echo(key)
 
 
@@ -65,7 +60,7 @@ def list_keys(store: StoreUrl = "", as_json: JsonFlag = False) -> None:
 
     Example: sds keys list
     """
-    with _database(store) as database:
+    with service_database(store) as database:
         from sds.service import callers  # noqa: PLC0415
 
         found = callers.stored_keys(database)
@@ -92,25 +87,8 @@ def revoke(name: Named, store: StoreUrl = "") -> None:
 
     Example: sds keys revoke shop
     """
-    with _database(store) as database:
+    with service_database(store) as database:
         from sds.service import callers  # noqa: PLC0415
 
         changed = callers.revoke_key(database, name, now_ms=now_ms())
     typer.echo(f"{name}: revoked" if changed else f"{name}: was revoked already")
-
-
-def _listed(given: list[str]) -> tuple[str, ...]:
-    return tuple(part.strip() for each in given for part in each.split(","))
-
-
-@contextmanager
-def _database(store: str) -> Iterator[Database]:
-    with needs_service():
-        from sds.service.database import open_database  # noqa: PLC0415  the extra
-    database = open_database(store, durable=True)
-    if store:  # the records lie there, too
-        os.environ["SDS_STORE"] = store
-    try:
-        yield database
-    finally:
-        database.close()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
@@ -14,13 +13,12 @@ import typer
 
 from sds.cli.common import JsonFlag, as_name, open_store
 from sds.cli.render import counted, print_either
-from sds.cli.service import needs_service
+from sds.cli.service import comma_separated, service_database
 from sds.cli.service.serve import StoreUrl
 from sds.host.clock import now_ms, when
 from sds.kernel.errors import SdsError, UsageError
 
 if TYPE_CHECKING:
-    from sds.service.database import Database
     from sds.service.operations.endpoints import EndpointPosition
 
 SECRET_CHARS_MAX = 200
@@ -39,15 +37,12 @@ def add(
 
     Example: sds webhooks add https://shop.example/decided --gate refund
     """
-    gates = dict.fromkeys(as_name(part.strip()) for each in gate for part in each.split(","))
+    gates = dict.fromkeys(map(as_name, comma_separated(gate)))
     secret = _read_secret(secret_file) if secret_file else ""
-    with ExitStack() as opened:
-        database = _database(store, opened)
+    with service_database(store) as database, ExitStack() as opened:
         from sds.service.operations.endpoints import add_endpoint  # noqa: PLC0415
 
-        records = {each: open_store(each) for each in gates}
-        for record in records.values():
-            opened.callback(record.close)
+        records = {each: opened.enter_context(closing(open_store(each))) for each in gates}
         made = add_endpoint(database, url, records, name=name, secret=secret, now_ms=now_ms())
     typer.echo(f"{made.name}  {','.join(made.gates)}")
     if not secret:
@@ -59,8 +54,7 @@ def list_webhooks(store: StoreUrl = "", as_json: JsonFlag = False) -> None:
 
     Example: sds webhooks list
     """
-    with ExitStack() as opened:
-        database = _database(store, opened)
+    with service_database(store) as database:
         from sds.service.operations.endpoints import endpoints, positions  # noqa: PLC0415
 
         where, found = {each.name: each.url for each in endpoints(database)}, positions(database)
@@ -82,8 +76,7 @@ def remove(
 
     Example: sds webhooks remove wh-1a2b3c4d
     """
-    with ExitStack() as opened:
-        database = _database(store, opened)
+    with service_database(store) as database:
         from sds.service.operations.endpoints import remove_endpoint  # noqa: PLC0415
 
         remove_endpoint(database, name)
@@ -107,9 +100,7 @@ def _undelivered(at: EndpointPosition) -> int | None:
     from sds.service.operations.changes import final_changes  # noqa: PLC0415
 
     try:
-        with ExitStack() as opened:
-            record = open_store(at.gate)
-            opened.callback(record.close)
+        with closing(open_store(at.gate)) as record:
             return sum(1 for _ in final_changes(record, at.gate, at.idx))
     except SdsError:
         return None
@@ -121,14 +112,3 @@ def _read_secret(file: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"`{file}` cannot be read", hint="a file with a line `whsec_...`") from error
     return text.strip() or "-"
-
-
-def _database(store: str, opened: ExitStack) -> Database:
-    with needs_service():
-        from sds.service.database import open_database  # noqa: PLC0415  the extra
-        from sds.service.operations import endpoints  # noqa: F401, PLC0415
-    if store:  # the records lie there, too
-        os.environ["SDS_STORE"] = store
-    database = open_database(store, durable=True)
-    opened.callback(database.close)
-    return database

@@ -54,14 +54,13 @@ def evaluate(
     part: str,
     beside: Beside,
     on_progress: Progress,
-    seed: int = SEED,
 ) -> dict[str, Any]:
     """Return everything that `sds eval` shows, as JSON data. Raises UsageError where the part holds no label."""
     cases = parted(contract, cases)
     chosen = [case for case in cases if part in (ALL, case.part)]
     if not chosen:
         raise UsageError(f"no label is in part `{part}`", hint=f"--part {', '.join((*PARTS, ALL))}")
-    return _Evaluation(contract, judgement, cases, chosen, part, beside, on_progress, seed).document()
+    return _Evaluation(contract, judgement, cases, chosen, part, beside, on_progress).document()
 
 
 class _Evaluation:
@@ -74,10 +73,9 @@ class _Evaluation:
         part: str,
         beside: Beside,
         on_progress: Progress,
-        seed: int,
     ) -> None:
         self._contract, self._judgement, self._all, self._cases = contract, judgement, cases, list(chosen)
-        self._part, self._beside, self._progress, self._seed = part, beside, on_progress, seed
+        self._part, self._beside, self._progress = part, beside, on_progress
         self._parts: Parts = divided(contract, cases)
         self._readings = Readings(contract, judgement.readers)
         self._judge = Judge(contract, self._readings)
@@ -140,7 +138,7 @@ class _Evaluation:
         rows: list[Row] = [(case.fields, {}) for case in train]
         truth = [case.readings[name] == YES for case in train]
         try:
-            fitted = self._beside.table(rows, truth, inputs=inputs, seed=self._seed, on_progress=self._progress)
+            fitted = self._beside.table(rows, truth, inputs=inputs, seed=SEED, on_progress=self._progress)
             reader = fitted.calibrated(
                 [(case.fields, {}) for case in tuning], [case.readings[name] == YES for case in tuning]
             ).reader()
@@ -182,7 +180,7 @@ class _Evaluation:
         fitted = fit(
             *labelled_texts(self._contract, cases, name),
             names=tuple(self._contract.readings[name].values),
-            seed=self._seed,
+            seed=SEED,
             on_progress=self._progress,
         )
         return fitted.calibrated(*labelled_texts(self._contract, tuning, name)).reader()
@@ -254,7 +252,7 @@ class _Evaluation:
         )
         if not held_out or not test:
             return []
-        return held(self._contract, tuning, [*held_out, *test], len(held_out), seed=self._seed)
+        return held(self._contract, tuning, [*held_out, *test], len(held_out), seed=SEED)
 
 
 def _curves(judged: Sequence[Judged]) -> dict[str, Any]:
