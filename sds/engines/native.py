@@ -69,7 +69,7 @@ class NativeEngine:
             self.notices = thinking_notices(backend)
             self._noise = batch_variance(backend) if noise_logp_max is None else noise_logp_max
         if not 0.0 <= self._noise < inf:  # less than none, or no number, would guard nothing
-            raise ModelError(f"the noise of company is `{self._noise}`, no log-probability")
+            raise ModelError(f"the batch variance is `{self._noise}`, no log-probability")
         self._compiler, self._tokenization = GrammarCompiler(backend), _TokenizationCache(backend)
         self._facts = {
             **(runtime or {}),
