@@ -103,8 +103,8 @@ class Backend(Protocol):
 
     @property
     def rows_may_be_cut(self) -> bool:
-        """Whether rows may be cut so that a pass is full. Where not, only one longer than a pass is, and the company that
-        uncut rows have shows nowhere in their numbers.
+        """Whether rows may be cut so that a pass is full. Where not, only one longer than a pass is, and of rows that
+        are not cut the rest of the batch shows nowhere in their numbers.
         """
 
     @property
@@ -148,7 +148,7 @@ class Backend(Protocol):
     def run(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
         """Append the tokens of all rows in one pass, at most one row a slot; return for each [outputs, vocab_size].
 
-        With one slot, equal passes give bit-equal logits, whatever ran before; with more, a row's company, its place in
+        With one slot, equal passes give bit-equal logits, whatever ran before; with more, the rest of its batch, its place in
         the cache and where it was cut (`rows_may_be_cut`) may show in the last digits: `batch_variance` measures by how much.
         """
 

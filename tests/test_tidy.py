@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from sds.models.catalog.backends import BACKENDS
 from tests import tidy
 from tests.tidy import Source
 
@@ -48,6 +49,13 @@ def test_a_backends_name_is_found_outside_its_folder_but_not_in_a_docstring() ->
     found = list(tidy.backend_names([Source("sds/a.py", '"""openvino"""\nx = "openvino"\n')], names, []))
     assert ['sds/a.py:2: "openvino" is named in models/openvino_/ and the factory only'] == found
     assert [] == list(tidy.backend_names([Source("models/openvino_/facts.py", 'x = "openvino"\n')], names, []))
+
+
+def test_a_backend_is_known_by_the_facts_of_its_own_folder() -> None:
+    facts = Source("models/new_/facts.py", 'NEW = BackendFacts(name="new", title="New")\n')
+    assert {"new": "models/new_/"} == tidy.backend_folders([facts, Source("sds/a.py", 'BackendFacts(name="x")\n')])
+    known = tidy.backend_folders(tidy.sources(tidy.ROOT, ("models",)))
+    assert set(BACKENDS) == set(known)
 
 
 @pytest.mark.parametrize("code", ["my_seat = 1\n", "# a seat\n", '"""A seat."""\n', "SEAT = 1\n"])

@@ -134,6 +134,18 @@ def twin_classes(files: list[Source]) -> Iterator[str]:
     yield from (f"class {name}: in {' and '.join(paths)}" for (_, name), paths in places.items() if len(paths) > 1)
 
 
+def backend_folders(files: list[Source]) -> dict[str, str]:
+    """Return the name of every backend, as its own `facts.py` says it, and its folder."""
+    names = dict[str, str]()
+    for file in files:
+        for node in ast.walk(file.tree) if file.path.endswith("/facts.py") else ():
+            match node:
+                case ast.Call(func=ast.Name("BackendFacts"), keywords=said):
+                    given = [each.value for each in said if each.arg == "name" and isinstance(each.value, ast.Constant)]
+                    names |= {str(name.value): f"{file.folder}/" for name in given}
+    return names
+
+
 def backend_names(files: list[Source], names: dict[str, str], factories: list[str]) -> Iterator[str]:
     """Yield a backend's name as a literal outside its own folder and the lists of all backends."""
     for file in files:
@@ -213,7 +225,7 @@ def faults(root: Path, limits: dict[str, Any]) -> list[str]:
         *long_functions(ours, limits["function_lines_max"], limits["functions"]),
         *private_names(ours),
         *twin_classes(ours),
-        *backend_names(ours, limits["backends"]["names"], limits["backends"]["factories"]),
+        *backend_names(ours, backend_folders(ours), limits["backends"]["factories"]),
         *banned_words(ours, limits["words"]["banned"], limits["words"]["unsaid"]),
         *unreached(ours, limits["unreached"]),
         *over_budget(everything, limits["lines"], limits["core"]["parts"], limits["core"]["lines_max"]),

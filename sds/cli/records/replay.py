@@ -76,7 +76,7 @@ def _lines(found: Replay) -> Iterator[str]:
         yield f"  {one.name}: {_said(one)}"
     if found.shared:
         alone = "a replay is alone" if found.bit_equal else "a replay is alone, another shape"
-        yield f"  company: passes shared with other decisions: {found.shared}; {alone}"
+        yield f"  batch: passes shared with other decisions: {found.shared}; {alone}"
     if found.recorded != found.replayed:
         yield f"  recorded: {found.recorded.decode('utf-8', 'backslashreplace')}"
         yield f"  replayed: {found.replayed.decode('utf-8', 'backslashreplace')}"

@@ -111,7 +111,7 @@ def test_what_differs_is_told_cause_first() -> None:
         "  slots: 4 recorded, 1 here",
         "  machine: not recorded, m here",
         "  rows: other tokens or rows in a pass",
-        "  company: passes shared with other decisions: 3; a replay is alone, another shape",
+        "  batch: passes shared with other decisions: 3; a replay is alone, another shape",
         "  recorded: A",
         "  replayed: B",
         "  first parting: amount[1]",
