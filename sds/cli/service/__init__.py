@@ -31,9 +31,9 @@ def service_database(store: str) -> Iterator[Database]:
     """
     with needs_service():
         from sds.service.database import open_database  # noqa: PLC0415  the extra
-    if store:
-        os.environ["SDS_STORE"] = store
     with closing(open_database(store, durable=True)) as database:
+        if store:
+            os.environ["SDS_STORE"] = store
         yield database
 
 
