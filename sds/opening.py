@@ -7,7 +7,6 @@ from os import PathLike
 from pathlib import Path
 
 from sds.definitions.definition import check_parts
-from sds.engines.factory import open_engine
 from sds.engines.protocol import Checks, Engine, Logs
 from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.context import ContextReader, NoContext
@@ -54,6 +53,8 @@ def open_deciding(contract: Contract, model: Path | None, readers: Path | None, 
     """Open what decides: the contract's policy, where it has one, else the language model."""
 
     def open_model() -> Engine:
+        from sds.engines.factory import open_engine  # noqa: PLC0415  libraries of models, loaded with the first one
+
         return open_engine(model, now_ms=now_ms)
 
     if not contract.policy or model is not None:  # a model that is named decides itself
