@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -12,11 +14,14 @@ import pytest
 from sds.cli.common import open_store
 from sds.engines.native import NativeEngine
 from sds.gate import Gate
+from sds.gates.refund.gate import ensure_world, read_queue
 from sds.host.clock import now_ms
 from sds.kernel.errors import StoreError, TransitionError, UsageError
 from sds.kernel.registry import registry
 from sds.models.llamacpp.backend import LlamaBackend
 from tests.kernel.durable import Rail, Tickets, contract
+
+OPEN_FILES = Path("/proc/self/fd")
 
 
 @pytest.fixture
@@ -49,6 +54,28 @@ def test_a_file_in_place_of_the_folder_is_told_with_the_argument_to_mend(
     with pytest.raises(StoreError, match="file` cannot be made: file exists") as refused:
         Gate(contract(), *parts, folder=tmp_path / "file")
     assert "`folder` names one that is there, or one that can be made" == refused.value.hint
+
+
+@pytest.mark.skipif(not OPEN_FILES.exists(), reason="looks for open files under /proc")
+def test_a_closed_gate_leaves_no_file_of_its_folder_open_whoever_asked_it(tmp_path: Path, tiny: LlamaBackend) -> None:
+    ensure_world(tmp_path, claims=8)
+    events = [entry.event for entry in read_queue(tmp_path)]
+    with Gate.load("refund", folder=tmp_path, engine=NativeEngine(tiny, now_ms=now_ms)) as gate:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(gate.decide, events))
+        for each in [gate.submit(event) for event in events]:
+            each.result()
+        assert _open_below(tmp_path)
+    assert _open_below(tmp_path) == []
+
+
+def _open_below(folder: Path) -> list[str]:
+    """Return the files of a folder that this process has open."""
+    found: list[Path] = []
+    for link in OPEN_FILES.iterdir():
+        with suppress(FileNotFoundError):  # that of the listing itself
+            found.append(link.readlink())
+    return [str(path) for path in found if path.is_relative_to(folder)]
 
 
 def test_what_is_asked_of_a_closed_gate_is_refused_in_plain_words(
