@@ -6,6 +6,7 @@ A step is before or after a statement of SQLite, or a round trip to PostgreSQL: 
 from __future__ import annotations
 
 import sqlite3
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -60,6 +61,12 @@ class Failing(sqlite3.Connection):
         cursor = super().execute(sql, values)  # type: ignore[arg-type]  # passed on as it came
         self.faults.step(f"after {sql[:40]}")
         return cursor
+
+    def close(self) -> None:
+        """Close it, and roll back what was not committed: while a cursor is still about, SQLite would hold its lock."""
+        with suppress(sqlite3.ProgrammingError):  # it is closed
+            self.rollback()
+        super().close()
 
 
 @dataclass(frozen=True)
