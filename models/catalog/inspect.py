@@ -16,7 +16,7 @@ import llama_cpp as lib
 from sds.models.files.fingerprint import gguf_fingerprint
 from sds.models.files.safetensors import read_safetensors
 from sds.models.llamacpp.weights import chat_template, load_gguf, metadata, unfit
-from sds.models.protocol import BackendError, ChatFrame, cause_of, extra_hint
+from sds.models.protocol import BackendError, ChatFrame, cause_of, extra_hint, importing
 from sds.models.tokenizer.tokenizer import Tokenizer, model_frame, tokens_of
 
 GGUF, FOLDER = "GGUF", "checkpoint folder"
@@ -148,12 +148,8 @@ def _folder(path: Path) -> Inspected:
 
 
 def _folder_words(path: Path, size: int) -> tuple[Tokenizer, str | None, str]:
-    try:
+    with importing(f"`{path}` is a checkpoint folder, which needs the extra `hf`", extra_hint("hf")):
         from sds.models.tokenizer.tokenizer_json import JsonTokenizer  # noqa: PLC0415  only with the extra `hf`
-    except ImportError as error:
-        raise BackendError(
-            f"`{path}` is a checkpoint folder, which needs the extra `hf`", hint=extra_hint("hf")
-        ) from error
     if not (path / "tokenizer.json").exists():
         raise BackendError(f"`{path}` has no tokenizer.json", hint="save the tokenizer with the fast library, too")
     try:

@@ -16,12 +16,14 @@ from types import ModuleType
 
 from sds.host import keys
 from sds.host.clock import now_ms
+from sds.kernel.canonical import one_line
 from sds.kernel.errors import SdsError, StoreError, UsageError, cause_of
 from sds.kernel.storage import ledger
 from sds.kernel.storage.keyring import Keyring, Signer
 from sds.kernel.storage.ledger import CheckpointWitness, Head, LedgerKey, PublicKeys
 from sds.kernel.storage.sqlite import SqliteStore, look_at
 from sds.kernel.storage.store import Reader, Store
+from sds.models.protocol import extra_hint, missing_package
 
 SCHEMA_PREFIX = "sds_"  # of a gate's record in PostgreSQL
 _NAMES_A_SCHEMA = re.compile("[a-z][a-z0-9_]{0,58}")
@@ -131,8 +133,11 @@ def _postgres() -> ModuleType:
     try:
         return import_module("sds.kernel.storage.postgres.store")
     except ImportError as error:
-        hint = "`make install` in the source folder; elsewhere pip install 'PATH_TO_THAT_FOLDER[service]'"
-        raise UsageError("a record in PostgreSQL needs packages that are not installed", hint=hint) from error
+        if missing_package(error):
+            message = "a record in PostgreSQL needs packages that are not installed"
+            raise UsageError(message, hint=extra_hint("service")) from error
+        message = f"what keeps a record in PostgreSQL cannot be imported: {one_line(error, 200)}"
+        raise StoreError(message, retryable=False) from error
 
 
 def _refuse_other_keys(folder: Path, store: Reader) -> None:
