@@ -178,14 +178,7 @@ class RailProcess:
     ) -> None:
         """Set the faults from now on; called without arguments it ends them."""
         faults = {"lose_reply": lose_reply, "fail": fail, "drop_before": drop_before}
-        self._control("POST", "/faults", {**faults, "delay_ms": delay_ms, "seed": seed})
-
-    def payouts(self, ticket_id: str = "") -> dict[str, Any]:
-        """Return what the rail has paid: `settled`, `rejected`, `paid_minor`, `by_kind`, `dfids_paid_twice`, ..."""
-        return self._control("GET", f"/payouts/{ticket_id}" if ticket_id else "/payouts", None)
-
-    def _control(self, method: str, path: str, body: Mapping[str, object] | None) -> dict[str, Any]:
-        return _asked(partial(_exchange, self.port), method, path, body)
+        _asked(partial(_exchange, self.port), "POST", "/faults", {**faults, "delay_ms": delay_ms, "seed": seed})
 
 
 class RailExecutor:

@@ -18,6 +18,7 @@ from sds.gates.refund.rail.client import RailProcess
 from sds.kernel.errors import ExecutorError
 from sds.kernel.executor.protocol import Receipt
 from tests.gates.refund.rail.orders import SOON_S, key_of, pay
+from tests.gates.refund.rail.payouts import payouts
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def test_what_was_paid_is_known_again_and_orders_go_on(own: Rail) -> None:
     assert "settled" == pay(own, "next").status
     die(own.process)
     assert 2 == len(list(own.statement(0, 1 << 53)))
-    assert 2 == own.process.payouts()["settled"]
+    assert 2 == payouts(own.process)["settled"]
 
 
 def test_an_order_it_died_over_is_unknown_and_looked_up_afterwards(own: Rail) -> None:
@@ -66,7 +67,7 @@ def test_an_order_it_died_over_is_unknown_and_looked_up_afterwards(own: Rail) ->
         assert "unknown" == waiting.result().status
     assert Receipt("absent") == own.lookup(key_of("middle"), SOON_S)
     assert "settled" == pay(own, "middle").status == own.lookup(key_of("middle"), SOON_S).status
-    assert 1 == own.process.payouts()["settled"]
+    assert 1 == payouts(own.process)["settled"]
 
 
 def test_one_that_hangs_is_ended_before_another_starts_and_what_it_paid_is_known(own: Rail) -> None:
@@ -78,7 +79,7 @@ def test_one_that_hangs_is_ended_before_another_starts_and_what_it_paid_is_known
     assert -signal.SIGKILL == child.poll()
     assert Receipt("absent") == own.lookup(key_of("unread"), SOON_S)
     assert "settled" == pay(own, "unread").status
-    assert 2 == own.process.payouts()["settled"] == len(list(own.statement(0, 1 << 53)))
+    assert 2 == payouts(own.process)["settled"] == len(list(own.statement(0, 1 << 53)))
 
 
 def test_an_order_that_one_was_at_work_on_when_it_hung_is_looked_up_and_paid_once(own: Rail) -> None:
@@ -90,7 +91,7 @@ def test_an_order_that_one_was_at_work_on_when_it_hung_is_looked_up_and_paid_onc
         assert "unknown" == waiting.result().status
     assert Receipt("absent") == own.lookup(key_of("middle"), SOON_S)
     assert "settled" == pay(own, "middle").status == own.lookup(key_of("middle"), SOON_S).status
-    assert 1 == own.process.payouts()["settled"]
+    assert 1 == payouts(own.process)["settled"]
 
 
 def test_a_statement_that_a_hanging_one_does_not_give_has_it_started_again(
@@ -113,7 +114,7 @@ def test_one_that_is_slow_is_not_taken_for_one_that_hangs(own: Rail, monkeypatch
     own.process.misbehave()
     assert "settled" == pay(own, "slow").status
     assert began is own.process._child
-    assert 1 == own.process.payouts()["settled"]
+    assert 1 == payouts(own.process)["settled"]
 
 
 def test_many_who_find_it_dead_start_it_once(own: Rail) -> None:
