@@ -150,6 +150,7 @@ def test_a_folder_that_lacks_a_file_says_which(lacking: str, message: str, folde
     [
         ("config.json", b"{", "`{0}/config.json` is no JSON"),
         ("config.json", b"[]", "`{0}/config.json` is no JSON object"),
+        ("config.json", b" " * ((1 << 20) + 1), "`{0}/config.json` is larger than 1048576 bytes"),
         ("config.json", b"{}", "`{0}/config.json` names no vocab_size"),
         ("config.json", b'{"vocab_size":1000}', "the tokenizer has tokens beyond the model's 1000"),
         ("tokenizer.json", b"{}", "the tokenizer.json is damaged or of a kind this library does not know"),
