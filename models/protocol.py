@@ -7,7 +7,8 @@ thread. It does not mask, sample, stop or schedule; it does not know which of it
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
@@ -46,6 +47,28 @@ def cause_of(error: OSError) -> str:
 def extra_hint(extra: str, *, target: str = "install") -> str:
     """Say how to get an extra of this package, which no index has yet. `target`: the Makefile's that brings it."""
     return f"`make {target}` in the source folder; elsewhere pip install 'PATH_TO_THAT_FOLDER[{extra}]'"
+
+
+def missing_package(error: ImportError) -> str:
+    """Return the name of the package that is not installed; empty where an import failed for anything else.
+
+    Of a module that is missing in a package that is there the name is dotted.
+    """
+    name = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
+    return "" if "." in name or name == "sds" else name
+
+
+@contextmanager
+def importing(missing: str, hint: str) -> Iterator[None]:
+    """Import an option within the block. Raises BackendError: `missing` and `hint` where a package is not installed, else
+    what the import itself says.
+    """
+    try:
+        yield
+    except ImportError as error:
+        if missing_package(error):
+            raise BackendError(missing, hint=hint) from error
+        raise BackendError(f"an import failed: {' '.join(str(error).split())[:200]}") from error
 
 
 @dataclass(frozen=True, slots=True)

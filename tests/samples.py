@@ -1,8 +1,11 @@
-"""Proposals for an envelope: some inside, some just outside, and bytes bent out of the form."""
+"""Proposals for an envelope: some inside, some just outside, and bytes bent out of the form; and what bytes say as JSON."""
 
 from __future__ import annotations
 
+import json
+from decimal import Decimal
 from random import Random
+from typing import Any
 
 from sds.kernel.envelope.envelope import MAGNITUDE_MAX, Bound, DecisionEnvelope, format_literal
 from sds.kernel.envelope.proposal import Proposal, write_proposal
@@ -101,3 +104,21 @@ def _rationale(rng: Random, envelope: DecisionEnvelope, beyond: int) -> str | No
         return None
     length = rng.choice((0, 1, longest, rng.randrange(longest + 1)))
     return "".join(rng.choices(TEXT, k=length))
+
+
+def value_of(data: bytes) -> Any:
+    """Return the JSON value, or None for what is no JSON text, and for a name written twice, which has no meaning."""
+    try:
+        return json.loads(data, parse_float=Decimal, parse_constant=_refuse, object_pairs_hook=_once)
+    except ValueError:
+        return None
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("a name stands twice")
+    return dict(pairs)

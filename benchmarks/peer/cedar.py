@@ -40,7 +40,7 @@ def cedar() -> Ask | None:
     """Return Cedar's answer to a proposal under some state, policies parsed once; None where it is not installed."""
     try:
         import cedarpy  # noqa: PLC0415  an optional peer
-    except ImportError:
+    except ModuleNotFoundError:
         return None
     policies, entities = cedarpy.PolicySet.from_str(POLICIES), cedarpy.Entities.from_json_str("[]")
 

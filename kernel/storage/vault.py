@@ -49,21 +49,16 @@ WHERE f.dfid = ? AND (f.created_at_ms <= x.at_ms OR d.idx < x.idx)
 """
 
 
-def key_for_case(store: Store, gate: str, event_id: str) -> CaseKey:
-    """Return what seals the texts of a case, made with the first of them, in the caller's transaction.
+def key_for_flow(store: Store, dfid: str) -> CaseKey:
+    """Return what seals the texts of a flow's case, made with the first of them, in the caller's transaction.
 
     Raises ErasedError when the case was erased.
     """
-    return _made(store, store.row(_OF_CASE, (gate, event_id)), event_id)[0]
-
-
-def key_for_flow(store: Store, dfid: str) -> CaseKey:
-    """Do what `key_for_case` does, for the case of a flow."""
     return _made(store, store.row(_OF_FLOW, (dfid,)), dfid)[0]
 
 
 def key_of_case(store: Store, case: Row) -> tuple[CaseKey, bytes]:
-    """Do what `key_for_case` does, for a case that the transaction has read: gate, event, wrapped key, when and why it was
+    """Do what `key_for_flow` does, for a case that the transaction has read: gate, event, wrapped key, when and why it was
     erased. Return the key, and as it is wrapped.
     """
     return _made(store, case, case[1])

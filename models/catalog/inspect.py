@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import llama_cpp as lib
 
 from sds.models.files.fingerprint import gguf_fingerprint
 from sds.models.files.safetensors import read_safetensors
 from sds.models.llamacpp.weights import chat_template, load_gguf, metadata, unfit
-from sds.models.protocol import BackendError, ChatFrame, cause_of, extra_hint
+from sds.models.protocol import BackendError, ChatFrame, extra_hint, importing
+from sds.models.tokenizer.json_file import read_json_object
 from sds.models.tokenizer.tokenizer import Tokenizer, model_frame, tokens_of
 
 GGUF, FOLDER = "GGUF", "checkpoint folder"
 METADATA_BYTES_MAX = 1 << 26
-TOKENIZER_BYTES_MAX = 1 << 28
 DIGITS_MAX = 18  # of a number that is shown, not computed with
 CONFIG_BYTES_MAX = 1 << 20
 NOT_SAID = "not said"
@@ -117,7 +115,7 @@ def _gguf(path: Path, sha256: str, model: lib.llama_model_p, words: Tokenizer) -
 def _folder(path: Path) -> Inspected:
     if not (path / "config.json").exists():
         raise BackendError(f"`{path}` is a folder without a config.json, so no checkpoint", hint="or name a GGUF file")
-    config = _config(path / "config.json")
+    config = read_json_object(path / "config.json", bytes_max=CONFIG_BYTES_MAX)
     text_config = config.get("text_config")
     inner = text_config if isinstance(text_config, dict) else config
     size = inner.get("vocab_size")
@@ -148,12 +146,8 @@ def _folder(path: Path) -> Inspected:
 
 
 def _folder_words(path: Path, size: int) -> tuple[Tokenizer, str | None, str]:
-    try:
+    with importing(f"`{path}` is a checkpoint folder, which needs the extra `hf`", extra_hint("hf")):
         from sds.models.tokenizer.tokenizer_json import JsonTokenizer  # noqa: PLC0415  only with the extra `hf`
-    except ImportError as error:
-        raise BackendError(
-            f"`{path}` is a checkpoint folder, which needs the extra `hf`", hint=extra_hint("hf")
-        ) from error
     if not (path / "tokenizer.json").exists():
         raise BackendError(f"`{path}` has no tokenizer.json", hint="save the tokenizer with the fast library, too")
     try:
@@ -162,21 +156,7 @@ def _folder_words(path: Path, size: int) -> tuple[Tokenizer, str | None, str]:
         raise
     except Exception as error:  # whatever its files make a library raise
         raise BackendError(f"the tokenizer of `{path}` is damaged") from error
-    model = _config(path / "tokenizer.json", bytes_max=TOKENIZER_BYTES_MAX).get("model")
-    return words, words.chat_template, str(model.get("type", NOT_SAID)) if isinstance(model, dict) else NOT_SAID
-
-
-def _config(path: Path, *, bytes_max: int = CONFIG_BYTES_MAX) -> dict[str, Any]:
-    try:
-        with path.open("rb") as file:
-            found = json.loads(file.read(bytes_max).decode())
-    except OSError as error:
-        raise BackendError(f"`{path}` cannot be read: {cause_of(error)}") from error
-    except (ValueError, RecursionError) as error:
-        raise BackendError(f"`{path}` is no JSON") from error
-    if not isinstance(found, dict):
-        raise BackendError(f"`{path}` is no JSON object")
-    return found
+    return words, words.chat_template, words.kind or NOT_SAID
 
 
 def splits_digits(words: Tokenizer) -> bool:

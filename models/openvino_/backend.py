@@ -27,14 +27,12 @@ from sds.models.files.llama_weights import LlamaWeights
 from sds.models.llamacpp.weights import opening
 from sds.models.openvino_.batch import Batch, Inputs, PaddedKVCache, batches_of
 from sds.models.openvino_.names import INSTALL_HINT, INT8_REST, check_dtype, usual_dtype
-from sds.models.protocol import CONTEXT_TOKENS, BackendError, Dtype, check_slots
+from sds.models.protocol import CONTEXT_TOKENS, BackendError, Dtype, check_slots, importing
 
-try:
+with importing("OpenVINO is not installed", INSTALL_HINT):
     import openvino as ov
 
     from sds.models.openvino_.graph import graph
-except ImportError as error:
-    raise BackendError("OpenVINO is not installed", hint=INSTALL_HINT) from error
 
 KV_TYPES = {
     "bf16": (np.uint16, ov.Type.bf16),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sds.models.files.cpu import cpu_features
-from sds.models.protocol import BackendError, Dtype, extra_hint
+from sds.models.protocol import BackendError, Dtype, extra_hint, importing
 
 DISTRIBUTION = "openvino"
 INSTALL_HINT = extra_hint("openvino", target="openvino")
@@ -16,10 +16,8 @@ WHOLE_PRODUCTS = {"avx512_vnni", "avx_vnni", "amx_int8", "i8mm"}  # a processor 
 
 def computes_in_bf16() -> bool:
     """Return whether OpenVINO multiplies in BF16 on this processor. Raises BackendError."""
-    try:
+    with importing("OpenVINO is not installed", INSTALL_HINT):
         import openvino as ov  # noqa: PLC0415  only with the extra `openvino`
-    except ImportError as error:
-        raise BackendError("OpenVINO is not installed", hint=INSTALL_HINT) from error
     return "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from sds.models.files.fingerprint import gguf_fingerprint
 from sds.models.llamacpp.facts import LLAMACPP
-from sds.models.protocol import CONTEXT_TOKENS, ENDINGS, BackendError, ChatFrame, Dtype, Library, extra_hint
+from sds.models.protocol import CONTEXT_TOKENS, ENDINGS, BackendError, ChatFrame, Dtype, Library, extra_hint, importing
 from sds.models.text.protocol import Completion, Form, Grammar, Processing
 from sds.models.tokenizer.tokenizer import ModelTokenizer, Tokenizer, prompt_sections
 from sds.models.transformers_.facts import TRANSFORMERS
@@ -192,13 +192,13 @@ def _compiler(model: Any, processing: Processing) -> Any:
         "llguidance": backends.LLGuidanceBackend,
         "xgrammar": backends.XGrammarBackend,
     }
+    hint = XGRAMMAR_HINT if processing == "xgrammar" else OUTLINES_HINT
     try:
-        with warnings.catch_warnings():  # its library still calls llama.cpp by old names
-            warnings.simplefilter("ignore", DeprecationWarning)
+        with importing(f"the package {processing} is missing", hint), warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # its library still calls llama.cpp by old names
             return kinds[processing](model)
-    except ImportError as error:
-        hint = XGRAMMAR_HINT if processing == "xgrammar" else OUTLINES_HINT
-        raise BackendError(f"the package {processing} is missing", hint=hint) from error
+    except BackendError:
+        raise
     except Exception as error:
         raise BackendError(f"{processing} does not take this tokenizer: {type(error).__name__}") from error
 
@@ -320,10 +320,8 @@ def drive(
     n_ctx: int = CONTEXT_TOKENS,
 ) -> Driven:
     """Load a model to be constrained by Outlines. Raises BackendError."""
-    try:
+    with importing("the package outlines is missing", OUTLINES_HINT):
         import outlines  # noqa: F401, PLC0415
-    except ImportError as error:
-        raise BackendError("the package outlines is missing", hint=OUTLINES_HINT) from error
     if library == LLAMACPP.name:
         return DrivenLlama(path, n_ctx=n_ctx, threads=threads)
     return DrivenTransformers(path, device=device, dtype=dtype or "fp32", n_ctx=n_ctx, threads=threads)

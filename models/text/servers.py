@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from sds.models.protocol import BackendError, extra_hint
+from sds.models.protocol import BackendError, extra_hint, importing
 from sds.models.text.http import Address, post
 from sds.models.text.protocol import Completion, Form, Grammar, Server
 
@@ -117,11 +117,9 @@ class _Wire:
 def _ask(kind: Server, wire: _Wire, model: str) -> Ask:
     if kind == "llama-server":
         return _directly(wire, model)
-    try:
+    with importing(f"`{kind}` needs the package outlines", extra_hint("outlines")):
         import openai  # noqa: F401, PLC0415
         import outlines  # noqa: F401, PLC0415  loaded when one of its engines is asked for
-    except ImportError as error:
-        raise BackendError(f"`{kind}` needs the package outlines", hint=extra_hint("outlines")) from error
     return _through_tgi(wire) if kind == "tgi" else _through_chat(kind, wire, model)
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from sds.models.protocol import BackendError, cause_of
+from sds.models.protocol import BackendError
+from sds.models.tokenizer.json_file import read_json_object
 
 FILE_BYTES_MAX = 1 << 28
 SIZE_MAX = 1 << 24  # of any vocabulary: sixty times the greatest that is known
@@ -27,12 +28,14 @@ class JsonTokenizer:
     def __init__(self, folder: Path, size: int) -> None:
         if size > SIZE_MAX:
             raise BackendError(f"a vocabulary of {size} tokens is larger than {SIZE_MAX}")
-        settings = _read(folder / "tokenizer_config.json", missing={})
-        whole = _read(folder / "tokenizer.json")
+        config = folder / "tokenizer_config.json"
+        settings = read_json_object(config, bytes_max=FILE_BYTES_MAX) if config.exists() else {}
+        whole = read_json_object(folder / "tokenizer.json", bytes_max=FILE_BYTES_MAX)
         adds_bos = settings.get("add_bos_token")
         self.size = size
         self.chat_template = _chat_template(folder, settings)
         self._tokenizer = _tokenizer(whole)
+        self.kind = str(whole["model"].get("type", ""))
         self._added = self._tokenizer.get_added_tokens_decoder()
         self._spelled = self._spellings(whole)
         self.bos, self.eos = (self._named(settings, name) for name in ("bos_token", "eos_token"))
@@ -107,22 +110,6 @@ class JsonTokenizer:
         for text in _PROBES:
             if b"".join(map(self.piece, self.encode(text.encode(), special=False))) != text.encode():
                 raise BackendError("the tokenizer does not spell text exactly", hint=_UNKNOWN_HINT)
-
-
-def _read(path: Path, *, missing: dict[str, Any] | None = None) -> dict[str, Any]:
-    if missing is not None and not path.exists():
-        return missing
-    try:
-        if path.stat().st_size > FILE_BYTES_MAX:
-            raise BackendError(f"`{path}` is larger than {FILE_BYTES_MAX} bytes")
-        found = json.loads(path.read_bytes().decode())
-    except OSError as error:
-        raise BackendError(f"`{path}` cannot be read: {cause_of(error)}") from error
-    except (ValueError, RecursionError) as error:
-        raise BackendError(f"`{path}` is no JSON") from error
-    if not isinstance(found, dict):
-        raise BackendError(f"`{path}` is no JSON object")
-    return found
 
 
 def _tokenizer(whole: dict[str, Any]) -> Tokenizer:

@@ -17,16 +17,14 @@ import numpy as np
 
 from sds.models.cache.kv_cache import BatchRow
 from sds.models.cache.prefix_cache import CALL_TOKENS_MAX, PrefixCachingBackend
-from sds.models.protocol import CARD_SLOTS_MAX, CONTEXT_TOKENS, BackendError, Dtype, check_slots, extra_hint
+from sds.models.protocol import CARD_SLOTS_MAX, CONTEXT_TOKENS, BackendError, Dtype, check_slots, extra_hint, importing
 
-try:
+with importing("transformers and torch are not installed", extra_hint("hf")):
     import torch
 
     from sds.models.transformers_.fused import fuse
     from sds.models.transformers_.kv_cache import HfKVCache, kv_cache_for
     from sds.models.transformers_.loading import device_of, failing, fingerprint_of, loaded
-except ImportError as error:
-    raise BackendError("transformers and torch are not installed", hint=extra_hint("hf")) from error
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -1,14 +1,17 @@
-"""Databases of somebody else, read as they are now: SQLite files, opened read-only, a connection to each reader by itself."""
+"""Databases of somebody else: SQLite files. A demo makes its own; each is read as it is now, opened read-only, a connection to
+each reader by itself.
+"""
 
 from __future__ import annotations
 
 import sqlite3
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from sds.kernel.errors import StateError, cause_of
+from sds.kernel.storage.private_files import make_private_file
 
 IDLE_CONNECTIONS_MAX = 64
 BUSY_S = 2.0
@@ -89,3 +92,53 @@ def _identity(path: Path) -> tuple[int, int]:
 
 def _read_only(path: Path) -> str:
     return f"{path.resolve().as_uri()}?mode=ro"
+
+
+@contextmanager
+def new_database(path: Path, schema: str) -> Iterator[sqlite3.Connection]:
+    """Make a private file and fill it within the block. Raises StateError when there is one already or it cannot be written."""
+    if path.exists():
+        raise StateError(f"`{path}` exists already", hint="choose another file or remove this one")
+    try:
+        make_private_file(path)
+        with closing(sqlite3.connect(path)) as db, db:
+            db.executescript(schema)
+            yield db
+    except (sqlite3.Error, OSError) as error:
+        raise StateError(f"`{path}` cannot be written: {error}") from error
+
+
+@contextmanager
+def changing(path: Path) -> Iterator[sqlite3.Connection]:
+    """Yield a connection for one transaction, as whoever owns the file has it. Raises StateError."""
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True, timeout=BUSY_S)) as db, db:
+            yield db
+    except sqlite3.Error as error:
+        raise StateError(f"`{path}` cannot be moved: {error}") from error
+
+
+def versioned(table: str, name: str) -> str:
+    """Return triggers by which any change of a row, whoever writes, raises its `version` by one, and no row is renamed, deleted
+    or replaced: a version never comes back with other contents. Rows are called `name`, and known by their `{name}_id`.
+    """
+    return f"""
+CREATE TRIGGER {name}_moves AFTER UPDATE ON {table} WHEN NEW.version <> OLD.version + 1 BEGIN
+    UPDATE {table} SET version = OLD.version + 1 WHERE {name}_id = NEW.{name}_id;
+END;
+CREATE TRIGGER {name}_renamed BEFORE UPDATE OF {name}_id ON {table} BEGIN
+    SELECT RAISE(ABORT, 'a {name} is never renamed');
+END;
+CREATE TRIGGER {name}_deleted BEFORE DELETE ON {table} BEGIN
+    SELECT RAISE(ABORT, 'a {name} is never deleted');
+END;
+{never_replaced(table, name)}"""
+
+
+def never_replaced(table: str, name: str) -> str:
+    """Return the trigger by which no row of a table is replaced."""
+    return f"""CREATE TRIGGER {name}_replaced BEFORE INSERT ON {table}
+WHEN EXISTS (SELECT 1 FROM {table} WHERE {name}_id = NEW.{name}_id) BEGIN
+    SELECT RAISE(ABORT, 'a {name} is never replaced');
+END;
+"""

@@ -31,8 +31,9 @@ KEYS_MAX = 1_000  # of a kind; 83 years of a new one every month
 KEY_FILE, PUBLIC_FILE = "kernel.key", "ledger.pub"
 FILE_BYTES_MAX = 1 << 20
 _MAGIC = b"sds keys 1\n"
-LOST = 'put it back from a backup; if there is none: sds keys rotate --lost --reason "..."'
-_DAMAGED = 'put the key back from a backup; if there is none, move it away: sds keys rotate --lost --reason "..."'
+SAY_LOST = 'sds keys rotate --lost --reason "..."'
+LOST = f"put it back from a backup; if there is none: {SAY_LOST}"
+_MOVE_AWAY = f"put the key back from a backup; if there is none, move this file away: {SAY_LOST}"
 
 SHOWN_CHARS = 16  # of a key, in a message
 # And whether keys were lost since then.
@@ -105,12 +106,16 @@ def refuse_other_keys(folder: Path, record: Reader) -> None:
     Two processes with different keys would leave each other's orders UNKNOWN. Looked at: the newest checkpoint and the
     newest order. The key of an order from before may be lost on the record (`sds keys rotate --lost`).
     """
-    path, ring = folder / KEY_FILE, _read_or_none(folder) or Ring()
-    last = newest_checkpoint(record)
+    refuse_other_ledger_keys(folder, record)
+    if name := unknown_key(_read_or_none(folder) or Ring(), record):
+        raise _other(folder / KEY_FILE, f"its newest order was signed with `{name}`", LOST)
+
+
+def refuse_other_ledger_keys(folder: Path, record: Reader) -> None:
+    """Raise StoreError where a record's newest checkpoint was signed with a key that is not in this folder's file."""
+    ring, last = _read_or_none(folder) or Ring(), newest_checkpoint(record)
     if last is not None and last.public_key not in (ring.ledger.public.keys if ring.ledger else ()):
-        raise _other(path, f"the ledger was signed with `{last.public_key[:SHOWN_CHARS]}`")
-    if name := unknown_key(ring, record):
-        raise _other(path, f"its newest order was signed with `{name}`")
+        raise _other(folder / KEY_FILE, f"the ledger was signed with `{last.public_key[:SHOWN_CHARS]}`", _MOVE_AWAY)
 
 
 def unknown_key(ring: Ring, record: Reader) -> str:
@@ -120,11 +125,12 @@ def unknown_key(ring: Ring, record: Reader) -> str:
     return "" if is_lost or name in map(key_name, ring.secrets) else name
 
 
-def _other(path: Path, signed: str) -> StoreError:
-    hint = f"copy the one that the record's other processes use, or {LOST}"
+def _other(path: Path, signed: str, mend: str) -> StoreError:
+    message = f"`{path}` is another record's, or older than its own: {signed}"
     if not path.exists():
-        return StoreError(f"the key `{path}` is gone, but its record is there", hint=hint, retryable=False)
-    return StoreError(f"`{path}` is another record's, or older than its own: {signed}", hint=hint, retryable=False)
+        message, mend = f"the key `{path}` is gone, but its record is there", LOST
+    hint = f"copy the one that the record's other processes use, or {mend}"
+    return StoreError(message, hint=hint, retryable=False)
 
 
 def order_keys(folder: Path, *, now_ms: int) -> tuple[bytes, ...]:
@@ -196,10 +202,10 @@ def read_ring(path: Path) -> Ring:
             if ring.seed is not None:
                 _check_pair(ring)
         except (ValidationError, ValueError) as error:
-            raise StoreError(f"`{path}` is damaged: its keys cannot be read", hint=_DAMAGED) from error
+            raise StoreError(f"`{path}` is damaged: its keys cannot be read", hint=_MOVE_AWAY) from error
         return ring
     if len(raw) < KEY_BYTES:
-        raise StoreError(f"`{path}` is damaged: it has {len(raw)} bytes, a key has {KEY_BYTES}", hint=_DAMAGED)
+        raise StoreError(f"`{path}` is damaged: it has {len(raw)} bytes, a key has {KEY_BYTES}", hint=_MOVE_AWAY)
     return Ring(orders=(OrderKey(key=raw.hex()),))
 
 

@@ -16,16 +16,18 @@ from types import ModuleType
 
 from sds.host import keys
 from sds.host.clock import now_ms
+from sds.kernel.canonical import one_line
 from sds.kernel.errors import SdsError, StoreError, UsageError, cause_of
 from sds.kernel.storage import ledger
 from sds.kernel.storage.keyring import Keyring, Signer
 from sds.kernel.storage.ledger import CheckpointWitness, Head, LedgerKey, PublicKeys
 from sds.kernel.storage.sqlite import SqliteStore, look_at
 from sds.kernel.storage.store import Reader, Store
+from sds.models.protocol import extra_hint, missing_package
 
 SCHEMA_PREFIX = "sds_"  # of a gate's record in PostgreSQL
 _NAMES_A_SCHEMA = re.compile("[a-z][a-z0-9_]{0,58}")
-_COPY = "copy kernel.key from the machine that began the record"
+_COPY = "copy kernel.key from the machine that began the record; if it is lost there, too"
 
 
 def home() -> Path:
@@ -131,8 +133,11 @@ def _postgres() -> ModuleType:
     try:
         return import_module("sds.kernel.storage.postgres.store")
     except ImportError as error:
-        hint = "`make install` in the source folder; elsewhere pip install 'PATH_TO_THAT_FOLDER[service]'"
-        raise UsageError("a record in PostgreSQL needs packages that are not installed", hint=hint) from error
+        if missing_package(error):
+            message = "a record in PostgreSQL needs packages that are not installed"
+            raise UsageError(message, hint=extra_hint("service")) from error
+        message = f"what keeps a record in PostgreSQL cannot be imported: {one_line(error, 200)}"
+        raise StoreError(message, retryable=False) from error
 
 
 def _refuse_other_keys(folder: Path, store: Reader) -> None:
@@ -141,7 +146,8 @@ def _refuse_other_keys(folder: Path, store: Reader) -> None:
         return
     ring, last = keys.read_ring(key_path(folder)), ledger.newest_checkpoint(store)
     if last is not None and ring.ledger is not None and last.public_key not in ring.ledger.public.keys:
-        raise StoreError(f"the record was signed with other keys than those of `{key_path(folder)}`", hint=_COPY)
+        message = f"the record was signed with other keys than those of `{key_path(folder)}`"
+        raise StoreError(message, hint=f"{_COPY}, move this file away: {keys.SAY_LOST}")
 
 
 def record_name(folder: Path) -> str:
@@ -228,7 +234,8 @@ def refuse_lost_key(folder: Path) -> None:
     orders, checkpoints = _signed(folder)
     if (orders or checkpoints) and not key.exists():
         if store_url():
-            raise StoreError(f"the record was signed with keys that are not in `{folder}`", hint=_COPY)
+            message = f"the record was signed with keys that are not in `{folder}`"
+            raise StoreError(message, hint=f"{_COPY}: {keys.SAY_LOST}")
         raise StoreError(f"the key `{key}` is gone, but its record is there", hint=keys.LOST)
     if checkpoints and keys.read_ring(key).ledger is None:
         raise StoreError(f"`{key}` is older than its record: it has no key of the ledger", hint=keys.LOST)

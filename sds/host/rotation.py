@@ -34,12 +34,14 @@ def rotate(folder: Path, store: Store, *, who: str, reason: str, now_ms: int, lo
 
     `lost`: the old ones are gone for good. Then orders in flight that they signed can no longer be resolved by
     recovery. Running gates of this folder take the new keys up with their next order. Raises UsageError when keys are
-    said to be lost and are not, StoreError when they are and it is not said.
+    said to be lost and are not, StoreError when they are and it is not said, and where other keys lie in their place: the
+    public halves of the lost ones, which verify the ledger on, are not in that file.
     """
     if lost:
         _refuse_found(folder, store)
     else:
         paths.refuse_lost_key(folder)
+        keys.refuse_other_keys(folder, store)
     with store.transaction():
         older, taken_from = _older(folder, store)
         since = older.since if ledger.newest_checkpoint(store) else ledger.head(store)
@@ -51,11 +53,12 @@ def rotate(folder: Path, store: Store, *, who: str, reason: str, now_ms: int, lo
 
 
 def _refuse_found(folder: Path, store: Store) -> None:
-    """Raise UsageError where no keys are lost, or that is on the record already."""
+    """Raise UsageError where no keys are lost, or that is on the record already; StoreError where others are in their place."""
     try:
         paths.refuse_lost_key(folder)
     except SdsError:
         return
+    keys.refuse_other_ledger_keys(folder, store)
     if not _is_loss_unsaid(folder, store):
         raise UsageError(f"the keys in `{paths.key_path(folder)}` are there", hint='sds keys rotate --reason "..."')
 

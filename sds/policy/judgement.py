@@ -22,7 +22,6 @@ from sds.models.protocol import BackendError
 from sds.models.readers.protocol import Reader
 
 FILE, CHECKSUM = "judgement.json", "judgement.json.sha256"
-SCHEMA = 1
 # What thresholds are of where a reading is a score: `distribution.confidence`. Those that were chosen of what a score was once
 # taken for, a certainty, prove nothing of it.
 CONFIDENCE_OF_SCORES = "certain as the score"

@@ -12,6 +12,7 @@ from sds import Gate
 from sds.gates.refund.gate import airline_path, ensure_world, load_refund_contract, read_queue
 from sds.gates.refund.rail.client import RailProcess
 from sds.gates.refund.source import TicketSource
+from tests.gates.refund.rail.payouts import payouts
 from tests.proposers import Greedy
 from tests.scale import scale
 
@@ -75,7 +76,7 @@ def _one(folder: Path, number: int, claims: list[dict[str, str]], rng: Random) -
             for event in rng.sample(claims, CLAIMS):
                 settle(gate, event)
             gate.recover()
-            found, paid = fates(gate), rail.payouts()
+            found, paid = fates(gate), payouts(rail)
             lost = CLAIMS - found["decided"] - found["human"]
             twice = paid["tickets_paid_twice_in_kind"] + paid["dfids_paid_twice"]
             return twice, paid["settled"], lost, len(gate.reconcile().differences), faults(gate)

@@ -138,9 +138,17 @@ def shell_in(home: Path, path: str = "") -> Callable[..., str]:
 
 @pytest.mark.parametrize("package", ["llama_cpp", "numpy", "structlog"])
 def test_doctor_names_a_missing_package_without_a_traceback(tmp_path: Path, package: str) -> None:
-    (tmp_path / f"{package}.py").write_text(f"raise ModuleNotFoundError(\"No module named '{package}'\")")
+    (tmp_path / f"{package}.py").write_text(
+        f"raise ModuleNotFoundError(\"No module named '{package}'\", name='{package}')"
+    )
 
     assert f": a package is missing: No module named '{package}'" in shell_in(tmp_path, str(tmp_path))()
+
+
+def test_doctor_says_what_an_import_says_that_fails_although_its_package_is_there(tmp_path: Path) -> None:
+    (tmp_path / "llama_cpp.py").write_text("raise ImportError('libgomp.so.1:\\nno such file')")
+
+    assert ": an import failed: libgomp.so.1: no such file\n" in shell_in(tmp_path, str(tmp_path))()
 
 
 def test_doctor_finds_a_damaged_record_and_says_that_a_whole_one_is_whole(folder: Path) -> None:

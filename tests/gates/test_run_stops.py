@@ -16,7 +16,7 @@ from sds.engines.protocol import Engine
 from sds.engines.queueing import QueueTimeoutError
 from sds.gates import runner
 from sds.gates.refund import gate
-from sds.gates.refund.gate import ensure_world, load_refund_contract, read_queue
+from sds.gates.refund.gate import load_refund_contract, read_queue
 from sds.gates.refund.rail.client import RailProcess
 from sds.host.clock import now_ms
 from sds.host.paths import open_record
@@ -30,15 +30,6 @@ from tests.proposers import Greedy
 AGENT = "refund-agent"
 REFUND = ChosenGate("refund")
 LIMIT = 4
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a gate's folder; its model pays whatever the envelope permits."""
-    monkeypatch.setenv("SDS_HOME", str(tmp_path))
-    monkeypatch.setattr(cli, "opened_engine", lambda *_, **__: nullcontext(Greedy()))
-    ensure_world(tmp_path / "refund", claims=40)
-    return tmp_path / "refund"
 
 
 def after(folder: Path, count: int, act: Callable[[Store], object]) -> Callable[[Answer], None]:

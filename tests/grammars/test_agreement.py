@@ -20,7 +20,7 @@ from sds.kernel.envelope.proposal import Proposal, write_proposal
 from sds.kernel.errors import LanguageError
 from tests.grammars.byte_matcher import ByteMatcher
 from tests.model_fixtures import CONTEXT_REF
-from tests.samples import inside, mutated, near
+from tests.samples import inside, mutated, near, value_of
 from tests.scale import scale, seeded
 from tests.strategies import envelopes, random_envelope
 
@@ -67,25 +67,10 @@ def test_the_schema_accepts_the_same_values(envelope: DecisionEnvelope, seed: in
     validator = Draft202012Validator(schema)
     for draw in (inside, near) * 5:
         proposal = draw(rng, said.envelope, CONTEXT_REF)
-        try:
-            value = json.loads(
-                write_proposal(proposal), parse_float=Decimal, parse_constant=refuse, object_pairs_hook=once
-            )
-        except ValueError:
+        if (value := value_of(write_proposal(proposal))) is None:
             continue
         expected = matches(write_proposal(rescaled(proposal, said.envelope, value.get("params", {}))).decode())
         assert bool(expected) == validator.is_valid(value), value
-
-
-def refuse(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
-
-
-def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """JSON does not say what a name written twice means, so no value is compared there."""
-    if len(dict(pairs)) < len(pairs):
-        raise ValueError("a name stands twice")
-    return dict(pairs)
 
 
 def writable(envelope: DecisionEnvelope) -> DecisionEnvelope:

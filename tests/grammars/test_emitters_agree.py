@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from decimal import Decimal, localcontext
 from random import Random
-from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
@@ -27,7 +26,7 @@ from sds.models.catalog.catalog import embedded_model
 from tests.grammars.byte_matcher import ByteMatcher
 from tests.grammars.gbnf_matcher import GbnfMatcher, GbnfVocabulary
 from tests.model_fixtures import CONTEXT_REF
-from tests.samples import BENT, inside, near
+from tests.samples import BENT, inside, near, value_of
 from tests.scale import scale, seeded
 from tests.strategies import random_envelope
 
@@ -133,24 +132,6 @@ def schema_judge(said: Language) -> Judge | None:
             return value is not None and validator.is_valid(value)
 
     return judge
-
-
-def value_of(data: bytes) -> Any:
-    """Return the JSON value, or None for what is no JSON text, and for a name written twice, which has no meaning."""
-    try:
-        return json.loads(data, parse_float=Decimal, parse_constant=refuse, object_pairs_hook=once)
-    except ValueError:
-        return None
-
-
-def refuse(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
-
-
-def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(dict(pairs)) < len(pairs):
-        raise ValueError("a name stands twice")
-    return dict(pairs)
 
 
 def in_form(said: Language, data: bytes) -> bytes:

@@ -96,7 +96,7 @@ def test_a_key_file_cut_at_any_byte_is_damaged_and_never_another_key(folder: Pat
         path.write_bytes(whole[:length])
         with pytest.raises(StoreError, match="is damaged: ") as caught:
             paths.signer(folder)
-        assert "put the key back from a backup; if there is none, move it away: sds keys rotate --lost" in str(
+        assert "put the key back from a backup; if there is none, move this file away: sds keys rotate --lost" in str(
             caught.value.hint
         )
     path.write_bytes(whole)
@@ -235,6 +235,27 @@ def test_a_lost_key_is_replaced_on_the_record_and_what_it_signed_of_the_ledger_v
         assert ["KEYS_LOST"] == [
             row[0] for row in store.rows("SELECT body ->> '$.act' FROM ledger WHERE kind = 'OPERATOR'")
         ]
+
+
+@pytest.mark.parametrize("lost", [True, False])
+@pytest.mark.parametrize("key", ["older", "another record's"])
+def test_no_rotation_begins_from_keys_that_did_not_sign_the_ledger_before_their_file_is_moved_away(
+    folder: Path, tmp_path: Path, key: str, lost: bool
+) -> None:
+    """Its public halves would take the place of those that verify the ledger."""
+    halt(tmp_path / "other")
+    source = folder if key == "older" else tmp_path / "other"
+    swapped = (source / "kernel.key").read_bytes()
+    renewed(folder)
+    public = (folder / "ledger.pub").read_bytes()
+    (folder / "kernel.key").write_bytes(swapped)
+    with pytest.raises(StoreError, match="is another record's, or older than its own") as refused:
+        renewed(folder, lost=lost)
+    assert refused.value.hint.endswith('if there is none, move this file away: sds keys rotate --lost --reason "..."')
+    assert (swapped, public) == ((folder / "kernel.key").read_bytes(), (folder / "ledger.pub").read_bytes())
+    (folder / "kernel.key").rename(folder / "kernel.key.moved")
+    renewed(folder, lost=True)
+    assert () == faults(folder)
 
 
 def test_there_are_only_so_many_keys(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

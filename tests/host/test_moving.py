@@ -150,7 +150,9 @@ def test_a_record_whose_keys_are_on_another_machine_is_refused(halted: Path, mon
             assert store.halted
         with pytest.raises(StoreError, match="the record was signed with keys that are not in") as caught:
             paths.signer(halted)
-    assert "copy kernel.key from the machine that began the record" == caught.value.hint
+    away = ", move this file away" if key == "another" else ""
+    copy = "copy kernel.key from the machine that began the record; if it is lost there, too"
+    assert f'{copy}{away}: sds keys rotate --lost --reason "..."' == caught.value.hint
     replace_private_file(halted / "kernel.key", kept)
     paths.open_record(halted).close()
 

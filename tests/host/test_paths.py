@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import stat
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -11,8 +14,10 @@ import pytest
 from sds.host.keys import KEY_BYTES
 from sds.host.paths import kernel_keys, make_private, signer
 from sds.kernel.errors import StoreError, UsageError
+from sds.models.protocol import extra_hint
 
 DATA = b"what is signed"
+ROOT = Path(__file__).parents[2]
 
 
 def mode(path: Path) -> int:
@@ -73,3 +78,35 @@ def test_a_folder_that_is_there_keeps_its_mode_and_a_file_in_its_place_is_told(t
     assert 0o755 == mode(tmp_path / "shared")
     with pytest.raises(StoreError, match="file` cannot be made: file exists"):
         make_private(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("psycopg", "said"),
+    [
+        (
+            "raise ModuleNotFoundError(\"No module named 'psycopg'\", name='psycopg')",
+            f"a record in PostgreSQL needs packages that are not installed {extra_hint('service')}",
+        ),
+        (
+            "raise ImportError('no pq wrapper available.\\nAttempts made:')",
+            "what keeps a record in PostgreSQL cannot be imported: no pq wrapper available. Attempts made:",
+        ),
+        (
+            "import psycopg.adapted",
+            "what keeps a record in PostgreSQL cannot be imported: No module named 'psycopg.adapted'",
+        ),
+    ],
+)
+def test_only_a_package_that_is_missing_is_said_to_be_not_installed(tmp_path: Path, psycopg: str, said: str) -> None:
+    (tmp_path / "psycopg").mkdir()
+    (tmp_path / "psycopg" / "__init__.py").write_text(psycopg)
+    code = (
+        "from sds.host.paths import has_record, home\nfrom sds.kernel.errors import SdsError\n"
+        "try: has_record(home())\nexcept SdsError as error: print(error, error.hint)"
+    )
+    environment = os.environ | {
+        "SDS_STORE": "postgresql://nobody@localhost/none",
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    }
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert said == done.stdout.strip()

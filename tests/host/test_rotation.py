@@ -193,7 +193,7 @@ def test_a_gate_whose_keys_are_older_than_the_last_rotation_does_not_open(bed: T
     (bed.own / "kernel.key").write_bytes(before)
     with pytest.raises(StoreError, match="older than its own") as refused:
         bed.gate()
-    assert refused.value.hint.startswith("copy the one that the record's other processes use, or put it back")
+    assert refused.value.hint.startswith("copy the one that the record's other processes use, or put the key back")
     assert "\n" not in str(refused.value)
 
 

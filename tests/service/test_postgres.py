@@ -76,7 +76,7 @@ def test_a_page_is_read_from_where_it_begins_however_many_decisions_there_are(tw
 
     def planned(db: Connection) -> str:
         db.together(("SET LOCAL enable_sort = off", ()))  # a record of this size is read whole unless that is dear
-        done = db.together((f"EXPLAIN (COSTS OFF) {PAGE.format(state='')}", (0, MS_MAX, "", 50)))
+        done = db.together((f"EXPLAIN (COSTS OFF) {PAGE.format(state='')}", (0, "", MS_MAX, "", 50)))
         return "\n".join(row[0] for row in done.rows)
 
     with store.transaction():

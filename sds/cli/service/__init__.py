@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 from sds.kernel.errors import UsageError
-from sds.models.protocol import extra_hint
+from sds.models.protocol import extra_hint, missing_package
 
 if TYPE_CHECKING:
     from sds.service.database import Database
@@ -19,8 +19,10 @@ def needs_service() -> Iterator[None]:
     """Import what the service needs within the block. Raises UsageError where the extra is not installed."""
     try:
         yield
-    except ModuleNotFoundError as error:
-        raise UsageError(f"the service needs `{error.name}`", hint=extra_hint("service")) from error
+    except ImportError as error:
+        if name := missing_package(error):
+            raise UsageError(f"the service needs `{name}`", hint=extra_hint("service")) from error
+        raise
 
 
 @contextmanager

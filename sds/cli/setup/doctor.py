@@ -45,6 +45,7 @@ from sds.kernel.registry import registry
 from sds.kernel.storage.private_files import OTHERS
 from sds.kernel.storage.sqlite import SqliteStore
 from sds.kernel.storage.store import UPGRADABLE, Reader
+from sds.models.protocol import missing_package
 
 if TYPE_CHECKING:
     from sds.policy.judgement import Judgement
@@ -77,7 +78,8 @@ def doctor(options: EngineOptions = NO_OPTIONS, gate: OpenedGate = "refund") -> 
             typer.echo(f"FAIL  {name}: {error}{f' ({error.hint})' if error.hint else ''}")
         except ImportError as error:  # a package's metadata that is not there is one, too
             failed += 1
-            typer.echo(f"FAIL  {name}: a package is missing: {one_line(error, 200)}")
+            what = "a package is missing" if missing_package(error) else "an import failed"
+            typer.echo(f"FAIL  {name}: {what}: {one_line(error, 200)}")
     if failed:
         raise SdsError(f"{failed} of {len(checks)} checks failed")
 

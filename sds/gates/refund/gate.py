@@ -56,7 +56,7 @@ def load_refund_contract() -> Contract:
 
 
 class Rail(RailExecutor):
-    """Pays through a payment rail of its own: a process that it starts, again where it dies, and ends when it is closed."""
+    """Pays through a payment rail of its own: a process that it starts, again where it dies or hangs, and ends when it is closed."""
 
     def __init__(self, db: Path, version_of: Callable[[str], str | None]) -> None:
         self.process = RailProcess(db)
@@ -64,8 +64,11 @@ class Rail(RailExecutor):
         super().__init__(self.process.port, version_of)
 
     def port_within(self, within_s: float) -> int:
-        """Return the port of the process, started again where it has died."""
+        """Return the port of the process, started again where it has died or hangs."""
         return self.process.running_port(within_s)
+
+    def was_late(self) -> None:
+        self.process.was_late()
 
     def close(self) -> None:
         self.process.stop()

@@ -44,10 +44,6 @@ class Standing:
         metrics.in_hand.set(service.admission.in_hand)
         metrics.streams.set(self._streams.total())
 
-    def forget(self) -> None:
-        """Have the next scrape read everything anew."""
-        self._read_s = float("-inf")
-
     def _standing(self) -> Iterable[Metric]:
         if time.monotonic() - self._read_s >= READ_EVERY_S:
             self._found, self._read_s = list(self._read()), time.monotonic()

@@ -73,7 +73,8 @@ SHOWN: dict[int | str, Schema] = {
 }
 LISTED: dict[int | str, Schema] = {
     200: {
-        "description": "Decisions, newest first. `next`: the cursor of the next page, null where there is none.",
+        "description": "Decisions, newest first. `next`: the cursor of the next page, null where there is none. A page of one "
+        "state may be short, or empty, and have a next all the same.",
         "content": _json(
             {
                 "type": "object",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import merge
 from itertools import islice
@@ -25,6 +25,7 @@ from sds.service.routes.described import LISTED, SHOWN
 from sds.service.state import service
 
 LIMIT, LIMIT_MAX = 50, 200
+FLOWS_READ_MAX = 10_000  # of each record, for one page of one state
 CURSOR_CHARS_MAX = 200
 MS_MAX = 1 << 53
 _DFID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -46,7 +47,7 @@ _FACTS = {
 }
 _ENTRY = ("idx", "at_ms", "kind", "entry_hash")
 PAGE = (
-    "SELECT created_at_ms, dfid FROM decision_flows WHERE created_at_ms >= ?"
+    "SELECT created_at_ms, dfid FROM decision_flows WHERE (created_at_ms, dfid) >= (?, ?)"
     " AND (created_at_ms, dfid) < (?, ?){state} ORDER BY created_at_ms DESC, dfid DESC LIMIT ?"
 )
 
@@ -73,7 +74,11 @@ async def decisions(
     cursor: Annotated[str | None, Query(description="Where a page goes on: `next` of the one before.")] = None,
     limit: Annotated[int, Query(description="How many.", ge=1, le=LIMIT_MAX)] = LIMIT,
 ) -> dict[str, Any]:
-    """List decisions as they stand now, the newest first, without texts."""
+    """List decisions as they stand now, the newest first, without texts.
+
+    For one page of one state no more than 10,000 decisions of a gate are looked at: it may hold fewer than `limit`, or none,
+    and have a `next` all the same.
+    """
     served = service(request)
     if gate is not None:
         who.check("read", gate)
@@ -82,7 +87,7 @@ async def decisions(
     return await run_in_threadpool(_page, gates, page)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, order=True, slots=True)
 class Cursor:
     """A place in the list: after the flow that was opened then and has this id."""
 
@@ -115,27 +120,40 @@ class Page:
     state: str | None
     limit: int
 
-    def rows(self, store: Reader) -> list[tuple[int, str]]:
-        """Return (opened, dfid) of one record's flows, newest first."""
-        chosen = " AND state = ?" if self.state else ""
-        given = (self.since_ms, self.after.at_ms, self.after.dfid)
-        return [
-            (row[0], row[1])
-            for row in store.rows(
-                PAGE.format(state=chosen), (*given, *((self.state,) if self.state else ()), self.limit)
-            )
-        ]
+    def last(self, store: Reader) -> Cursor | None:
+        """Return down to which of one record's flows, itself included, this page looks; None: to the end."""
+        if self.state is None:
+            return None
+        values = (self.since_ms, "", self.after.at_ms, self.after.dfid, 1, FLOWS_READ_MAX - 1)
+        row = store.row(f"{PAGE.format(state='')} OFFSET ?", values)
+        return Cursor(*row) if row else None
+
+    def rows(self, store: Reader, last: Cursor | None) -> list[tuple[int, str]]:
+        """Return (opened, dfid) of one record's flows, newest first, down to `last`."""
+        begin = last or Cursor(self.since_ms, "")
+        between = (begin.at_ms, begin.dfid, self.after.at_ms, self.after.dfid)
+        if self.state is None:
+            rows = store.rows(PAGE.format(state=""), (*between, self.limit))
+        else:
+            rows = store.rows(PAGE.format(state=" AND state = ?"), (*between, self.state, self.limit))
+        return [(row[0], row[1]) for row in rows]
+
+    def flows(self, stores: Sequence[Reader]) -> tuple[list[tuple[int, str, Reader]], Cursor | None]:
+        """Return (opened, dfid, record) of all records' flows, newest first, and after which the next page goes on."""
+        last = max((each for store in stores if (each := self.last(store))), default=None)
+        listed = merge(
+            *([(*row, store) for row in self.rows(store, last)] for store in stores),
+            key=lambda each: each[:2],
+            reverse=True,
+        )
+        found = list(islice(listed, self.limit))
+        return found, Cursor(*found[-1][:2]) if len(found) == self.limit else last
 
 
 def _page(gates: Iterable[OpenGate], page: Page) -> dict[str, Any]:
-    stores = [gate.gate.store for gate in gates]
-    listed = merge(
-        *([(*row, store) for row in page.rows(store)] for store in stores), key=lambda each: each[:2], reverse=True
-    )
-    found = list(islice(listed, page.limit))
+    found, following = page.flows([gate.gate.store for gate in gates])
     shown = [{"opened_at_ms": at_ms, **without_texts(known_answer(store, dfid))} for at_ms, dfid, store in found]
-    following = str(Cursor(*found[-1][:2])) if len(found) == page.limit else None
-    return {"decisions": shown, "next": following}
+    return {"decisions": shown, "next": str(following) if following else None}
 
 
 def _shown(gates: Iterable[OpenGate], dfid: str, *, texts: bool) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from sds.kernel.storage.sqlite import SqliteStore
 from tests.cli.conftest import Cli
 from tests.cli.decisions.test_escalations import CLAIMS
 from tests.gates.refund.rail.orders import key_of
+from tests.gates.refund.rail.payouts import payouts
 from tests.proposers import Greedy
 
 HALF = CLAIMS // 2
@@ -62,7 +63,7 @@ def rail(cli: Cli) -> PayoutStore:
 
 
 def paid(cli: Cli) -> int:
-    return int(str(rail(cli).summary()["settled"]))
+    return int(payouts(cli.folder / "rail.db")["settled"])
 
 
 def differences(cli: Cli) -> list[str]:

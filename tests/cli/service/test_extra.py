@@ -20,6 +20,13 @@ def test_what_is_missing_is_said_with_the_command_that_installs_it() -> None:
     )
 
 
+def test_a_module_of_a_package_that_is_there_is_not_said_to_be_an_extra() -> None:
+    error = ModuleNotFoundError("No module named 'fastapi.sse'", name="fastapi.sse")
+    with pytest.raises(ModuleNotFoundError) as said, needs_service():
+        raise error
+    assert error is said.value
+
+
 def test_no_other_command_loads_it() -> None:
     code = (
         "import sys, sds.cli.app; print({'fastapi', 'uvicorn', 'sqlalchemy', 'alembic', 'psycopg'} & set(sys.modules))"

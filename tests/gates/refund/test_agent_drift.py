@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing, nullcontext
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from sds.cli.common import ChosenGate
 from sds.cli.decisions import run as cli
 from sds.gates import runner
 from sds.gates.refund.chaos import AgentDrift
-from sds.gates.refund.gate import ensure_world, gate, load_refund_contract
+from sds.gates.refund.gate import gate, load_refund_contract
 from sds.host.paths import open_record
 from sds.kernel.errors import UsageError
 from sds.kernel.registry import registry
@@ -23,15 +23,6 @@ STOPPED_AT = 30  # the window of the monitor `not_eligible`
 DENIED = 29  # of the other nobody knows enough: a rule hands it to a human
 WHY = "monitor not_eligible: reason_share 0.9667 is over 0.8 in the last 30 decisions, at decision 30"
 Drifts = Callable[[int], dict[str, Any]]
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a gate's folder; its model pays whatever the envelope permits."""
-    monkeypatch.setenv("SDS_HOME", str(tmp_path))
-    monkeypatch.setattr(cli, "opened_engine", lambda *_, **__: nullcontext(Greedy()))
-    ensure_world(tmp_path / "refund", claims=40)
-    return tmp_path / "refund"
 
 
 def drift(folder: Path, limit: int) -> dict[str, Any]:

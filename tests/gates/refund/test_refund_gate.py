@@ -22,6 +22,7 @@ from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.flow.states import Answer
 from sds.models.llamacpp.backend import LlamaBackend
 from tests.gates.refund.opened import open_refund
+from tests.gates.refund.rail.payouts import payouts
 from tests.proposers import Greedy
 
 CLAIMS = 120
@@ -55,7 +56,7 @@ def test_whatever_the_rail_does_nothing_is_paid_twice_and_recovery_settles_the_r
     rail.misbehave()
     left = opened.recover()
     assert 0 == left.unknown
-    paid = rail.payouts()
+    paid = payouts(rail)
     assert (0, 0) == (paid["dfids_paid_twice"], paid["tickets_paid_twice_in_kind"])
     successes = opened.store.value("SELECT count(*) FROM execution_log WHERE status = 'SUCCESS'")
     assert successes == paid["settled"] > 0
@@ -67,7 +68,7 @@ def test_a_dead_rail_leaves_unknown_and_the_next_start_resolves_it(
     gate: tuple[Gate, RailProcess], folder: Path
 ) -> None:
     opened, rail = gate
-    before = rail.payouts()["settled"]
+    before = payouts(rail)["settled"]
     assert opened.kernel.whole.doubt() is None  # as before any order that is not the first
     rail.kill()
     claims = undecided(opened, folder)
@@ -75,14 +76,14 @@ def test_a_dead_rail_leaves_unknown_and_the_next_start_resolves_it(
     assert ("EXECUTING", "UNKNOWN") == (answer.state, answer.execution)
     rail.start()
     assert 1 == opened.recover().success
-    assert before + 1 == rail.payouts()["settled"]
+    assert before + 1 == payouts(rail)["settled"]
 
 
 def test_a_rail_that_dies_by_itself_is_resolved_by_recovery_alone(
     gate: tuple[Gate, RailProcess], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened, rail = gate
-    before = rail.payouts()["settled"]
+    before = payouts(rail)["settled"]
     assert opened.kernel.whole.doubt() is None  # as before any order that is not the first
     assert rail._child is not None
     rail._child.kill()
@@ -94,8 +95,8 @@ def test_a_rail_that_dies_by_itself_is_resolved_by_recovery_alone(
     assert 1 == opened.recover().unknown
     monkeypatch.setattr(client, "RESTART_S", 0.0)
     assert 1 == opened.recover().success
-    assert before + 1 == rail.payouts()["settled"]
-    assert 0 == rail.payouts()["dfids_paid_twice"]
+    assert before + 1 == payouts(rail)["settled"]
+    assert 0 == payouts(rail)["dfids_paid_twice"]
 
 
 def test_an_injection_is_detected_recorded_and_changes_no_envelope(

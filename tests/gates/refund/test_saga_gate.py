@@ -26,6 +26,7 @@ from sds.kernel.saga.state import SagaAnswer
 from sds.models.llamacpp.backend import LlamaBackend
 from tests.gates.refund.opened import open_refund
 from tests.gates.refund.rail.orders import SOON_S, key_of, pay, post
+from tests.gates.refund.rail.payouts import payouts
 from tests.gates.refund.test_refund_policy import ON_TIME
 from tests.proposers import Greedy
 
@@ -92,9 +93,9 @@ def test_when_both_steps_are_paid_the_saga_is_closed(folder: Path) -> None:
 
 
 def test_a_second_step_that_the_rail_declines_has_the_first_taken_back_and_the_books_balance(desk: Desk) -> None:
-    before = desk.rail.payouts()
+    before = payouts(desk.rail)
     found = desk.decide()
-    after = desk.rail.payouts()
+    after = payouts(desk.rail)
     assert ("ABORTED", "COMPENSATED", "REVERT") == (found.answer.state, found.answer.tag, found.compensation)
     assert ["SUCCESS", "FAILED"] == [step.execution for step in found.steps if step]
     first = found.steps[0]
@@ -118,9 +119,9 @@ def test_a_reversal_whose_reply_is_lost_is_looked_up_and_happens_once(desk: Desk
     desk.gate._on_reasoned = lambda packet, data: (
         desk.rail.misbehave(lose_reply=1.0) if packet.event_id.endswith("/compensation") else reasoned(packet, data)
     )
-    before = desk.rail.payouts()["reversed"]
+    before = payouts(desk.rail)["reversed"]
     found = desk.decide()
-    assert ("COMPENSATED", 1) == (found.answer.tag, desk.rail.payouts()["reversed"] - before)
+    assert ("COMPENSATED", 1) == (found.answer.tag, payouts(desk.rail)["reversed"] - before)
 
 
 def test_a_rail_that_dies_before_the_reversal_leaves_it_unknown_until_recovery_has_looked(desk: Desk) -> None:
@@ -168,14 +169,14 @@ def test_the_saga_gives_its_second_step_no_place_in_a_single_decision() -> None:
 
 
 def test_what_was_paid_is_taken_back_once_however_often_it_is_asked(rail: RailProcess) -> None:
-    executor, before = rail.executor(), rail.payouts()
+    executor, before = rail.executor(), payouts(rail)
     assert "settled" == pay(executor, "back", 700).status
     assert Receipt("absent") == executor.reverted(key_of("back"), SOON_S)
     with ThreadPoolExecutor(8) as pool:
         receipts = set(pool.map(lambda _: executor.revert(key_of("back"), SOON_S), range(16)))
     assert 1 == len(receipts)
     assert {executor.reverted(key_of("back"), SOON_S)} == receipts
-    after = rail.payouts()
+    after = payouts(rail)
     assert (1, 700) == (after["reversed"] - before["reversed"], after["reversed_minor"] - before["reversed_minor"])
     assert "settled" == executor.lookup(key_of("back"), SOON_S).status
 

@@ -25,7 +25,7 @@ from sds.kernel.saga import state as saga
 from sds.kernel.storage.copying import keys_of_tables
 from sds.kernel.storage.keyring import Keyring, Signer
 from sds.kernel.storage.store import Store
-from sds.kernel.storage.vault import PROMPT, PROPOSAL, TRIGGER, Texts, key_for_case
+from sds.kernel.storage.vault import PROMPT, PROPOSAL, TRIGGER, Texts, key_for_flow
 from tests.kernel.durable import (
     LEASE_MS,
     SIGNER,
@@ -186,7 +186,7 @@ def test_a_text_that_looks_like_a_ciphertext_is_a_text(folder: Path, text: str):
 def test_each_case_has_a_key_of_its_own_and_each_text_its_place(world: World):
     first, second = decided(world, name="C1"), decided(world, name="C2")
     with world.store.transaction():
-        keys = [key_for_case(world.store, "claims", name) for name in ("C1", "C2")]
+        keys = [key_for_flow(world.store, flow.dfid) for flow in (first, second)]
     sealed = keys[0].seal_text(PROMPT, "x")
     assert "x" == keys[0].open_text(PROMPT, sealed)
     for key, column in ((keys[0], PROPOSAL), (keys[1], PROMPT)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import hashlib
 import json
 import os
@@ -10,7 +9,6 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -152,6 +150,7 @@ def test_a_folder_that_lacks_a_file_says_which(lacking: str, message: str, folde
     [
         ("config.json", b"{", "`{0}/config.json` is no JSON"),
         ("config.json", b"[]", "`{0}/config.json` is no JSON object"),
+        ("config.json", b" " * ((1 << 20) + 1), "`{0}/config.json` is larger than 1048576 bytes"),
         ("config.json", b"{}", "`{0}/config.json` names no vocab_size"),
         ("config.json", b'{"vocab_size":1000}', "the tokenizer has tokens beyond the model's 1000"),
         ("tokenizer.json", b"{}", "the tokenizer.json is damaged or of a kind this library does not know"),
@@ -176,15 +175,8 @@ def test_a_damaged_folder_says_where(file: str, content: bytes, message: str, fo
 
 
 def test_without_the_extra_a_folder_names_it(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    real = builtins.__import__
-
-    def without_tokenizers(name: str, *args: Any) -> Any:
-        if name.partition(".")[0] == "tokenizers":
-            raise ImportError(name)
-        return real(name, *args)
-
     monkeypatch.delitem(sys.modules, "sds.models.tokenizer.tokenizer_json", raising=False)
-    monkeypatch.setattr(builtins, "__import__", without_tokenizers)
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
     error = refusal(folder)
     assert f"`{folder}` is a checkpoint folder, which needs the extra `hf`" == str(error)
     assert "`make install` in the source folder; elsewhere pip install 'PATH_TO_THAT_FOLDER[hf]'" == error.hint

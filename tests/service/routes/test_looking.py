@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
+from sds.service.routes import looking
 from sds.service.routes.looking import MS_MAX, PAGE, Cursor, Page
+from tests.kernel.durable import World, deny
 from tests.service.testbed import EVENT, Bed
+from tests.stores.records import alone
 
 
 def reading(bed: Bed, *roles: str) -> dict[str, str]:
@@ -57,7 +62,7 @@ def test_flows_that_were_opened_in_one_millisecond_are_each_on_one_page(bed: Bed
     with bed.gate.store.transaction():
         bed.gate.store.run("UPDATE decision_flows SET created_at_ms = 1000000")
     found, cursor = list[str](), Cursor(MS_MAX, "")
-    while page := Page(0, cursor, None, 3).rows(bed.gate.store):
+    while page := Page(0, cursor, None, 3).rows(bed.gate.store, None):
         found += [dfid for _, dfid in page]
         cursor = Cursor(*page[-1])
     assert sorted(found, reverse=True) == found
@@ -67,8 +72,49 @@ def test_flows_that_were_opened_in_one_millisecond_are_each_on_one_page(bed: Bed
 @pytest.mark.parametrize("state", ["", " AND state = 'CLOSED'"])
 def test_a_page_is_read_from_where_it_begins_however_many_decisions_there_are(bed: Bed, state: str) -> None:
     asked = f"EXPLAIN QUERY PLAN {PAGE.format(state=state)}"
-    (plan,) = [row[3] for row in bed.gate.store._fetched(asked, (0, MS_MAX, "", 50))]
-    assert "flows_by_opening (created_at_ms>? AND (created_at_ms,dfid)<(?,?))" in plan
+    (plan,) = [row[3] for row in bed.gate.store._fetched(asked, (0, "", MS_MAX, "", 50))]
+    assert "flows_by_opening ((created_at_ms,dfid)>(?,?) AND (created_at_ms,dfid)<(?,?))" in plan
+
+
+def test_for_a_page_of_a_state_that_hardly_any_is_in_only_so_many_are_looked_at(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bed.post({**EVENT, "trip_id": "T-9", "car_id": "CAR-2"})
+    decided(bed, 7)
+    monkeypatch.setattr(looking, "FLOWS_READ_MAX", 3)
+    pages, cursor = list[list[str]](), ""
+    while cursor is not None:
+        page = bed.client.get(f"/v1/decisions?state=ESCALATED{cursor and f'&cursor={cursor}'}").json()
+        pages.append([each["event_id"] for each in page["decisions"]])
+        cursor = page["next"]
+    assert [[], [], ["T-9"]] == pages
+
+
+@pytest.mark.parametrize("state", [None, "CLOSED", "ABORTED"])
+def test_pages_of_several_records_have_every_flow_once_the_newest_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str | None
+) -> None:
+    rng, expected = Random(5), list[tuple[int, str]]()
+    worlds = list[World]()
+    for name in ("a", "b", "c"):
+        (tmp_path / name).mkdir()
+        worlds.append(World(tmp_path / name))
+    for world, count in zip(worlds, (0, 9, 40), strict=True):
+        for number in range(count):
+            at_ms, in_state = rng.randrange(30), rng.choice(["CLOSED"] * 5 + ["ABORTED"])
+            world.tickets.put(f"T{number}")
+            dfid = world.decide(deny, f"C{number}", f"T{number}").dfid
+            change = "UPDATE decision_flows SET created_at_ms = ?, state = ? WHERE dfid = ?"
+            alone(world.store, change, (at_ms, in_state, dfid))
+            expected += [(at_ms, dfid)] if state in {None, in_state} else []
+    monkeypatch.setattr(looking, "FLOWS_READ_MAX", 4)
+    found, cursor = list[tuple[int, str]](), Cursor(MS_MAX, "")
+    while cursor:
+        page, cursor = Page(3, cursor, state, 5).flows([world.store for world in worlds])
+        found += [flow[:2] for flow in page]
+    assert sorted((flow for flow in expected if flow[0] >= 3), reverse=True) == found
+    for world in worlds:
+        world.close()
 
 
 def test_a_page_may_be_of_one_state_or_since_a_time(bed: Bed) -> None:

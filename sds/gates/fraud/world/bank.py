@@ -6,19 +6,15 @@ or replaced, so a version never comes back with other contents.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterable, Mapping
-from contextlib import closing
 from pathlib import Path
 
+from sds.gates.databases import changing, new_database, versioned
 from sds.kernel.envelope.state import Value
-from sds.kernel.errors import StateError
-from sds.kernel.storage.private_files import make_private_file
 
 from .accounts import STATUSES
 from .features import WINDOWS_DAYS
 
-BUSY_S = 2.0
 FEATURES = (
     "payment.amount_minor",
     "payment.hour",
@@ -58,36 +54,16 @@ CREATE TABLE payments (
     version INTEGER NOT NULL DEFAULT 1
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX payments_by_account ON payments (account_id);
-CREATE TRIGGER payment_moves AFTER UPDATE ON payments WHEN NEW.version <> OLD.version + 1 BEGIN
-    UPDATE payments SET version = OLD.version + 1 WHERE payment_id = NEW.payment_id;
-END;
-CREATE TRIGGER payment_renamed BEFORE UPDATE OF payment_id ON payments BEGIN
-    SELECT RAISE(ABORT, 'a payment is never renamed');
-END;
-CREATE TRIGGER payment_deleted BEFORE DELETE ON payments BEGIN
-    SELECT RAISE(ABORT, 'a payment is never deleted');
-END;
-CREATE TRIGGER payment_replaced BEFORE INSERT ON payments
-WHEN EXISTS (SELECT 1 FROM payments WHERE payment_id = NEW.payment_id) BEGIN
-    SELECT RAISE(ABORT, 'a payment is never replaced');
-END;
-"""
+{versioned("payments", "payment")}"""
 
 
 def write_bank(path: Path, payments: Iterable[tuple[str, Mapping[str, Value]]]) -> None:
-    """Write payments, each with its id and fields, to a new file. Raises StateError when it cannot be written."""
-    if path.exists():
-        raise StateError(f"`{path}` exists already", hint="choose another file or remove this one")
+    """Write payments, each with its id and fields, to a new file. Raises StateError when there is one already or it cannot be written."""
     names = (*ACCOUNT, *FEATURES)
     rows = [(payment_id, *(fields[name] for name in names), 1) for payment_id, fields in payments]
     marks = ", ".join("?" * (len(names) + 2))
-    try:
-        make_private_file(path)
-        with closing(sqlite3.connect(path)) as db, db:
-            db.executescript(_SCHEMA)
-            db.executemany(f"INSERT INTO payments VALUES ({marks})", rows)
-    except (sqlite3.Error, OSError) as error:
-        raise StateError(f"`{path}` cannot be written: {error}") from error
+    with new_database(path, _SCHEMA) as db:
+        db.executemany(f"INSERT INTO payments VALUES ({marks})", rows)
 
 
 def compromise_account(path: Path, payment_id: str) -> bool:
@@ -95,13 +71,10 @@ def compromise_account(path: Path, payment_id: str) -> bool:
 
     Returns False when there is no such payment or its account is not active any more.
     """
-    try:
-        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True, timeout=BUSY_S)) as db, db:
-            moved = db.execute(
-                "UPDATE payments SET account_status = 'compromised' WHERE account_status = 'active'"
-                " AND account_id = (SELECT account_id FROM payments WHERE payment_id = ? AND account_status = 'active')",
-                (payment_id,),
-            )
-            return moved.rowcount > 0
-    except sqlite3.Error as error:
-        raise StateError(f"`{path}` cannot be moved: {error}") from error
+    with changing(path) as db:
+        moved = db.execute(
+            "UPDATE payments SET account_status = 'compromised' WHERE account_status = 'active'"
+            " AND account_id = (SELECT account_id FROM payments WHERE payment_id = ? AND account_status = 'active')",
+            (payment_id,),
+        )
+        return moved.rowcount > 0

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from types import TracebackType
@@ -33,8 +34,10 @@ REPLY_BYTES_MAX = 64 * 1024
 READY_S = 15.0
 STOP_S = 5.0
 CONTROL_S = 5.0
-RESTART_S, RESTART_S_MAX = 1.0, 60.0  # between two starts of a rail that ends by itself
+RESTART_S, RESTART_S_MAX = 1.0, 60.0  # between two starts of a rail that ends by itself, or hangs
+HANG_S = 2.0  # a rail that answers nothing for so long, not even what needs no file of its, hangs
 _NO_ANSWER = (OSError, ValueError, RecursionError, HTTPException)
+Exchange = Callable[[str, str, Mapping[str, object] | None, float], tuple[int, dict[str, Any]]]
 
 
 class RailProcess:
@@ -46,7 +49,7 @@ class RailProcess:
         self._db, self._ready_s = db.resolve(), ready_s
         self._child: subprocess.Popen[bytes] | None = None
         self._changing = threading.Lock()  # held by who starts or ends it
-        self._wanted, self._began_s, self._restarts = False, 0.0, 0
+        self._wanted, self._began_s, self._restarts, self._late = False, 0.0, 0, False
         self.port = 0
 
     def __enter__(self) -> Self:
@@ -66,21 +69,39 @@ class RailProcess:
             self._wanted = True
 
     def running_port(self, within_s: float) -> int:
-        """Return the port it answers on. Where it has ended by itself it is started again, on any port that is free: what it
-        has answered for lies in its file. It is not tried again before a pause, which doubles while it goes on ending.
+        """Return the port it answers on. Where it has ended by itself, or hangs, it is started again, on any port that is free:
+        what it has answered for lies in its file. It is not tried again before a pause, which doubles while it goes on so.
 
-        Raises ExecutorError where it was stopped, or does not run; whoever starts it waits `ready_s` for it, others `within_s`.
+        One that hangs is gone before another starts: what it had read and not done is done by nobody, and what it had done is
+        found by its key. Raises ExecutorError where it was stopped, or does not run; whoever starts it waits `ready_s` for it,
+        and whoever finds out whether it hangs `HANG_S`; others `within_s`.
         """
         if not self._changing.acquire(timeout=max(0.0, within_s)):
             raise ExecutorError("the payment rail does not answer: it is being started")
         try:
             if not self._wanted:
                 raise ExecutorError("the payment rail does not answer: it was stopped")
+            if self._late and self._hangs():
+                self._end()
             if self._child is None or self._child.poll() is not None:
                 self._start_again()
             return self.port
         finally:
             self._changing.release()
+
+    def was_late(self) -> None:
+        """Note that it left an exchange without an answer in time: whoever asks next finds out whether it hangs."""
+        self._late = True
+
+    def _hangs(self) -> bool:
+        self._late = False
+        try:
+            _exchange(self.port, "GET", "/", None, HANG_S)
+        except TimeoutError:
+            return True
+        except _NO_ANSWER:  # it is there, or has ended
+            return False
+        return False
 
     def _start_again(self) -> None:
         ran_s = time.monotonic() - self._began_s
@@ -157,14 +178,7 @@ class RailProcess:
     ) -> None:
         """Set the faults from now on; called without arguments it ends them."""
         faults = {"lose_reply": lose_reply, "fail": fail, "drop_before": drop_before}
-        self._control("POST", "/faults", {**faults, "delay_ms": delay_ms, "seed": seed})
-
-    def payouts(self, ticket_id: str = "") -> dict[str, Any]:
-        """Return what the rail has paid: `settled`, `rejected`, `paid_minor`, `by_kind`, `dfids_paid_twice`, ..."""
-        return self._control("GET", f"/payouts/{ticket_id}" if ticket_id else "/payouts", None)
-
-    def _control(self, method: str, path: str, body: Mapping[str, object] | None) -> dict[str, Any]:
-        return _asked(self.port, method, path, body)
+        _asked(partial(_exchange, self.port), "POST", "/faults", {**faults, "delay_ms": delay_ms, "seed": seed})
 
 
 class RailExecutor:
@@ -182,6 +196,9 @@ class RailExecutor:
     def port_within(self, within_s: float) -> int:  # noqa: ARG002  it is always there
         """Return the port to ask on, within so many seconds. Raises ExecutorError where there is none."""
         return self._port
+
+    def was_late(self) -> None:
+        """Hear that an exchange had no answer in time."""
 
     def dispatch(self, intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:
         """Pay the intent's amount under `key`."""
@@ -222,9 +239,7 @@ class RailExecutor:
     def statement(self, since_ms: int, until_ms: int) -> Iterator[StatementLine]:
         """Yield every order the rail answered in this time, in order, as it stands now. Raises ExecutorError."""
         after = 0
-        while page := _asked(self.port_within(CONTROL_S), "GET", f"/statement/{since_ms}/{until_ms}/{after}", None).get(
-            "lines"
-        ):
+        while page := _asked(self._exchanged, "GET", f"/statement/{since_ms}/{until_ms}/{after}", None).get("lines"):
             for fields in page:
                 line = Line(**fields)
                 if line.number <= after:
@@ -233,15 +248,25 @@ class RailExecutor:
                 yield _statement_line(line)
 
     def _ask(self, method: str, path: str, body: Mapping[str, object] | None, key: str, deadline_s: float) -> Receipt:
-        ends_s = time.monotonic() + deadline_s
         try:
-            port = self.port_within(deadline_s)
-            code, data = _exchange(port, method, path, body, ends_s - time.monotonic())
+            code, data = self._exchanged(method, path, body, deadline_s)
         except ExecutorError as error:
             return Receipt("unknown", detail=str(error))
         except _NO_ANSWER as error:
             return Receipt("unknown", detail=f"no answer from the rail: {type(error).__name__}")
         return _receipt(path, code, data, key)
+
+    def _exchanged(
+        self, method: str, path: str, body: Mapping[str, object] | None, deadline_s: float
+    ) -> tuple[int, dict[str, Any]]:
+        """Do as `_exchange` on the port that the rail has now. Raises ExecutorError where it has none."""
+        ends_s = time.monotonic() + deadline_s
+        port = self.port_within(deadline_s)
+        try:
+            return _exchange(port, method, path, body, ends_s - time.monotonic())
+        except TimeoutError:
+            self.was_late()
+            raise
 
 
 def _statement_line(line: Line) -> StatementLine:
@@ -258,10 +283,10 @@ def _statement_line(line: Line) -> StatementLine:
     )
 
 
-def _asked(port: int, method: str, path: str, body: Mapping[str, object] | None) -> dict[str, Any]:
+def _asked(exchange: Exchange, method: str, path: str, body: Mapping[str, object] | None) -> dict[str, Any]:
     """Ask what is no order; return the answer. Raises ExecutorError when there is none."""
     try:
-        code, data = _exchange(port, method, path, body, CONTROL_S)
+        code, data = exchange(method, path, body, CONTROL_S)
     except _NO_ANSWER as error:
         raise ExecutorError(f"the payment rail does not answer: {error}") from error
     if code != 200:

@@ -11,7 +11,6 @@ HTTP on 127.0.0.1 only, one request a connection, bodies in JSON:
     POST /void           {"key"}: never pay under this key: rejected; or what became of it before, or pending.
     POST /revert         {"key"}: take back, whole and once, what was paid under this key; rejected when nothing was.
     GET  /revert/KEY     settled: it was taken back | absent: it was not, nor by any request that arrived before | pending
-    GET  /payouts        what was paid; /payouts/TICKET_ID for one ticket
     GET  /statement/SINCE/UNTIL/N
                          the next orders answered in this time (milliseconds since 1970), after number N, each as it
                          stands now: settled, rejected or reverted; an empty list after the last
@@ -185,9 +184,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.server.arrivals.was_read(self.client_address[-1])
         what, _, name = self.path.removeprefix("/").partition("/")
-        if what == "payouts":
-            self._answer(200, self.server.store.summary(name))
-        elif what == "statement" and (asked := _numbers(name)) is not None:
+        if what == "statement" and (asked := _numbers(name)) is not None:
             self._answer(200, {"lines": [asdict(line) for line in self.server.store.statement(*asked)]})
         elif what in {"pay", "revert"} and is_key(name):
             self._look_up(what, name)

@@ -210,33 +210,6 @@ class PayoutStore:
             ).fetchall()
         return [Line(*row) for row in rows]
 
-    def summary(self, ticket_id: str = "") -> dict[str, object]:
-        """Count what was paid, for one ticket or (empty) for all, and what should never have been paid twice."""
-        where, values = ("WHERE ticket_id = ?", (ticket_id,)) if ticket_id else ("", ())
-        with self._lock:
-            rows = self._db.execute(
-                f"SELECT status, kind, count(*), sum(amount_minor) FROM payouts {where} GROUP BY status, kind", values
-            ).fetchall()
-            back = self._db.execute(
-                f"SELECT count(*), coalesce(sum(r.amount_minor), 0) FROM reversals r JOIN payouts USING (key) {where}",
-                values,
-            ).fetchone()
-            dfids = self._db.execute(f"SELECT count(*) FROM ({_twice('dfid', where)})", values).fetchone()[0]
-            tickets = self._db.execute(f"SELECT count(*) FROM ({_twice('ticket_id, kind', where)})", values).fetchone()[
-                0
-            ]
-        paid = [row for row in rows if row[0] == "settled"]
-        return {
-            "settled": sum(row[2] for row in paid),
-            "rejected": sum(row[2] for row in rows if row[0] == "rejected"),
-            "paid_minor": sum(row[3] for row in paid),
-            "reversed": back[0],
-            "reversed_minor": back[1],
-            "by_kind": {kind: {"settled": count, "paid_minor": total} for _, kind, count, total in paid},
-            "dfids_paid_twice": dfids,
-            "tickets_paid_twice_in_kind": tickets,
-        }
-
 
 _CONFLICT = Answer("conflict", detail="the key stands for another order")
 _VOIDED = Answer("rejected", detail="the key was made void")
@@ -251,8 +224,3 @@ def _answer(number: int, status: str) -> Answer:
 
 def _reversal(number: int) -> Answer:
     return Answer("settled", reference=f"REV-{number:08d}")
-
-
-def _twice(columns: str, where: str) -> str:
-    settled = f"{where or 'WHERE 1'} AND status = 'settled' AND key NOT IN (SELECT key FROM reversals)"
-    return f"SELECT 1 FROM payouts {settled} GROUP BY {columns} HAVING count(*) > 1"

@@ -6,19 +6,14 @@ whoever writes. Tickets are never deleted or replaced, so a version never comes 
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
 from dataclasses import astuple
 from pathlib import Path
 from random import Random
 
-from sds.kernel.errors import StateError
-from sds.kernel.storage.private_files import make_private_file
+from sds.gates.databases import changing, never_replaced, new_database, versioned
 
 from .flights import CONDITIONS
 from .tickets import World, is_due
-
-BUSY_S = 2.0
 
 
 def airline_path(folder: Path) -> Path:
@@ -53,44 +48,21 @@ CREATE TABLE tickets (
     version INTEGER NOT NULL DEFAULT 1
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX tickets_by_flight ON tickets (flight_id);
-CREATE TRIGGER ticket_moves AFTER UPDATE ON tickets WHEN NEW.version <> OLD.version + 1 BEGIN
-    UPDATE tickets SET version = OLD.version + 1 WHERE ticket_id = NEW.ticket_id;
-END;
-CREATE TRIGGER ticket_renamed BEFORE UPDATE OF ticket_id ON tickets BEGIN
-    SELECT RAISE(ABORT, 'a ticket is never renamed');
-END;
-CREATE TRIGGER ticket_deleted BEFORE DELETE ON tickets BEGIN
-    SELECT RAISE(ABORT, 'a ticket is never deleted');
-END;
-CREATE TRIGGER ticket_replaced BEFORE INSERT ON tickets
-WHEN EXISTS (SELECT 1 FROM tickets WHERE ticket_id = NEW.ticket_id) BEGIN
-    SELECT RAISE(ABORT, 'a ticket is never replaced');
-END;
+{versioned("tickets", "ticket")}
 CREATE TRIGGER flight_moves AFTER UPDATE ON flights BEGIN
     UPDATE tickets SET version = version + 1 WHERE flight_id IN (OLD.flight_id, NEW.flight_id);
 END;
-CREATE TRIGGER flight_replaced BEFORE INSERT ON flights
-WHEN EXISTS (SELECT 1 FROM flights WHERE flight_id = NEW.flight_id) BEGIN
-    SELECT RAISE(ABORT, 'a flight is never replaced');
-END;
-"""
+{never_replaced("flights", "flight")}"""
 
 
 def write_airline(path: Path, world: World) -> None:
     """Write a world to a new file. Raises StateError when there is one already or it cannot be written."""
-    if path.exists():
-        raise StateError(f"`{path}` exists already", hint="choose another file or remove this one")
     flights = [(*astuple(flight), is_due(flight, world.as_of_at)) for flight in world.flights]
     tickets = [astuple(ticket) for ticket in world.tickets]
-    try:
-        make_private_file(path)
-        with closing(sqlite3.connect(path)) as db, db:
-            db.executescript(_SCHEMA)
-            db.execute("INSERT INTO about VALUES (1, ?)", (world.as_of_at,))
-            db.executemany("INSERT INTO flights VALUES (?,?,?,?,?,?,?,?,?,?,?)", flights)
-            db.executemany("INSERT INTO tickets VALUES (?,?,?,?,?,?,?,1)", tickets)
-    except (sqlite3.Error, OSError) as error:
-        raise StateError(f"`{path}` cannot be written: {error}") from error
+    with new_database(path, _SCHEMA) as db:
+        db.execute("INSERT INTO about VALUES (1, ?)", (world.as_of_at,))
+        db.executemany("INSERT INTO flights VALUES (?,?,?,?,?,?,?,?,?,?,?)", flights)
+        db.executemany("INSERT INTO tickets VALUES (?,?,?,?,?,?,?,1)", tickets)
 
 
 def move_ticket(path: Path, ticket_id: str, rng: Random) -> str | None:
@@ -99,18 +71,15 @@ def move_ticket(path: Path, ticket_id: str, rng: Random) -> str | None:
     One of: more of the fare is refunded, the ticket is compensated, its voucher is issued, its recorded delay is
     corrected. Returns one line that says what, or None when there is no such ticket or nothing left to change.
     """
-    try:
-        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True, timeout=BUSY_S)) as db, db:
-            db.execute("BEGIN IMMEDIATE")
-            row = db.execute(_MOVABLE, (ticket_id,)).fetchone()
-            moves = _moves(row, rng) if row else []
-            if not moves:
-                return None
-            sql, value, text = rng.choice(moves)
-            db.execute(sql, (value, ticket_id))
-            return text
-    except sqlite3.Error as error:
-        raise StateError(f"`{path}` cannot be moved: {error}") from error
+    with changing(path) as db:
+        db.execute("BEGIN IMMEDIATE")
+        row = db.execute(_MOVABLE, (ticket_id,)).fetchone()
+        moves = _moves(row, rng) if row else []
+        if not moves:
+            return None
+        sql, value, text = rng.choice(moves)
+        db.execute(sql, (value, ticket_id))
+        return text
 
 
 _MOVABLE = """

@@ -22,6 +22,7 @@ from sds.gates.refund.rail.server import BODY_BYTES_MAX
 from sds.kernel.errors import ExecutorError
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
 from tests.gates.refund.rail.orders import SOON_S, intent_for, key_of, pay, post, raw
+from tests.gates.refund.rail.payouts import payouts
 
 
 def order(name: str, **changes: object) -> dict[str, object]:
@@ -43,16 +44,16 @@ class TestIdempotency:
 
         assert 1 == len(receipts)
         assert {"settled": 1, "paid_minor": 25_000} == {
-            name: rail.payouts("TKT-crowd")[name] for name in ("settled", "paid_minor")
+            name: payouts(rail, "TKT-crowd")[name] for name in ("settled", "paid_minor")
         }
 
     def test_many_keys_at_once_are_each_paid_once(self, rail: RailProcess) -> None:
-        before = rail.payouts()["settled"]
+        before = payouts(rail)["settled"]
         with ThreadPoolExecutor(16) as pool:
             receipts = list(pool.map(lambda n: pay(rail.executor(), f"many-{n % 40}"), range(160)))
 
         assert {"settled"} == {r.status for r in receipts}
-        assert 40 == len({r.reference for r in receipts}) == rail.payouts()["settled"] - before
+        assert 40 == len({r.reference for r in receipts}) == payouts(rail)["settled"] - before
 
     @pytest.mark.parametrize("changed", ["amount", "kind", "ticket", "dfid"])
     def test_a_key_with_another_order_is_rejected_and_pays_nothing(self, rail: RailProcess, changed: str) -> None:
@@ -67,7 +68,7 @@ class TestIdempotency:
         receipt = rail.executor().dispatch(intent, key_of(name), SOON_S)
 
         assert Receipt("rejected", detail="the key stands for another order") == receipt
-        assert 25_000 == rail.payouts(f"TKT-{name}")["paid_minor"]
+        assert 25_000 == payouts(rail, f"TKT-{name}")["paid_minor"]
 
     def test_an_unused_key_is_absent(self, rail: RailProcess) -> None:
         assert Receipt("absent") == rail.executor().lookup(key_of("never"), SOON_S)
@@ -77,8 +78,8 @@ class TestIdempotency:
             for key in ("one", "two"):
                 rail.executor().dispatch(intent_for("same"), key_of(key), SOON_S)
 
-            assert (1, 1) == tuple(rail.payouts()[n] for n in ("dfids_paid_twice", "tickets_paid_twice_in_kind"))
-            assert {"COMPENSATE": {"settled": 2, "paid_minor": 50_000}} == rail.payouts()["by_kind"]
+            assert (1, 1) == tuple(payouts(rail)[n] for n in ("dfids_paid_twice", "tickets_paid_twice_in_kind"))
+            assert {"COMPENSATE": {"settled": 2, "paid_minor": 50_000}} == payouts(rail)["by_kind"]
 
 
 class TestFaults:
@@ -90,7 +91,7 @@ class TestFaults:
         assert "settled" == rail.executor().lookup(key_of("lost"), SOON_S).status
         rail.misbehave()
         assert "settled" == pay(rail.executor(), "lost").status
-        assert 1 == rail.payouts("TKT-lost")["settled"]
+        assert 1 == payouts(rail, "TKT-lost")["settled"]
 
     def test_a_dropped_order_is_unknown_and_then_absent(self, rail: RailProcess) -> None:
         rail.misbehave(drop_before=1.0)
@@ -106,7 +107,7 @@ class TestFaults:
         assert Receipt("rejected", detail="the rail declined the payment") == declined
         assert declined == pay(rail.executor(), "declined")
         assert declined == rail.executor().lookup(key_of("declined"), SOON_S)
-        assert 0 == rail.payouts("TKT-declined")["paid_minor"]
+        assert 0 == payouts(rail, "TKT-declined")["paid_minor"]
 
     def test_a_delay_past_the_deadline_is_unknown_and_never_absent(self, rail: RailProcess) -> None:
         rail.misbehave(delay_ms=1_200)
@@ -155,11 +156,11 @@ class TestFaults:
 
         with ThreadPoolExecutor(8) as pool:
             statuses = Counter(pool.map(until_known, range(80)))
-        paid = sum(rail.payouts(f"TKT-storm-{n}")["settled"] for n in range(80))
+        paid = sum(payouts(rail, f"TKT-storm-{n}")["settled"] for n in range(80))
 
         assert {"settled", "rejected"} == set(statuses)
         assert statuses["settled"] == paid
-        assert 0 == rail.payouts()["dfids_paid_twice"]
+        assert 0 == payouts(rail)["dfids_paid_twice"]
 
 
 class TestProcess:
@@ -227,7 +228,7 @@ class TestProcess:
         with RailProcess(tmp_path / "rail.db") as rail:
             rail.kill()
             with pytest.raises(ExecutorError, match="the payment rail does not answer"):
-                rail.payouts()
+                rail.misbehave()
 
 
 class TestMalformedInput:

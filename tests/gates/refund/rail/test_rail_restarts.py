@@ -1,9 +1,10 @@
-"""A rail that dies is started again by whoever asks it next: nothing is paid twice, and one that goes on dying is left for a while."""
+"""A rail that dies or hangs is started again by whoever asks it next: nothing is paid twice, and one that goes on dying is left for a while."""
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from sds.gates.refund.rail.client import RailProcess
 from sds.kernel.errors import ExecutorError
 from sds.kernel.executor.protocol import Receipt
 from tests.gates.refund.rail.orders import SOON_S, key_of, pay
+from tests.gates.refund.rail.payouts import payouts
 
 
 @pytest.fixture
@@ -37,6 +39,14 @@ def die(rail: RailProcess) -> int:
     return child.pid
 
 
+def stop(rail: RailProcess) -> subprocess.Popen[bytes]:
+    """Have the operating system stop the process where it is: it has its port, takes connections, and answers nothing."""
+    child = rail._child
+    assert child is not None
+    os.kill(child.pid, signal.SIGSTOP)
+    return child
+
+
 def test_what_was_paid_is_known_again_and_orders_go_on(own: Rail) -> None:
     paid = pay(own, "kept")
     die(own.process)
@@ -45,7 +55,7 @@ def test_what_was_paid_is_known_again_and_orders_go_on(own: Rail) -> None:
     assert "settled" == pay(own, "next").status
     die(own.process)
     assert 2 == len(list(own.statement(0, 1 << 53)))
-    assert 2 == own.process.payouts()["settled"]
+    assert 2 == payouts(own.process)["settled"]
 
 
 def test_an_order_it_died_over_is_unknown_and_looked_up_afterwards(own: Rail) -> None:
@@ -57,7 +67,54 @@ def test_an_order_it_died_over_is_unknown_and_looked_up_afterwards(own: Rail) ->
         assert "unknown" == waiting.result().status
     assert Receipt("absent") == own.lookup(key_of("middle"), SOON_S)
     assert "settled" == pay(own, "middle").status == own.lookup(key_of("middle"), SOON_S).status
-    assert 1 == own.process.payouts()["settled"]
+    assert 1 == payouts(own.process)["settled"]
+
+
+def test_one_that_hangs_is_ended_before_another_starts_and_what_it_paid_is_known(own: Rail) -> None:
+    paid = pay(own, "kept")
+    child = stop(own.process)
+    assert ("unknown", "no answer from the rail: TimeoutError") == _told(pay(own, "unread", deadline_s=0.2))
+    assert child.poll() is None
+    assert paid == own.lookup(key_of("kept"), SOON_S) == pay(own, "kept")
+    assert -signal.SIGKILL == child.poll()
+    assert Receipt("absent") == own.lookup(key_of("unread"), SOON_S)
+    assert "settled" == pay(own, "unread").status
+    assert 2 == payouts(own.process)["settled"] == len(list(own.statement(0, 1 << 53)))
+
+
+def test_an_order_that_one_was_at_work_on_when_it_hung_is_looked_up_and_paid_once(own: Rail) -> None:
+    own.process.misbehave(delay_ms=20_000)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(pay, own, "middle", deadline_s=1.0)
+        time.sleep(0.1)
+        stop(own.process)
+        assert "unknown" == waiting.result().status
+    assert Receipt("absent") == own.lookup(key_of("middle"), SOON_S)
+    assert "settled" == pay(own, "middle").status == own.lookup(key_of("middle"), SOON_S).status
+    assert 1 == payouts(own.process)["settled"]
+
+
+def test_a_statement_that_a_hanging_one_does_not_give_has_it_started_again(
+    own: Rail, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paid = pay(own, "kept")
+    stop(own.process)
+    with monkeypatch.context() as hurried:
+        hurried.setattr(client, "CONTROL_S", 0.2)
+        with pytest.raises(ExecutorError, match="does not answer: timed out"):
+            list(own.statement(0, 1 << 53))
+    assert [paid.reference] == [line.reference for line in own.statement(0, 1 << 53)]
+
+
+def test_one_that_is_slow_is_not_taken_for_one_that_hangs(own: Rail, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "HANG_S", 30.0)
+    own.process.misbehave(delay_ms=1_000)
+    began = own.process._child
+    assert "unknown" == pay(own, "slow", deadline_s=0.2).status
+    own.process.misbehave()
+    assert "settled" == pay(own, "slow").status
+    assert began is own.process._child
+    assert 1 == payouts(own.process)["settled"]
 
 
 def test_many_who_find_it_dead_start_it_once(own: Rail) -> None:
