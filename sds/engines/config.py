@@ -187,7 +187,7 @@ def parse_engines(text: str, *, name: str) -> tuple[tuple[EngineSpec, ...], Line
     try:
         return tuple(EnginesFile.model_validate(data).engines), lines
     except ValidationError as error:
-        line, message = say_first(error.errors(), lines)
+        line, message = say_first(error.errors(), lines, EnginesFile)
         raise UsageError(f"{name}:{line}: {message}") from error
 
 

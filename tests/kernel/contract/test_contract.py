@@ -68,7 +68,17 @@ def test_a_whole_contract_is_loaded():
         ),
         ("[PAY, GRANT, TALK, DENY]", "PAY", "7: authority: must be a list"),
         ("[PAY, GRANT, TALK, DENY]", "[]", "7: authority: must have 1 or more entries"),
-        ("evidence: letter", "evidence: letter, colour: red", "8: event.colour: is not a known field"),
+        (
+            "evidence: letter",
+            "evidence: letter, colour: red",
+            "8: event.colour: is not a known field: there are evidence, evidence_chars_max, id, key",
+        ),
+        ("evidence: letter", "evidnce: letter", "8: event.evidnce: is not a known field: is `evidence` meant?"),
+        (
+            "scale: 2}\n    draws",
+            "scale: 2, stp: 5}\n    draws",
+            "21: kinds.PAY.params.amount.stp: is not a known field: is `step` meant?",
+        ),
         (
             "evidence: letter}",
             "evidence: letter, evidence_chars_max: 0}",
