@@ -310,7 +310,8 @@ class _Parser:
     def score(self, text: str, at: int) -> Term:
         whole, decimals = text.split(".")
         if int(whole[:2]) > 1 or len(whole) > 1 or len(decimals) > SCORE_DECIMALS or (whole == "1" and int(decimals)):
-            self.fail(f"`{text[:24]}` is no score: between 0.0 and 1.0, with at most {SCORE_DECIMALS} decimals", at)
+            limits = f"between 0.0 and 1.0, with at most {SCORE_DECIMALS} decimals"
+            self.fail(f"`{text[:24]}` is no score: {limits}; amounts are whole numbers in minor units", at)
         value = int(whole + decimals.ljust(SCORE_DECIMALS, "0"))
         return Term(SCORE, str(value), at, Tree("literal", value=value))
 

@@ -199,7 +199,7 @@ def parse_contract(text: str, name: str = "contract") -> Contract:
     try:
         contract = Contract.model_validate(_tuples(data))
     except ValidationError as error:
-        line, message = say_first(error.errors(include_url=False), lines)
+        line, message = say_first(error.errors(include_url=False), lines, Contract)
         raise ContractError(f"{name}:{line}: {message}") from error
     prefix: tuple[str | int, ...] = ()
     try:

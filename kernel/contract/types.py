@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import date
 from difflib import get_close_matches
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args, get_origin
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
 from sds.kernel.contract.yaml_lines import Lines
 from sds.kernel.envelope.envelope import MAGNITUDE_MAX
@@ -172,8 +172,8 @@ _WORDS = {
 _RENAMED = {"rationale_chars_max": "is now `rationale: {{order: before, chars_max: N}}`"}
 
 
-def say_first(errors: Sequence[Any], lines: Lines) -> tuple[int, str]:
-    """Return the first of some pydantic errors, as `say` does.
+def say_first(errors: Sequence[Any], lines: Lines, form: type[BaseModel]) -> tuple[int, str]:
+    """Return the first of some pydantic errors of a `form`, as `say` does, with what a field that nobody knows may have meant.
 
     A field that nobody knows, where one is missing whose name is much like it, is that one misspelt: both are one error.
     """
@@ -185,10 +185,32 @@ def say_first(errors: Sequence[Any], lines: Lines) -> tuple[int, str]:
         meant = get_close_matches(str(error["loc"][-1]), names, n=1) if names else []
         line, message = say(error, lines)
         if not meant:
-            found.append((line, message))
+            unknown = kind == "extra_forbidden" and error["loc"][-1] not in _RENAMED
+            found.append((line, message + _known(form, error["loc"]) if unknown else message))
         elif kind == "extra_forbidden":
             found.append((line, f"{message}: `{meant[0]}` is missing"))
     return min(found)
+
+
+def _known(form: type[BaseModel], loc: Sequence[str | int]) -> str:
+    """Say which field of its section is most like one that is not known or, where none is, which there are."""
+    *place, name = (part for part in loc if part not in FORMS)
+    fields = sorted({field for section in _sections(form, place) for field in section.model_fields})
+    like = get_close_matches(str(name), fields, n=1)
+    return f": is `{like[0]}` meant?" if like else f": there are {', '.join(fields)}"
+
+
+def _sections(form: Any, place: Sequence[str | int]) -> Iterator[type[BaseModel]]:
+    """Yield each section that a form, a type with what is in it, has at a place."""
+    if isinstance(form, type) and issubclass(form, BaseModel):
+        if not place:
+            yield form
+        elif field := form.model_fields.get(str(place[0])):
+            yield from _sections(field.annotation, place[1:])
+        return
+    contains = get_origin(form) in (dict, list, tuple)
+    for part in get_args(form) if place or not contains else ():
+        yield from _sections(part, place[1:] if contains else place)
 
 
 def say(error: Any, lines: Lines) -> tuple[int, str]:

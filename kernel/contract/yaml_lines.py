@@ -109,10 +109,11 @@ def _scalar(tag: str, text: str, where: str) -> bool | int | str:
     if kind == "int" and _INTEGER.fullmatch(text):
         return int(text)
     if kind in ("int", "float", "null"):
-        mend = f': text is written "{text}"' if text else ": leave the line out"
-        raise ContractError(
-            f"{where}: `{text[:40] or 'null'}` is neither text nor a plain whole number{mend if len(text) <= 40 else ''}"
-        )
+        if not text:
+            raise ContractError(f"{where}: has no value: write one, or leave it out")
+        whole = "numbers are whole, amounts in minor units; " if kind == "float" else ""
+        mend = f': {whole}text is written "{text}"' if len(text) <= 40 else ""
+        raise ContractError(f"{where}: `{text[:40]}` is neither text nor a plain whole number{mend}")
     if kind not in ("str", "timestamp", "value", "merge"):
         raise ContractError(f"{where}: `{kind[:40]}` is a YAML tag: put the text in quotes")
     return text

@@ -83,7 +83,7 @@ def open_store(gate: str) -> Store:
     folder = gate_home(gate)
     if not has_record(folder) and not key_path(folder).exists():
         known = ", ".join(recorded())
-        there = f"gates with a record there: {known}" if known else "no gate has a record there"
+        there = f"gates with a record there (`--gate`): {known}" if known else "no gate has a record there"
         hint = f"is SDS_HOME right? The home in use is `{home().absolute()}`; {there}"
         raise UsageError(f"there is no record at `{record_name(folder)}` yet", hint=hint)
     return open_record(folder)

@@ -187,7 +187,7 @@ def parse_engines(text: str, *, name: str) -> tuple[tuple[EngineSpec, ...], Line
     try:
         return tuple(EnginesFile.model_validate(data).engines), lines
     except ValidationError as error:
-        line, message = say_first(error.errors(), lines)
+        line, message = say_first(error.errors(), lines, EnginesFile)
         raise UsageError(f"{name}:{line}: {message}") from error
 
 
@@ -216,7 +216,10 @@ def _api_key(spec: EngineSpec, environ: Mapping[str, str]) -> str:
         return ""
     key = environ.get(spec.api_key_env, "")
     if not key:
-        raise UsageError(f"engine `{spec.name}`: the environment has no `{spec.api_key_env}`")
+        raise UsageError(
+            f"engine `{spec.name}`: the environment has no `{spec.api_key_env}`",
+            hint="set it to the server's key; for a server without one, leave `api_key_env` out of the file",
+        )
     if not key.isascii() or not key.isprintable():
         raise UsageError(f"engine `{spec.name}`: `{spec.api_key_env}` holds what no header can carry")
     return key

@@ -138,7 +138,9 @@ def fit_gate(
     """
     parts = check_labels(contract, cases, learns=not fitters.asked)
     _refuse_other_folder(out)
-    paths.make_private(out.parent)
+    paths.make_private(
+        out.parent, hint="--out names a place in a folder that can be written; without it, $SDS_HOME has to be one"
+    )
     folder = Path(mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     try:
         fitting = _Fitting(contract, parts, fitters, folder, on_progress)

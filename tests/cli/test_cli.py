@@ -159,7 +159,7 @@ def test_doctor_reads_every_record_through(tmp_path: Path) -> None:
     assert 1 == done.returncode
     assert "FAIL  store: " in done.stdout
     assert "kiosk" in next(line for line in done.stdout.splitlines() if line.startswith("FAIL  store"))
-    assert "gates with a record there: kiosk\n" in own("flows", "--gate", "nosuch").stderr
+    assert "gates with a record there (`--gate`): kiosk\n" in own("flows", "--gate", "nosuch").stderr
 
 
 def test_doctor_says_when_the_refund_contract_could_not_be_put_in_force(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""docs/service.md says what the service does, and every command that it, the Containerfile and the unit name is one."""
+"""docs/service.md says what the service does, and the Containerfile and the unit do as it says."""
 
 from __future__ import annotations
 
@@ -7,19 +7,14 @@ import inspect
 import json
 import os
 import re
-import shlex
 import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
 
-from sds.cli.app import app
 from sds.client import AsyncDecisionClient, DecisionClient
 from sds.definitions.registry import find
 from sds.service.reasons import REASONS
@@ -46,34 +41,6 @@ def _unit(name: str) -> str:
     parsed.optionxform = str  # type: ignore[assignment,method-assign]
     parsed.read_string(UNIT)
     return parsed["Service"][name]
-
-
-def _commands() -> Iterator[list[str]]:
-    """Yield the words behind `sds` of every command that is named."""
-    said = [line[2:] for block in _blocks("console") for line in block.splitlines() if line.startswith("$ ")]
-    said += re.findall(r"`(sds [a-z][^`]*)`", PAGE)
-    said += [_unit("ExecStart").replace("/opt/sds/bin/", "")]
-    said += [" ".join(json.loads(re.findall(r"^CMD (\[.*\])$", IMAGE, re.MULTILINE)[-1]))]
-    said += re.findall(r"\b(sds keys add .*)$", UNIT + IMAGE, re.MULTILINE)
-    for line in said:
-        words = shlex.split(line.rstrip("& "), comments=True)
-        if words[:1] == ["sds"]:
-            yield words[1:]
-
-
-@pytest.mark.parametrize("words", list(_commands()), ids=" ".join)
-def test_every_command_exists_with_its_options(words: list[str]) -> None:
-    command: Any = typer.main.get_command(app)
-    context = command.context_class(command, info_name="sds")
-    while hasattr(command, "resolve_command") and words:
-        name, command, words = command.resolve_command(context, words)
-        assert command is not None
-        context = command.context_class(command, info_name=name, parent=context)
-    options = {word.partition("=")[0] for word in words if word.startswith("--")}
-    known = {option for parameter in command.params for option in parameter.opts}
-    assert options <= known or command.context_settings.get("allow_extra_args")
-    if words:
-        command.make_context(str(context.info_name), words, parent=context.parent)
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the five lines ask with curl")

@@ -146,7 +146,14 @@ def test_a_file_is_read_into_engines_in_its_order() -> None:
             "engines:\n  - {name: a, kind: native, timeout_ms: 0}\n",
             "f.yaml:2: engines.0.timeout_ms: must be at least 1",
         ),
-        ("engines:\n  - {name: a, kind: native, speed: 9}\n", "f.yaml:2: engines.0.speed: is not a known field"),
+        (
+            "engines:\n  - {name: a, kind: native, speed: 9}\n",
+            "f.yaml:2: engines.0.speed: is not a known field: there are api_key_env, as_is, ",
+        ),
+        (
+            "engines:\n  - {name: a, kind: native, librari: llamacpp}\n",
+            "f.yaml:2: engines.0.librari: is not a known field: is `library` meant?",
+        ),
         (
             "engines:\n  - {name: a, kid: native}\n",
             "f.yaml:2: engines.0.kid: is not a known field: `kind` is missing",

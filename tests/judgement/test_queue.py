@@ -11,7 +11,7 @@ from sds.judgement.labelling import queue
 from sds.judgement.labelling.queue import Asked, LabelFile, Session, least_certain_first, unlabelled, values_of
 from sds.judgement.labels import read_labels
 from sds.kernel.envelope.state import Fields
-from sds.kernel.errors import UsageError
+from sds.kernel.errors import SdsError, UsageError
 from sds.models.readers.protocol import Reading
 from tests.judgement.claims import contract, scored
 
@@ -126,6 +126,20 @@ def test_a_file_without_a_last_line_end_is_continued_on_a_line_of_its_own(tmp_pa
 def test_the_file_is_private(tmp_path: Path) -> None:
     session(tmp_path / "labels" / "l.jsonl", "1").walk(asked("a"))
     assert 0o600 == (tmp_path / "labels" / "l.jsonl").stat().st_mode & 0o777
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [("a/l.jsonl", "`.*/a` cannot be made: "), ("folder", "folder` is a folder"), ("l" * 300, "cannot be written: ")],
+)
+def test_a_place_where_no_file_can_be_is_refused_before_anything_is_asked(
+    place: str, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a").write_bytes(b"")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(SdsError, match=said) as refused:
+        session(tmp_path / place, "1")
+    assert "--out names a file in a folder that can be written" in str(refused.value.hint)
 
 
 def test_every_value_has_a_key_that_says_nothing_else() -> None:

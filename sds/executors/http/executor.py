@@ -200,7 +200,7 @@ def parse_gateway(text: str, name: str = "gateway") -> GatewayForm:
     except ContractError as error:
         raise UsageError(str(error), reason_code=GATEWAY_INVALID, hint=error.hint) from None
     except ValidationError as error:
-        line, message = say_first(error.errors(include_url=False, include_input=False), lines)
+        line, message = say_first(error.errors(include_url=False, include_input=False), lines, GatewayForm)
         hint = "docs/library.md says what each field means"
         raise UsageError(f"{name}:{line}: {message}", reason_code=GATEWAY_INVALID, hint=hint) from None
 

@@ -14,7 +14,7 @@ from sds.judgement.labels import NO, YES, label_line, read_labels, whole_fields
 from sds.kernel.contract.compiler import Rules
 from sds.kernel.contract.schema import Contract
 from sds.kernel.envelope.state import Fields
-from sds.kernel.errors import UsageError
+from sds.kernel.errors import UsageError, cause_of
 from sds.kernel.storage.private_files import make_private_file
 from sds.models.readers.protocol import Reader
 from sds.policy.distribution import SCORE
@@ -22,6 +22,7 @@ from sds.policy.readers import as_read
 
 KEYS = "123456789abcdefghijklmnoprtvwxyz"  # one for each value; s, q and u say something else
 SKIP, QUIT, UNDO = "s", "q", "u"
+_PLACE = "--out names a file in a folder that can be written; without it, $SDS_HOME has to be one"
 ASKED_MAX = 2_000  # of a long queue, so many different texts are looked at
 
 
@@ -82,14 +83,22 @@ def least_certain_first(
 
 
 class LabelFile:
-    """A file of labels that grows by one line an answer, each on the disk before the next is asked."""
+    """A file of labels that grows by one line an answer, each on the disk before the next is asked.
+
+    Raises StoreError, UsageError, before anything is asked, where there can be none.
+    """
 
     def __init__(self, contract: Contract, path: Path) -> None:
         self._contract, self._path, self._rules = contract, path, Rules(contract)
         self._ends = list[int]()  # where the file ended before each line of this session
-        if not path.exists():
-            make_private(path.parent)
-            make_private_file(path)
+        try:
+            if path.is_dir():
+                raise UsageError(f"`{path}` is a folder", hint=_PLACE)
+            if not path.exists():
+                make_private(path.parent, hint=_PLACE)
+                make_private_file(path)
+        except OSError as error:
+            raise UsageError(f"`{path}` cannot be written: {cause_of(error)}", hint=_PLACE) from error
 
     def known(self) -> list[LabelledCase]:
         return read_labels(self._contract, self._path) if self._path.stat().st_size else []

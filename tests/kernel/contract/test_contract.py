@@ -38,7 +38,7 @@ def test_a_whole_contract_is_loaded():
         ("gate: till\n", "gate: till\ngate: shop\n", "2: `gate` is given twice"),
         ("gate: till", "gate: &g till\nalso: *g", "2: aliases are not allowed"),
         ("gate: till", "gate: Till", "1: gate: `Till` is not a name in_lower_case"),
-        ("gate: till", "gate:", "1: gate: `null` is neither text nor a plain whole number: leave the line out"),
+        ("gate: till", "gate:", "1: gate: has no value: write one, or leave it out"),
         ("gate: till", "gate: !secret till", "1: gate: `!secret` is a YAML tag: put the text in quotes"),
         ("gate: till", "gate: t\x07ll", "1: not YAML: character 0x0007 is not allowed"),
         ("gate: till", "gate: 'till", "41: not YAML: found unexpected end of stream"),
@@ -47,7 +47,7 @@ def test_a_whole_contract_is_loaded():
         (
             "version: 1.0.0",
             "version: 1.0",
-            '3: version: `1.0` is neither text nor a plain whole number: text is written "1.0"',
+            '3: version: `1.0` is neither text nor a plain whole number: numbers are whole, amounts in minor units; text is written "1.0"',
         ),
         ("effective_from: 2020-01-01", "effective_from: 2020-02-30", "5: effective_from: `2020-02-30` is not a date"),
         (
@@ -68,7 +68,17 @@ def test_a_whole_contract_is_loaded():
         ),
         ("[PAY, GRANT, TALK, DENY]", "PAY", "7: authority: must be a list"),
         ("[PAY, GRANT, TALK, DENY]", "[]", "7: authority: must have 1 or more entries"),
-        ("evidence: letter", "evidence: letter, colour: red", "8: event.colour: is not a known field"),
+        (
+            "evidence: letter",
+            "evidence: letter, colour: red",
+            "8: event.colour: is not a known field: there are evidence, evidence_chars_max, id, key",
+        ),
+        ("evidence: letter", "evidnce: letter", "8: event.evidnce: is not a known field: is `evidence` meant?"),
+        (
+            "scale: 2}\n    draws",
+            "scale: 2, stp: 5}\n    draws",
+            "21: kinds.PAY.params.amount.stp: is not a known field: is `step` meant?",
+        ),
         (
             "evidence: letter}",
             "evidence: letter, evidence_chars_max: 0}",
@@ -121,7 +131,7 @@ def test_a_whole_contract_is_loaded():
         (
             "hi: account.left",
             "hi: 1.5",
-            '21: kinds.PAY.params.amount.hi: `1.5` is neither text nor a plain whole number: text is written "1.5"',
+            '21: kinds.PAY.params.amount.hi: `1.5` is neither text nor a plain whole number: numbers are whole, amounts in minor units; text is written "1.5"',
         ),
         ("hi: account.left", "top: account.left", "21: kinds.PAY.params.amount.hi: is missing"),
         ("scale: 2}\n    draws", "scale: 7}\n    draws", "21: kinds.PAY.params.amount.scale: must be at most 6"),
@@ -273,7 +283,7 @@ def test_a_whole_contract_is_loaded():
         (
             "spend:\n",
             "escalation: {confidence_min_pct: 0.5}\nspend:\n",
-            '39: escalation.confidence_min_pct: `0.5` is neither text nor a plain whole number: text is written "0.5"',
+            '39: escalation.confidence_min_pct: `0.5` is neither text nor a plain whole number: numbers are whole, amounts in minor units; text is written "0.5"',
         ),
         ("spend:\n", "retry: {attempts_max: 11}\nspend:\n", "39: retry.attempts_max: must be at most 10"),
         (

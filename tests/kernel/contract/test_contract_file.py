@@ -116,7 +116,9 @@ def test_what_has_no_plain_reading_is_refused_with_its_field_and_its_mend(writte
     text = world.CONTRACT.replace("reasons: [NOT_OWED]", f"reasons: [{written}]", 1)
     with pytest.raises(ContractError) as caught:
         parse_contract(text, "till.yaml")
-    said = f'kinds.DENY.reasons.0: `{written}` is neither text nor a plain whole number: text is written "{written}"'
+    whole = "numbers are whole, amounts in minor units; " if "." in written else ""
+    known = f"kinds.DENY.reasons.0: `{written}` is neither text nor a plain whole number"
+    said = f'{known}: {whole}text is written "{written}"'
     assert str(caught.value).endswith(said)
 
 

@@ -150,7 +150,10 @@ def test_a_field_that_is_not_there_is_a_failure():
         ("min", "column 1: `min` is not a declared snapshot field in `min`"),
         ("has(a.n)", "column 1: `has` is not a function: only min and max are in `has(a.n)`"),
         ("a.s.size()", "column 1: `a.s.size` is not a function: only min and max are in `a.s.size()`"),
-        ("a.n > 1.5", "column 7: `1.5` is no score: between 0.0 and 1.0, with at most 6 decimals in `a.n > 1.5`"),
+        (
+            "a.n > 1.5",
+            "column 7: `1.5` is no score: between 0.0 and 1.0, with at most 6 decimals; amounts are whole numbers in minor units in `a.n > 1.5`",
+        ),
         ("a.n > 0.5", "column 7: expected int, found score in `a.n > 0.5`"),
         ("a.n > 1e3", "column 7: cannot read `1e3` in `a.n > 1e3`"),
         ("a.n > 0x1F", "column 7: cannot read `0x1F` in `a.n > 0x1F`"),

@@ -50,7 +50,7 @@ def human(section: str) -> str:
             2,
             "human.kinds: with the agent's",
         ),
-        ("  rank: captain\n", 2, "human.rank: is not a known field"),
+        ("  rank: captain\n", 2, "human.rank: is not a known field: there are authority, kinds, when"),
     ],
 )
 def test_a_broken_human_section_is_refused_with_its_line(section: str, line: int, message: str):

@@ -53,7 +53,7 @@ def listed(*monitors: str) -> str:
         ((f"{SHIFT}, reading: mood",), "0", "`reading_shift` needs `expected`"),
         ((f"{SHIFT}, reading: mood, expected: {{a: 0.5, b: 0.49}}",), "0.expected", "the shares do not sum to 1"),
         ((f"{SHIFT}, reading: mood, expected: {{a: half}}",), "0.expected.a", "must be a number"),
-        ((f"{RATE}, colour: red",), "0.colour", "is not a known field"),
+        ((f"{RATE}, colour: red",), "0.colour", "is not a known field: there are expected, name, of, reading, reason, stop, warn, window"),
         (tuple(RATE.replace("m,", f"m{n},") for n in range(17)), "", "must have 16 or fewer entries"),
     ],
 )  # fmt: skip
@@ -70,7 +70,10 @@ def test_a_monitor_that_says_nothing_sensible_is_refused_with_its_line(monitors:
     [
         ("5", "aggregate_thresholds: must be a mapping"),
         ("{window: 9}", "aggregate_thresholds.window: must be at least 10"),
-        ("{last: 10}", "aggregate_thresholds.last: is not a known field"),
+        (
+            "{last: 10}",
+            "aggregate_thresholds.last: is not a known field: there are paid_mean_minor_max, paid_pct_max, window",
+        ),
         ("{window: 10.5}", "aggregate_thresholds.window: must be a whole number"),
         ("{window: 1e3}", "aggregate_thresholds.window: must be a whole number"),
     ],

@@ -87,7 +87,7 @@ def test_levels_that_are_not_of_their_form_are_refused_with_the_place(words: str
 def test_a_number_with_a_fraction_is_refused_as_everywhere():
     said = fault(levels("claim.minutes", "[short, 1.5, long]"))
     known = "levels.claim.minutes.1: `1.5` is neither text nor a plain whole number"
-    assert f'till.yaml:18: {known}: text is written "1.5"' == said
+    assert f'till.yaml:18: {known}: numbers are whole, amounts in minor units; text is written "1.5"' == said
 
 
 @pytest.mark.parametrize(
