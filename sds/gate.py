@@ -90,7 +90,7 @@ class Gate:
             self._on_reasoned, self._on_decided = on_reasoned, self._after_decision(writer, opened)
             self._locks = KeyLocks()
             self._stream = self._stream_of(self._kernel)
-            threads = threads or opening.decisions_at_once(self.engine)
+            threads = opening.decisions_at_once(self.engine) if threads is None else threads
             self._submissions = Submissions(self._decided, threads=threads, queue_max=queue_max, now_ms=now_ms)
             self._closing = opened.pop_all()
 
@@ -372,7 +372,7 @@ class Gate:
         """Have `listener(event, facts)` called for all that is logged and at the end of each stage of a decision (`stage.*`),
         in the thread at work: it must be quick, and what it raises is ignored.
         """
-        self._log.listeners.append(listener)
+        self._log.listeners.append(opening.listener_given(listener))
 
     def on_close(self, action: Callable[[], object]) -> None:
         """Run `action` when the gate is closed, before its own parts are."""

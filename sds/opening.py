@@ -39,6 +39,13 @@ def _path(given: object, what: str) -> Path:
     return Path(given)
 
 
+def listener_given(listener: Log) -> Log:
+    """Return what is to be called with all that is logged. Raises UsageError: later, what its call raises is ignored."""
+    if not callable(listener):
+        raise UsageError("the listener cannot be called: it is a function of `event` and `facts`")
+    return listener
+
+
 def deadline_given(contract: Contract, deadline_ms: object, decisions: int) -> int:
     """Return a deadline, in milliseconds from now, of so many decisions. Raises UsageError where it is none, or too far ahead."""
     most = decisions * contract.budget.ttl_ms

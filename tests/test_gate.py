@@ -94,6 +94,18 @@ def test_what_is_asked_of_a_closed_gate_is_refused_in_plain_words(
             ask()
 
 
+def test_no_threads_and_a_listener_that_cannot_be_called_are_refused(
+    parts: tuple[Tickets, Rail], tmp_path: Path, tiny: LlamaBackend
+) -> None:
+    engine = NativeEngine(tiny, now_ms=now_ms)
+    with pytest.raises(UsageError, match="a gate has at least one thread"):
+        Gate(contract(), *parts, folder=tmp_path / "gate", engine=engine, threads=0)
+    said = "the listener cannot be called: it is a function of `event` and `facts`"
+    gate = Gate(contract(), *parts, folder=tmp_path / "gate", engine=engine)
+    with gate, pytest.raises(UsageError, match=said):
+        gate.listen("print")  # type: ignore[arg-type]
+
+
 def test_paths_may_be_texts(parts: tuple[Tickets, Rail], tmp_path: Path, tiny: LlamaBackend) -> None:
     engine = NativeEngine(tiny, now_ms=now_ms)
     Gate(contract(), *parts, folder=str(tmp_path / "gate"), engine=engine).close()  # type: ignore[arg-type]

@@ -166,9 +166,9 @@ def load_contract(path: Path, *, checksum: str | None = None) -> Contract:
     if len(raw) > FILE_BYTES_MAX:
         raise ContractError(f"{path}: larger than {FILE_BYTES_MAX} bytes")
     if checksum is not None and sha256_hex(raw) != checksum:
-        raise ContractError(
-            f"{path}: the checksum differs from the one it was released with", reason_code="CONTRACT_TAMPERED"
-        )
+        message = f"{path}: the checksum differs from the one it was released with"
+        hint = "take the file anew from where it was released; its checksum is what `sha256sum` says of it there"
+        raise ContractError(message, reason_code="CONTRACT_TAMPERED", hint=hint)
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -200,7 +200,7 @@ def parse_contract(text: str, name: str = "contract") -> Contract:
         contract = Contract.model_validate(_tuples(data))
     except ValidationError as error:
         line, message = say_first(error.errors(include_url=False), lines, Contract)
-        raise ContractError(f"{name}:{line}: {message}") from error
+        raise ContractError(f"{name}:{line}: {message}", hint="docs/contract.md says what each field means") from error
     prefix: tuple[str | int, ...] = ()
     try:
         Rules(contract)

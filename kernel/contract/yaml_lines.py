@@ -41,7 +41,8 @@ def load_with_lines(text: str, name: str) -> tuple[Any, Lines]:
         root = _Composer(text, name).get_single_node()
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise ContractError(f"{name}:{line}: not YAML: {error.problem}") from error
+        indented = ": is the line indented as those beside it?" if "<block end>" in str(error.problem) else ""
+        raise ContractError(f"{name}:{line}: not YAML: {error.problem}{indented}") from error
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise ContractError(f"{name}:{line}: not YAML: character {error.character:#06x} is not allowed") from error

@@ -243,13 +243,11 @@ def _key(store: Reader, dfid: str, event: Mapping[str, Any]) -> str:
 def refuse_unless_waiting(case: Case) -> None:
     """Raise UsageError unless the flow is escalated and nobody has resolved it."""
     if case.resolved:
-        raise UsageError(
-            f"flow `{case.dfid}` is resolved already: {case.resolved}", reason_code="FLOW_CLOSED", dfid=case.dfid
-        )
+        message = f"flow `{case.dfid}` is resolved already: {case.resolved}"
+        raise UsageError(message, reason_code="FLOW_CLOSED", hint=f"sds audit {case.dfid}", dfid=case.dfid)
     if case.state != "ESCALATED":
-        raise UsageError(
-            f"flow `{case.dfid}` is {case.state}, not ESCALATED", reason_code="FLOW_CLOSED", dfid=case.dfid
-        )
+        message = f"flow `{case.dfid}` is {case.state}, not ESCALATED"
+        raise UsageError(message, reason_code="FLOW_CLOSED", hint="sds escalations list", dfid=case.dfid)
 
 
 def refuse_altered(store: Reader, dfid: str) -> None:

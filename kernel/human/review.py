@@ -309,7 +309,8 @@ def attest(
         (order for order in orders_in_flight(kernel.store, kernel.contract.gate, now_ms) if order.dfid == dfid), None
     )
     if intent is None or not case.unknown:
-        raise UsageError(f"flow `{dfid}` has no order whose end is unknown", reason_code="FLOW_CLOSED", dfid=dfid)
+        message, hint = f"flow `{dfid}` has no order whose end is unknown", f"sds escalations show {dfid}"
+        raise UsageError(message, reason_code="FLOW_CLOSED", hint=hint, dfid=dfid)
     if receipt.status == "settled" and not (receipt.reference.strip() and receipt.reference.isprintable()):
         raise UsageError("what was carried out has a reference where it was carried out, in printable text", dfid=dfid)
     if not acknowledged:

@@ -88,17 +88,16 @@ class Calls:
 
     def _patience(self, deadline_ms: int | None) -> Patience:
         if deadline_ms is not None and deadline_ms <= 0:
-            raise UsageError(
-                "the deadline is none", reason_code="DEADLINE_INVALID", hint="milliseconds from now, more than 0"
-            )
+            message = f"`{deadline_ms}` is no deadline: milliseconds from now, more than 0"
+            raise UsageError(message, reason_code="DEADLINE_INVALID")
         lasts_s = self._connection.timeout_s if deadline_ms is None else deadline_ms / 1000
         return Patience(lasts_s, now_s=self._now_s, random=self._random)
 
     def _key(self, given: str | None) -> str:
         key = f"{self._random.getrandbits(128):032x}" if given is None else given
         if not 1 <= len(key) <= KEY_CHARS_MAX or not (key.isascii() and key.isprintable()):
-            hint = f"1 to {KEY_CHARS_MAX} printable ASCII characters"
-            raise UsageError("the idempotency key is none", reason_code="IDEMPOTENCY_KEY_INVALID", hint=hint)
+            message = f"an idempotency key is 1 to {KEY_CHARS_MAX} printable ASCII characters"
+            raise UsageError(message, reason_code="IDEMPOTENCY_KEY_INVALID")
         return '"' + key.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 

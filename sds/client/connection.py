@@ -29,11 +29,11 @@ class Connection:
         except ValueError:
             good = False
         if not good or parts.username is not None or parts.query or parts.fragment:
-            raise UsageError("the service's address is none", hint="as https://decisions.example, without a key in it")
+            raise UsageError("the service's address is not one like https://decisions.example, without a key in it")
         if not self.key or not (self.key.isascii() and self.key.isprintable()) or " " in self.key:
-            raise UsageError("the key is none", hint="sds keys add shows one, once")
+            raise UsageError("the key is not one that `sds keys add` shows", hint="it begins with `sds_`")
         if not 0 < self.timeout_s <= TIMEOUT_S_MAX:
-            raise UsageError(f"the timeout is none: more than 0 and at most {TIMEOUT_S_MAX:.0f} seconds")
+            raise UsageError(f"the timeout is out of range: more than 0 and at most {TIMEOUT_S_MAX:.0f} seconds")
 
     def headers(self, request: HttpRequest) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.key}", "Accept": "application/json", **request.headers}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import logging
 import os
@@ -175,10 +176,10 @@ def bound(host: str, port: int) -> socket.socket:
         listener.set_inheritable(True)
     except OSError as error:
         listener.close()
-        raise SdsError(
-            f"`{host}:{port}` cannot be listened on: {cause_of(error)}",
-            hint="is another service running there? --port chooses another",
-        ) from error
+        elsewhere = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+        port_taken = "is another service running there? --port chooses another"
+        hint = "--host takes an address of this machine" if elsewhere else port_taken
+        raise SdsError(f"`{host}:{port}` cannot be listened on: {cause_of(error)}", hint=hint) from error
     return listener
 
 

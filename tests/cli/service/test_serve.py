@@ -62,6 +62,7 @@ def test_a_port_that_is_taken_is_said(sds: Shell) -> None:
         refused = sds("serve", "--gate", "refund", "--dev", "--port", str(port))
     assert 1 == refused.returncode
     assert f"error: `127.0.0.1:{port}` cannot be listened on: address already in use\n" in refused.stderr
+    assert "mend:  is another service running there? --port chooses another\n" in refused.stderr
 
 
 @contextmanager

@@ -42,6 +42,11 @@ def test_a_whole_contract_is_loaded():
         ("gate: till", "gate: !secret till", "1: gate: `!secret` is a YAML tag: put the text in quotes"),
         ("gate: till", "gate: t\x07ll", "1: not YAML: character 0x0007 is not allowed"),
         ("gate: till", "gate: 'till", "41: not YAML: found unexpected end of stream"),
+        (
+            "  DENY:\n",
+            " DENY:\n",
+            "37: not YAML: expected <block end>, but found '<block mapping start>': is the line indented as those beside it?",
+        ),
         ("owner: till@shop.example\n", "", "1: owner: is missing"),
         ("owner: till@shop.example", "owner: m", "4: owner: must have 3 or more characters"),
         (
@@ -307,6 +312,12 @@ def test_a_whole_contract_is_loaded():
 )
 def test_a_broken_contract_says_where_and_why(old: str, new: str, message: str):
     assert f"till.yaml:{message}" == fault(world.edited((old, new)))
+
+
+def test_a_field_that_is_wrong_is_refused_with_where_its_meaning_is_written():
+    with pytest.raises(ContractError) as refused:
+        parse_contract(world.CONTRACT + "colour: red\n")
+    assert "docs/contract.md says what each field means" == refused.value.hint
 
 
 @pytest.mark.parametrize(

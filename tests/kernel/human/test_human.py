@@ -276,8 +276,9 @@ def test_a_decision_that_there_is_none_of_is_refused_and_pays_nothing(world: Wor
 def test_a_second_resolution_is_refused_and_says_whose_the_first_was(world: World):
     dfid = escalated(world, refund())
     resolve(world, dfid, "ABORT", who="grace")
-    with pytest.raises(UsageError, match=f"flow `{dfid}` is resolved already: ABORT by grace"):
+    with pytest.raises(UsageError, match=f"flow `{dfid}` is resolved already: ABORT by grace") as refused:
         resolve(world, dfid, "OVERRIDE")
+    assert f"sds audit {dfid}" == refused.value.hint
     assert [] == world.rail.sent
 
 

@@ -20,6 +20,7 @@ import httpx2
 import pytest
 
 from sds.engines.protocol import Engine
+from sds.kernel.errors import SdsError
 from sds.service.server.serving import bound, server_over
 from tests.gates.own import GATE, written
 from tests.service.server.driver import KEY
@@ -239,3 +240,10 @@ def test_what_does_not_end_within_the_drain_is_not_decided_and_the_exit_is_0(hom
         assert 0 == process.wait(20)
         _, said = process.communicate()
     assert {"service.draining", "service.drained"} <= {json.loads(line)["event"] for line in said.splitlines()}
+
+
+@pytest.mark.parametrize("host", ["300.1.1.1", "192.0.2.1"])
+def test_an_address_that_this_machine_does_not_have_is_refused_with_the_option_to_mend(host: str) -> None:
+    with pytest.raises(SdsError, match=r"^`.*:8095` cannot be listened on: ") as refused:
+        bound(host, 8095)
+    assert "--host takes an address of this machine" == refused.value.hint
