@@ -19,6 +19,7 @@ from starlette.responses import Response
 from sds.service.callers import Caller, Callers, digest_of, is_key
 from sds.service.database import Database, sessions
 from sds.service.settings import is_loopback
+from sds.service.state import came_through_proxy
 
 PATH = "/console"
 ROLES = frozenset({"read", "review", "operate"})  # a key with none of these has nothing to do here
@@ -122,8 +123,11 @@ class Tries:
 
 
 def is_secure(request: Request) -> bool:
-    """Tell whether cookies are to be sent over TLS alone: always, but where a browser asks this machine itself by http."""
-    return request.url.scheme == "https" or not is_loopback(request.url.hostname or "")
+    """Tell whether cookies are to be sent over TLS alone: always, but where a browser asks this machine itself by http, and no
+    proxy asks for it, which may have put this machine's name in the place of its own.
+    """
+    asked_here = is_loopback(request.url.hostname or "") and not came_through_proxy(request)
+    return request.url.scheme == "https" or not asked_here
 
 
 def cookie_of(request: Request, name: str) -> str:

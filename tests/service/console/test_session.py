@@ -47,6 +47,16 @@ def test_a_cookie_is_sent_without_tls_to_this_machine_alone(office: Office) -> N
             assert secure == ("; Secure" in cookie) == cookie.startswith("__Host-")
 
 
+@pytest.mark.parametrize(
+    "said", ["X-Forwarded-Proto", "X-Forwarded-For", "X-Forwarded-Host", "X-Real-IP", "Forwarded", "Via"]
+)
+def test_a_cookie_needs_tls_where_a_proxy_asks_for_somebody_under_this_machines_name(office: Office, said: str) -> None:
+    with Visitor(office, "http://127.0.0.1:8080") as visitor:
+        cookie = visitor.get("/console/login", headers={said: "x"}).headers["set-cookie"]
+    assert cookie.startswith("__Host-")
+    assert "; Secure" in cookie
+
+
 def test_the_database_holds_neither_cookie_nor_key(office: Office, ada: Visitor) -> None:
     with office.database.reading() as connection:
         kept = repr(connection.exec_driver_sql("SELECT * FROM sessions").all())
