@@ -158,7 +158,8 @@ class Database:
         with _refused(), closing(self._engine.raw_connection()) as connection:
             cursor = connection.cursor()
             cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            return bool(cursor.fetchone()[0] == 0)
+            ((busy, *_),) = cursor.fetchall()
+            return not busy
 
     def insert(self, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
         """Return an INSERT that may say what is done where the key is taken."""

@@ -25,6 +25,7 @@ PATH = "/console"
 ROLES = frozenset({"read", "review", "operate"})  # a key with none of these has nothing to do here
 IDLE_MS = 2 * 3_600_000
 WHOLE_MS = 12 * 3_600_000  # then a new log-in is asked for, whatever was done meanwhile
+OF_KEY_MAX = 32  # sessions of one key; one more ends its oldest
 NOTED_MS = 60_000  # how exactly it is kept when a session was last used
 TRIES_MAX, TRIES_MS = 20, 60_000  # log-ins that fail, from one address
 ADDRESSES_MAX = 4_096
@@ -63,7 +64,7 @@ class Sessions:
     def open(self, key: str) -> ConsoleSession | None:
         """Return a new session for a key; None: it is none, unknown, revoked, or has no role here.
 
-        What has not the form of a key is refused without the database.
+        What has not the form of a key is refused without the database. Raises Problem: 429, the key asked too often.
         """
         if not is_key(key):
             return None
@@ -71,11 +72,16 @@ class Sessions:
         caller = self._callers.look_up(digest)
         if caller is None or not caller.roles & ROLES:
             return None
+        self._callers.take_turn(digest)
         made = ConsoleSession(caller, digest, self._token(32), self._token(32))
         now_ms = self._now_ms()
+        newest = sa.select(sessions.c.digest).where(sessions.c.key_digest == digest)
+        newest = newest.order_by(sessions.c.made_at_ms.desc(), sessions.c.digest).limit(OF_KEY_MAX - 1)
         times = {"made_at_ms": now_ms, "seen_at_ms": now_ms}
         with self._database.transaction() as connection:
             connection.execute(sessions.delete().where(sessions.c.made_at_ms <= now_ms - WHOLE_MS))
+            older = sessions.delete().where(sessions.c.key_digest == digest, sessions.c.digest.not_in(newest))
+            connection.execute(older)
             connection.execute(
                 sessions.insert().values(digest=digest_of(made.cookie), key_digest=digest, csrf=made.csrf, **times)
             )
