@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -78,7 +79,7 @@ class Callers:
         self._rate_per_s, self._rate_burst, self._cache_ms = rate_per_s, rate_burst, cache_ms
         self._dev = {digest: Caller("dev", frozenset(ROLES), frozenset({ALL})) for digest in dev_keys}
         self._known = OrderedDict[str, tuple[Caller, int]]()
-        self._buckets = OrderedDict[str, _Bucket]()
+        self._buckets, self._turns = OrderedDict[str, _Bucket](), threading.Lock()
 
     async def of(self, authorization: str | None) -> Caller:
         """Return who has the key of an `Authorization` header. Raises Problem: 401, 429; StoreError."""
@@ -89,7 +90,7 @@ class Callers:
         caller = self._dev.get(digest) or self._remembered(digest) or await run_in_threadpool(self.look_up, digest)
         if caller is None:
             raise Problem("UNAUTHENTICATED")
-        self._take_turn(digest)
+        self.take_turn(digest)
         return caller
 
     def look_up(self, digest: str) -> Caller | None:
@@ -112,18 +113,19 @@ class Callers:
         known = self._known.get(digest)
         return known[0] if known is not None and 0 <= self._now_ms() - known[1] < self._cache_ms else None
 
-    def _take_turn(self, digest: str) -> None:
-        """Take one token of the key's bucket. Raises Problem where there is none."""
+    def take_turn(self, digest: str) -> None:
+        """Take one token of the key's bucket. Raises Problem where there is none. Safe in several threads."""
         now_ms = self._now_ms()
-        bucket = self._buckets.setdefault(digest, _Bucket(self._rate_burst, now_ms))
-        self._buckets.move_to_end(digest)
-        while len(self._buckets) > KNOWN_MAX:
-            self._buckets.popitem(last=False)
-        gained = max(0, now_ms - bucket.at_ms) / 1000 * self._rate_per_s
-        bucket.tokens, bucket.at_ms = min(self._rate_burst, bucket.tokens + gained), now_ms
-        if bucket.tokens < 1:
-            raise Problem("RATE_LIMITED", retry_after_s=(1 - bucket.tokens) / self._rate_per_s)
-        bucket.tokens -= 1
+        with self._turns:
+            bucket = self._buckets.setdefault(digest, _Bucket(self._rate_burst, now_ms))
+            self._buckets.move_to_end(digest)
+            while len(self._buckets) > KNOWN_MAX:
+                self._buckets.popitem(last=False)
+            gained = max(0, now_ms - bucket.at_ms) / 1000 * self._rate_per_s
+            bucket.tokens, bucket.at_ms = min(self._rate_burst, bucket.tokens + gained), now_ms
+            if bucket.tokens < 1:
+                raise Problem("RATE_LIMITED", retry_after_s=(1 - bucket.tokens) / self._rate_per_s)
+            bucket.tokens -= 1
 
 
 def caller(role: str) -> Callable[..., object]:

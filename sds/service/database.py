@@ -151,6 +151,16 @@ class Database:
         """Return what executes one statement many times."""
         return Prepared(self._engine, statement)
 
+    def empty_log(self) -> bool:
+        """Have no older bytes stay in SQLite's write-ahead log; return whether it is empty. PostgreSQL vacuums by itself."""
+        if self.is_postgresql:
+            return True
+        with _refused(), closing(self._engine.raw_connection()) as connection:
+            cursor = connection.cursor()
+            cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            ((busy, *_),) = cursor.fetchall()
+            return not busy
+
     def insert(self, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
         """Return an INSERT that may say what is done where the key is taken."""
         return postgresql.insert(table) if self.is_postgresql else sqlite.insert(table)

@@ -15,6 +15,9 @@ from sds.service.gates import OpenGate, OpenGates
 from sds.service.problems import Log, Problem
 from sds.service.settings import ServiceSettings
 
+# headers with which a proxy says for whom it asks
+FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "via")
+
 
 def _untraced(_gate: str, _event_id: str, _traceparent: str) -> None:
     """Trace nothing."""
@@ -66,6 +69,11 @@ class Service:
         if self.gates_closed:
             raise Problem("DRAINING")
         return {name: gate for name, gate in self.gates.items() if caller.may_see(name)}
+
+
+def came_through_proxy(request: HTTPConnection) -> bool:
+    """Tell whether a proxy says that it asks for somebody else. What it says of them is not believed."""
+    return any(name in request.headers for name in FORWARDED)
 
 
 def service(request: HTTPConnection) -> Service:

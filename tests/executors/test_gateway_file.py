@@ -45,6 +45,7 @@ def refusal(folder: Path, text: str) -> str:
         ("currency: EUR", "curency: EUR", ":5: curency: is not a known field: is `currency` meant?"),
         ("http://127.0.0.1:8099", "http://pay.example", ":2: address: must begin with https://"),
         ("http://127.0.0.1:8099", "https://me:pw@pay.example", ":2: address: must be a URL without a name"),
+        ("currency: EUR", "proxy: http://proxy.example:3128", ":5: proxy: an http:// address is of this machine"),
         ("http://127.0.0.1:8099", "ftp://127.0.0.1", ":2: address: must begin with https://"),
         ("status: [402]", "status: [409]", ":18: order.rejected.0.status.0: the status 409 says nothing certain"),
         ("status: [402]", "status: [503]", ":18: order.rejected.0.status.0: the status 503 says nothing certain"),

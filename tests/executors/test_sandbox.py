@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -30,6 +31,14 @@ def test_the_same_key_is_paid_once_and_its_answer_is_repeated(tmp_path: Path) ->
         assert "true" == again.headers["Idempotent-Replayed"]
         assert 422 == asked(gateway.url, "POST", "/payments", {"amount": 121}, "k-1")[0]
         assert (120, []) == _paid(gateway.url)
+
+
+@pytest.mark.parametrize("length", ["65537", "1" * 10, "0" * 9 + "1" * 10, "0" * 9 + "70000"])
+def test_a_body_that_says_to_be_too_long_is_not_waited_for(length: str, tmp_path: Path) -> None:
+    asking = f"POST /payments HTTP/1.1\r\nHost: x\r\nIdempotency-Key: k\r\nContent-Length: {length}\r\n\r\n"
+    with in_thread(tmp_path) as gateway, socket.create_connection(("127.0.0.1", gateway.server_port), 5) as connection:
+        connection.sendall(asking.encode())
+        assert connection.recv(1_024).startswith(b"HTTP/1.1 400 ")
 
 
 def test_a_void_key_is_never_paid_and_a_paid_one_not_voided(tmp_path: Path) -> None:

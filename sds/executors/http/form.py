@@ -248,6 +248,10 @@ class GatewayForm(_Part):
     def _secure(self) -> GatewayForm:
         if self.tls is not None and not self.address.startswith("https:"):
             raise ContradictionError(("tls",), "an http:// address speaks no TLS")
+        if self.proxy and not self.address.startswith("https:"):
+            raise ContradictionError(
+                ("proxy",), "an http:// address is of this machine: another would read what is sent to it"
+            )
         if self.proxy and "@" in self.proxy:
             raise ContradictionError(("proxy",), "must be a URL without a name and a password")
         return self

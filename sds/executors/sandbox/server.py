@@ -146,7 +146,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _body(self) -> object:
         length = self.headers.get("Content-Length", "0")
-        if not (length.isascii() and length.isdigit()) or int(length[:9]) > BODY_BYTES_MAX:
+        if not (length.isascii() and length.isdigit()) or len(length) > 9 or int(length) > BODY_BYTES_MAX:
             self.close_connection = True
             return None
         try:

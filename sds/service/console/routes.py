@@ -36,11 +36,12 @@ def sessions(request: Request) -> Sessions:
 
 
 def logged_in(request: Request) -> ConsoleSession:
-    """Return who is logged in. Raises LoggedOutError."""
+    """Return who is logged in. Raises LoggedOutError, and Problem: 429, where their key asked too often."""
     cookie = cookie_of(request, SESSION)
     found = sessions(request).find(cookie) if cookie else None
     if found is None:
         raise LoggedOutError
+    service(request).callers.take_turn(found.key_digest)
     request.state.session = found
     return found
 

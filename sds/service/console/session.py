@@ -19,11 +19,13 @@ from starlette.responses import Response
 from sds.service.callers import Caller, Callers, digest_of, is_key
 from sds.service.database import Database, sessions
 from sds.service.settings import is_loopback
+from sds.service.state import came_through_proxy
 
 PATH = "/console"
 ROLES = frozenset({"read", "review", "operate"})  # a key with none of these has nothing to do here
 IDLE_MS = 2 * 3_600_000
 WHOLE_MS = 12 * 3_600_000  # then a new log-in is asked for, whatever was done meanwhile
+OF_KEY_MAX = 32  # sessions of one key; one more ends its oldest
 NOTED_MS = 60_000  # how exactly it is kept when a session was last used
 TRIES_MAX, TRIES_MS = 20, 60_000  # log-ins that fail, from one address
 ADDRESSES_MAX = 4_096
@@ -62,7 +64,7 @@ class Sessions:
     def open(self, key: str) -> ConsoleSession | None:
         """Return a new session for a key; None: it is none, unknown, revoked, or has no role here.
 
-        What has not the form of a key is refused without the database.
+        What has not the form of a key is refused without the database. Raises Problem: 429, the key asked too often.
         """
         if not is_key(key):
             return None
@@ -70,11 +72,16 @@ class Sessions:
         caller = self._callers.look_up(digest)
         if caller is None or not caller.roles & ROLES:
             return None
+        self._callers.take_turn(digest)
         made = ConsoleSession(caller, digest, self._token(32), self._token(32))
         now_ms = self._now_ms()
+        newest = sa.select(sessions.c.digest).where(sessions.c.key_digest == digest)
+        newest = newest.order_by(sessions.c.made_at_ms.desc(), sessions.c.digest).limit(OF_KEY_MAX - 1)
         times = {"made_at_ms": now_ms, "seen_at_ms": now_ms}
         with self._database.transaction() as connection:
             connection.execute(sessions.delete().where(sessions.c.made_at_ms <= now_ms - WHOLE_MS))
+            older = sessions.delete().where(sessions.c.key_digest == digest, sessions.c.digest.not_in(newest))
+            connection.execute(older)
             connection.execute(
                 sessions.insert().values(digest=digest_of(made.cookie), key_digest=digest, csrf=made.csrf, **times)
             )
@@ -122,8 +129,11 @@ class Tries:
 
 
 def is_secure(request: Request) -> bool:
-    """Tell whether cookies are to be sent over TLS alone: always, but where a browser asks this machine itself by http."""
-    return request.url.scheme == "https" or not is_loopback(request.url.hostname or "")
+    """Tell whether cookies are to be sent over TLS alone: always, but where a browser asks this machine itself by http, and no
+    proxy asks for it, which may have put this machine's name in the place of its own.
+    """
+    asked_here = is_loopback(request.url.hostname or "") and not came_through_proxy(request)
+    return request.url.scheme == "https" or not asked_here
 
 
 def cookie_of(request: Request, name: str) -> str:

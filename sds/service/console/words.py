@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import groupby
 
 from sds.kernel.canonical import is_seen
 from sds.kernel.contract.compiler import parse_type
@@ -124,15 +125,12 @@ def _rest_of_word(text: str, at: int) -> int:
 
 def _seen(text: str, names: tuple[str, ...]) -> Iterator[Piece]:
     """Yield a text as pieces, with what cannot be seen spelled out in pieces of its own."""
-    marks, run, hidden = tuple(map(pattern, names)), "", False
-    for char in text:
-        unseen = not (is_seen(char) or char in "\n\t")
-        if unseen != hidden and run:
-            yield Piece(run, (*marks, pattern(UNSEEN)) if hidden else marks)
-            run = ""
-        run, hidden = run + (ascii(char)[1:-1] if unseen else char), unseen
-    if run:
-        yield Piece(run, (*marks, pattern(UNSEEN)) if hidden else marks)
+    marks = tuple(map(pattern, names))
+    for hidden, run in groupby(text, lambda char: not (is_seen(char) or char in "\n\t")):
+        if hidden:
+            yield Piece("".join(ascii(char)[1:-1] for char in run), (*marks, pattern(UNSEEN)))
+        else:
+            yield Piece("".join(run), marks)
 
 
 def when(at_ms: int) -> str:

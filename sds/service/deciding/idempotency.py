@@ -142,10 +142,16 @@ class KeptAnswers:
             return connection.execute(idempotency.delete().where(sa.tuple_(*_KEY).in_(old))).rowcount
 
     def forget_erased(self, gate: Gate) -> int:
-        """Remove what was answered about events of a gate whose texts were erased since; return how many answers."""
+        """Remove what was answered about events of a gate whose texts were erased since; return how many answers.
+
+        They are in no file after it: where somebody reads meanwhile, after the next time.
+        """
         name = gate.contract.gate
         erased = gate.store.rows(_ERASED_SINCE, (name, self._now_ms() - self._kept_ms))
-        return self._forget(name, [event_id for (event_id,) in erased])
+        removed = self._forget(name, [event_id for (event_id,) in erased])
+        if erased:
+            self._database.empty_log()
+        return removed
 
     def _forget(self, gate: str, event_ids: Sequence[str]) -> int:
         removed = 0

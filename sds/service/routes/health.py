@@ -12,9 +12,8 @@ from starlette.responses import JSONResponse, Response
 from sds.service.operations import operations
 from sds.service.operations.metrics import CONTENT_TYPE
 from sds.service.problems import Problem, response_of
-from sds.service.state import service
-
-FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip", "via")  # headers with which a proxy says for whom it asks
+from sds.service.settings import is_loopback
+from sds.service.state import came_through_proxy, service
 
 router = APIRouter(tags=["health"])
 
@@ -58,8 +57,10 @@ async def metrics(request: Request) -> Response:
 
 
 def _is_local(request: Request) -> bool:
-    """Tell whether this machine asks for itself: not where a proxy on it says that it asks for another."""
-    if any(name in request.headers for name in FORWARDED):
+    """Tell whether this machine asks for itself: not where a proxy on it says that it asks for another, and not under
+    another's name, which a page in a browser here may have had resolved to this machine.
+    """
+    if came_through_proxy(request) or not is_loopback(request.url.hostname or ""):
         return False
     try:
         return request.client is not None and ip_address(request.client.host).is_loopback

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sds.service.callers import digest_of
-from sds.service.console.session import IDLE_MS, TRIES_MAX, TRIES_MS, WHOLE_MS, login_csrf
+from sds.service.console.session import IDLE_MS, OF_KEY_MAX, TRIES_MAX, TRIES_MS, WHOLE_MS, login_csrf
 from tests.service.console.office import Office, Visitor, open_office
 
 POLICY = (
@@ -45,6 +45,16 @@ def test_a_cookie_is_sent_without_tls_to_this_machine_alone(office: Office) -> N
         with Visitor(office, address) as visitor:
             cookie = visitor.get("/console/login").headers["set-cookie"]
             assert secure == ("; Secure" in cookie) == cookie.startswith("__Host-")
+
+
+@pytest.mark.parametrize(
+    "said", ["X-Forwarded-Proto", "X-Forwarded-For", "X-Forwarded-Host", "X-Real-IP", "Forwarded", "Via"]
+)
+def test_a_cookie_needs_tls_where_a_proxy_asks_for_somebody_under_this_machines_name(office: Office, said: str) -> None:
+    with Visitor(office, "http://127.0.0.1:8080") as visitor:
+        cookie = visitor.get("/console/login", headers={said: "x"}).headers["set-cookie"]
+    assert cookie.startswith("__Host-")
+    assert "; Secure" in cookie
 
 
 def test_the_database_holds_neither_cookie_nor_key(office: Office, ada: Visitor) -> None:
@@ -126,6 +136,30 @@ def test_logging_out_ends_the_session_for_whoever_has_the_cookie(ada: Visitor) -
 def test_a_revoked_key_ends_its_session_at_once(office: Office, ada: Visitor) -> None:
     office.revoke("ada")
     assert "/console/login" == ada.get("/console").headers["location"]
+
+
+def test_a_session_asks_as_often_as_its_key_may_and_no_more(office: Office, ada: Visitor) -> None:
+    begun_ms = office.clock()
+    office.clock = lambda: begun_ms
+    key, burst = office.key("bob"), office.settings.rate_burst
+    for _ in range(burst - 2):
+        office.app.state.service.callers.take_turn(digest_of(key))
+    with Visitor(office) as bob:
+        assert [303, 200] == [bob.log_in(key).status_code, bob.get("/console").status_code]
+        for refused in (bob.get("/console"), bob.get("/console/live"), bob.log_in(key)):
+            assert 429 == refused.status_code
+        assert 429 == bob.get("/v1/gates", headers={"Authorization": f"Bearer {key}"}).status_code
+    assert 200 == ada.get("/console").status_code
+
+
+def test_a_key_has_so_many_sessions_at_most_and_the_oldest_ends(office: Office, ada: Visitor) -> None:
+    key, begun_ms = office.key("bob"), office.clock()
+    visitors = [Visitor(office) for _ in range(OF_KEY_MAX + 1)]
+    for turn, visitor in enumerate(visitors):
+        office.clock = lambda turn=turn: begun_ms + turn
+        assert 303 == visitor.log_in(key).status_code
+    assert [303, 200, 200] == [each.get("/console").status_code for each in (visitors[0], visitors[1], visitors[-1])]
+    assert 200 == ada.get("/console").status_code
 
 
 @pytest.mark.parametrize(("step_ms", "times"), [(IDLE_MS, 1), (IDLE_MS // 2, WHOLE_MS // (IDLE_MS // 2))])

@@ -216,6 +216,22 @@ def test_an_answer_about_an_event_whose_texts_are_erased_is_forgotten(bed: Bed) 
     assert (1, 0) == (bed.service.kept.forget_erased(bed.gate), kept(bed))
 
 
+@pytest.mark.sqlite_alone("it looks into the file of the database and its write-ahead log")
+def test_an_answer_that_is_forgotten_for_an_erasure_is_in_no_file_while_the_service_runs(home: Path) -> None:
+    def files_with_answer() -> list[str]:
+        return [path.name for path in home.glob("service.db*") if b'"event_id":"T-1"' in path.read_bytes()]
+
+    with opened_bed(home, sweep_every_s=3_600.0) as bed:
+        bed.post(headers=KEY)
+        assert [] != files_with_answer()
+        bed.gate.erase(EVENT["trip_id"], who="ada", reason="asked for it")
+        with bed.database.reading() as connection:  # somebody reads meanwhile: it is done the next time
+            connection.exec_driver_sql("SELECT * FROM idempotency").all()
+            assert 1 == bed.service.kept.forget_erased(bed.gate)
+        assert 0 == bed.service.kept.forget_erased(bed.gate)
+        assert [] == files_with_answer()
+
+
 @pytest.mark.parametrize("begun", [False, True])
 def test_an_answer_that_a_restored_record_did_not_give_is_forgotten(home: Path, begun: bool) -> None:
     """Whether it knows nothing of the event, or knows it as it was before it was decided."""

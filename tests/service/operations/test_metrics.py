@@ -96,12 +96,17 @@ def test_it_is_for_the_role_read_or_where_it_was_opened_so_for_this_machine(bed:
     submits = {"Authorization": f"Bearer {bed.key_for('shop', ('submit',), ('*',))}"}
     assert 403 == bed.client.get("/metrics", headers=submits).status_code
     assert 401 == bed.client.get("/metrics", headers={"Authorization": ""}).status_code
-    here, there = (TestClient(bed.app, client=(host, 5)) for host in ("127.0.0.1", "192.0.2.7"))
+    here, there = (TestClient(bed.app, "http://127.0.0.1", client=(host, 5)) for host in ("127.0.0.1", "192.0.2.7"))
     assert 401 == here.get("/metrics").status_code
     bed.service.settings = type(bed.settings)(gates=("toll",), metrics_open=True)
     assert (200, 401) == (here.get("/metrics").status_code, there.get("/metrics").status_code)
     for name in ("Forwarded", "X-Forwarded-For", "X-Real-IP", "Via"):  # a proxy on this machine asks for somebody else
         assert 401 == here.get("/metrics", headers={name: "192.0.2.7"}).status_code
+    for name in ("localhost:8080", "[::1]:8080"):
+        assert 200 == here.get("/metrics", headers={"Host": name}).status_code
+    # a page of another site whose name was made to mean this machine; a proxy that passes on the name it was asked for
+    for name in ("attacker.example:8080", "127.0.0.1.attacker.example"):
+        assert 401 == here.get("/metrics", headers={"Host": name}).status_code
 
 
 def test_it_is_of_every_gate_so_the_key_must_be_for_every_gate(bed: Bed) -> None:
