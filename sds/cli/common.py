@@ -17,7 +17,7 @@ import typer
 from sds.definitions.definition import NAME, GateDefinition
 from sds.definitions.registry import find, installed, is_path
 from sds.host import paths
-from sds.host.paths import gate_home, has_record, home, key_path, open_record, record_name
+from sds.host.paths import gate_home, has_record, home, is_there, key_path, open_record, record_name
 from sds.kernel.errors import EventError, ModelError, UsageError, cause_of
 from sds.kernel.flow.intake import EVENT_BYTES_MAX, in_utf8
 from sds.kernel.storage.store import Store
@@ -81,7 +81,7 @@ def open_store(gate: str) -> Store:
     if not NAME.fullmatch(gate):
         raise UsageError(f"`{gate}` is not the name of a gate", hint="a gate has a name_in_lower_case")
     folder = gate_home(gate)
-    if not has_record(folder) and not key_path(folder).exists():
+    if not has_record(folder) and not is_there(key_path(folder)):
         known = ", ".join(recorded())
         there = f"gates with a record there: {known}" if known else "no gate has a record there"
         hint = f"is SDS_HOME right? The home in use is `{home().absolute()}`; {there}"

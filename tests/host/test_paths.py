@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sds.host import paths
 from sds.host.keys import KEY_BYTES
 from sds.host.paths import kernel_keys, make_private, signer
 from sds.kernel.errors import StoreError, UsageError
@@ -73,3 +74,15 @@ def test_a_folder_that_is_there_keeps_its_mode_and_a_file_in_its_place_is_told(t
     assert 0o755 == mode(tmp_path / "shared")
     with pytest.raises(StoreError, match="file` cannot be made: file exists"):
         make_private(tmp_path / "file")
+
+
+def test_a_home_that_cannot_be_looked_into_is_an_error_of_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of another user, in which the record may be: `no record` would be said of what nobody has seen."""
+    too_long = "x" * 300
+    monkeypatch.setenv("SDS_HOME", too_long)
+    looks = (paths.has_record, paths.look_at_record, paths.open_record, paths.refuse_lost, paths.public_keys_of)
+    for look in looks:
+        with pytest.raises(StoreError, match=f"`{too_long}/refund/.*` cannot be looked for: file name too long"):
+            look(paths.gate_home("refund"))
+    with pytest.raises(StoreError, match="cannot be looked for"):
+        paths.fitted_readers("refund", None)

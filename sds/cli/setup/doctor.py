@@ -27,6 +27,7 @@ from sds.host.paths import (
     fitted_readers,
     gate_home,
     home,
+    is_there,
     look_at_record,
     model_cache,
     public_keys_of,
@@ -189,7 +190,7 @@ def _not_answering(folder: Path) -> list[tuple[str, str]]:
 
 def _private(folder: Path) -> None:
     """Raise when others than its user may look into a gate's folder, or read a file of it."""
-    if not folder.exists():
+    if not is_there(folder):
         return
     files = (path for path in sorted(folder.iterdir()) if path.is_file() and path.name != PUBLIC_FILE)
     for path in (folder, *files):
