@@ -222,9 +222,13 @@ def _is_begun(folder: Path) -> bool:
 
 
 def make_private(folder: Path, *, hint: str = "set SDS_HOME to a folder that can be written") -> None:
-    """Make a folder that only this user can look into; one that is there already stays as it is."""
+    """Make a folder that only this user can look into; one that is there already stays as it is.
+
+    So is the one that it lies in: who may write there can put another in its place.
+    """
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for each in (folder.parent, folder):
+            each.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise StoreError(f"`{folder}` cannot be made: {cause_of(error)}", hint=hint) from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import threading
 from pathlib import Path
@@ -28,6 +29,17 @@ def test_the_key_is_made_once_in_a_private_folder(tmp_path: Path) -> None:
     assert (0o700, 0o600) == (mode(folder), mode(folder / "kernel.key"))
     assert ["kernel.key"] == [file.name for file in folder.iterdir()]
     assert [KEY_BYTES] == [len(key) for key in kernel_keys(folder)]
+
+
+def test_what_a_private_folder_lies_in_is_private_where_it_is_made_too(tmp_path: Path) -> None:
+    """Whoever may write in the home can put another record in the place of one that they cannot read."""
+    before = os.umask(0)
+    try:
+        make_private(tmp_path / "home" / "gate")
+    finally:
+        os.umask(before)
+
+    assert [0o700, 0o700] == [mode(tmp_path / "home"), mode(tmp_path / "home" / "gate")]
 
 
 def test_threads_that_come_first_at_once_get_one_key_and_never_see_half_of_it(tmp_path: Path) -> None:

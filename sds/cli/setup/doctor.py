@@ -29,6 +29,7 @@ from sds.host.paths import (
     home,
     is_there,
     look_at_record,
+    make_private,
     model_cache,
     public_keys_of,
     record_name,
@@ -145,8 +146,8 @@ def _read_by(name: str, judgement: Judgement, running: list[str], gate: GateDefi
 
 
 def _store() -> str:
+    make_private(home())
     try:
-        home().mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=home()) as folder:
             SqliteStore(Path(folder) / "probe.db").close()
     except OSError as error:
