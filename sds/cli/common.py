@@ -31,10 +31,17 @@ def as_name(gate: str) -> str:
     return find(gate).name if is_path(gate) else gate
 
 
+def as_words(text: str | None) -> str | None:
+    """Return words for the record: bytes that are no text where they were typed are read as UTF-8, else spelled out."""
+    if text is None or not any("\ud800" <= char <= "\udfff" for char in text):
+        return text
+    return os.fsencode(text).decode("utf-8", "backslashreplace")
+
+
 GateOption = Annotated[str, typer.Option("--gate", help="Which gate: its name, or its path.", callback=as_name)]
 OpenedGate = Annotated[str, typer.Option("--gate", help="Which gate: its name, or its path.")]
 EventFile = Annotated[str, typer.Option("--event", help="A JSON file with one event, or - for standard input.")]
-Reason = Annotated[str, typer.Option("--reason", help="Why, for the record.")]
+Reason = Annotated[str, typer.Option("--reason", help="Why, for the record.", callback=as_words)]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else on standard output.")]
 GgufPath = Annotated[
     Path | None, typer.Option("--model", help="A GGUF file; without it, the embedded model.", show_default=False)

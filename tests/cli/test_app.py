@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import typer
 
 from sds.cli import app as cli
 from sds.cli.common import read_event_text
+from sds.host.paths import open_record
 from sds.kernel.errors import EventError, SdsError, WorldError
 from tests.cli.conftest import ROOT
 
@@ -211,3 +214,23 @@ def helps(command: Any, name: str) -> Iterator[tuple[str, str]]:
 def test_every_command_and_every_group_has_help_with_an_example(name: str, said: str) -> None:
     example = said.rpartition("Example: ")[2]
     assert f"{name} " in f"{example} "
+
+
+@pytest.mark.parametrize(
+    ("locale", "typed", "recorded"),
+    [
+        ({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, "Grüße, 日本".encode(), "Grüße, 日本"),
+        ({"PYTHONUTF8": "1"}, "Grüße".encode("latin-1"), "Gr\\xfc\\xdfe"),
+    ],
+    ids=["another locale", "another terminal"],
+)
+def test_no_word_of_a_reason_is_lost_for_how_it_was_typed(
+    locale: dict[str, str], typed: bytes, recorded: str, tmp_path: Path
+) -> None:
+    with closing(open_record(tmp_path / "toll")):
+        pass
+    command = [*(part.encode() for part in COMMAND), b"halt", b"--gate", b"toll", b"--reason", typed]
+    environment = {**os.environ, **locale, "SDS_HOME": str(tmp_path)}
+    subprocess.run(command, env=environment, cwd=ROOT, timeout=60, check=True)
+    with closing(open_record(tmp_path / "toll")) as store:
+        assert recorded == json.loads(store.value("SELECT body FROM ledger WHERE kind = 'HALT'"))["reason"]
