@@ -59,6 +59,7 @@ _MENDS = {
     sqlite3.SQLITE_CORRUPT: _RESTORE,
     sqlite3.SQLITE_BUSY: "another program holds it: end that, or try again",
     sqlite3.SQLITE_FULL: "the disk is full",
+    sqlite3.SQLITE_IOERR: "is the disk full, or its file system one that cannot lock and map files?",
 }
 
 Connect = Callable[[Path], sqlite3.Connection]

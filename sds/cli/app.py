@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -35,15 +36,33 @@ from sds.kernel.errors import (
     TransitionError,
     UsageError,
     WorldError,
+    cause_of,
 )
 
 EXIT_WORLD, EXIT_USAGE = 1, 2
+COLUMNS_MIN = 20  # of a page, whatever $COLUMNS says: on one of none rich writes nothing, errors included
 # What helps with a failure of the world that names no mend of its own
 WORLD_MENDS: dict[type[WorldError], str] = {
     ExecutorError: "is it up that carries orders out, and its address right? then the same again",
     StateError: "is the source of the state up, and its address right? then the same again",
     LanguageError: "sds contracts check",
     WorldError: "sds doctor says what is not as it has to be",
+}
+# What helps where the machine refuses
+_MAY, _FILES = (
+    "may this user read and write there? SDS_HOME names another folder",
+    "raise the limit of open files: ulimit -n",
+)
+MACHINE_MENDS = {
+    errno.EACCES: _MAY,
+    errno.EPERM: _MAY,
+    errno.EROFS: _MAY,
+    errno.ENOSPC: "make room on the disk",
+    errno.EDQUOT: "make room on the disk",
+    errno.ENAMETOOLONG: "is the path right? SDS_HOME names a shorter one",
+    errno.EMFILE: _FILES,
+    errno.ENFILE: _FILES,
+    errno.ENOMEM: "end other programs, or raise the limit: ulimit -v",
 }
 # What every mistake in the words typed is; where it is defined depends on the version
 _TyperError: type[Exception] = typer.BadParameter.__mro__[2]
@@ -174,14 +193,16 @@ def _options(
 
 def main() -> None:
     """Run the command line; the process's exit code tells whose fault a failure was."""
+    if (columns := os.environ.get("COLUMNS", "")).isdecimal() and int(columns) < COLUMNS_MIN:
+        os.environ["COLUMNS"] = str(COLUMNS_MIN)
     try:
         code = _run(sys.argv[1:])
         if sys.stdout is not None:  # a daemon's may be closed
             sys.stdout.flush()
     except BrokenPipeError:
         code = _read_enough()
-    except (OSError, UnicodeError) as error:
-        code = _say(SdsError(f"the machine refused: {error}"))
+    except (OSError, UnicodeError, MemoryError) as error:
+        code = _say(_refused(error))
         _forget_output()
     except KeyboardInterrupt:
         code = 130
@@ -209,7 +230,7 @@ def _run(args: list[str]) -> int:
             return _read_enough()
         raise
     except Exception as error:
-        if os.environ.get("SDS_TRACEBACK") or isinstance(error, OSError | UnicodeError):  # those are the machine's
+        if os.environ.get("SDS_TRACEBACK") or isinstance(error, OSError | UnicodeError | MemoryError):  # the machine's
             raise
         return _say(_unforeseen(error))
     return 0
@@ -221,6 +242,16 @@ def _mend(error: SdsError, named: str) -> str:
         return next(mend for kind, mend in WORLD_MENDS.items() if isinstance(error, kind))
     typed = isinstance(error, UsageError) and not isinstance(error, ErasedError | TransitionError)
     return f"{named} --help" if typed else ""
+
+
+def _refused(error: OSError | UnicodeError | MemoryError) -> SdsError:
+    """Say in one line what the machine refused, where, and what helps."""
+    if isinstance(error, MemoryError):
+        error = OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+    if not isinstance(error, OSError) or error.errno is None:
+        return SdsError(f"the machine refused: {error}")
+    where = f"`{os.fsdecode(error.filename)}`: " if isinstance(error.filename, str | bytes) else ""
+    return SdsError(f"the machine refused: {where}{cause_of(error)}", hint=MACHINE_MENDS.get(error.errno, ""))
 
 
 def _unforeseen(error: Exception) -> SdsError:
@@ -264,13 +295,17 @@ def _say_usage(error: Any) -> int:
 
 
 def _say(error: SdsError, otherwise: str = "") -> int:
-    """Print what is wrong and its mend, `otherwise` where the error names none; return the exit code."""
+    """Print what is wrong and its mend, `otherwise` where the error names none; return the exit code.
+
+    It is the same where nobody can be told.
+    """
+    hint = error.hint or (A_GOOD_EVENT if isinstance(error, EventError) and not error.dfid else otherwise)
+    said = {"error:": error, "mend: ": hint, "dfid: ": error.dfid}
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
-    console.print(f"error: {plain(error)}")
-    if hint := error.hint or (A_GOOD_EVENT if isinstance(error, EventError) and not error.dfid else otherwise):
-        console.print(f"mend:  {plain(hint)}")
-    if error.dfid:
-        console.print(f"dfid:  {error.dfid}")
+    with suppress(OSError, SystemExit):  # rich ends the process itself when nobody reads its output
+        for what, text in said.items():
+            if text:
+                console.print(f"{what} {plain(text)}")
     return EXIT_USAGE if isinstance(error, UsageError) else EXIT_WORLD
 
 

@@ -17,7 +17,7 @@ import typer
 from sds.definitions.definition import NAME, GateDefinition
 from sds.definitions.registry import find, installed, is_path
 from sds.host import paths
-from sds.host.paths import gate_home, has_record, home, key_path, open_record, record_name
+from sds.host.paths import gate_home, has_record, home, is_there, key_path, open_record, record_name
 from sds.kernel.errors import EventError, ModelError, UsageError, cause_of
 from sds.kernel.flow.intake import EVENT_BYTES_MAX, in_utf8
 from sds.kernel.storage.store import Store
@@ -31,10 +31,17 @@ def as_name(gate: str) -> str:
     return find(gate).name if is_path(gate) else gate
 
 
+def as_words(text: str | None) -> str | None:
+    """Return words for the record: bytes that are no text where they were typed are read as UTF-8, else spelled out."""
+    if text is None or not any("\ud800" <= char <= "\udfff" for char in text):
+        return text
+    return os.fsencode(text).decode("utf-8", "backslashreplace")
+
+
 GateOption = Annotated[str, typer.Option("--gate", help="Which gate: its name, or its path.", callback=as_name)]
 OpenedGate = Annotated[str, typer.Option("--gate", help="Which gate: its name, or its path.")]
 EventFile = Annotated[str, typer.Option("--event", help="A JSON file with one event, or - for standard input.")]
-Reason = Annotated[str, typer.Option("--reason", help="Why, for the record.")]
+Reason = Annotated[str, typer.Option("--reason", help="Why, for the record.", callback=as_words)]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else on standard output.")]
 GgufPath = Annotated[
     Path | None, typer.Option("--model", help="A GGUF file; without it, the embedded model.", show_default=False)
@@ -81,7 +88,7 @@ def open_store(gate: str) -> Store:
     if not NAME.fullmatch(gate):
         raise UsageError(f"`{gate}` is not the name of a gate", hint="a gate has a name_in_lower_case")
     folder = gate_home(gate)
-    if not has_record(folder) and not key_path(folder).exists():
+    if not has_record(folder) and not is_there(key_path(folder)):
         known = ", ".join(recorded())
         there = f"gates with a record there (`--gate`): {known}" if known else "no gate has a record there"
         hint = f"is SDS_HOME right? The home in use is `{home().absolute()}`; {there}"

@@ -41,7 +41,7 @@ def _store_to_look_at(folder: Path, contract: Contract, opened: ExitStack) -> St
     if paths.has_record(folder):
         store = paths.open_record(folder)
         opened.callback(store.close)
-        if store.locked and paths.key_path(folder).exists():
+        if store.locked and paths.is_there(paths.key_path(folder)):
             read_ring(paths.key_path(folder))  # raises what is wrong with it: texts are looked at
         if registry.lookup(store, contract.agent_id) is not None:
             return store

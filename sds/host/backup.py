@@ -88,7 +88,7 @@ def back_up(store: Store, folder: Path, to: Path, *, gate: str, with_key: bool, 
     """
     if to.exists():
         raise UsageError(f"`{to}` is there already", hint="name one that is not; a backup overwrites nothing")
-    if with_key and not paths.key_path(folder).exists():
+    if with_key and not paths.is_there(paths.key_path(folder)):
         raise UsageError(f"there is no `{paths.key_path(folder)}` to back up", hint="leave out --with-key")
     with _made_beside(to) as made:
         copy_record(store, made / RECORD)
@@ -192,7 +192,7 @@ def refuse_damaged(found: verify.Report) -> None:
 def _signed(copy: Store, folder: Path, now_ms: int) -> Checkpoint | None:
     """Return the copy's head under the ledger's key, which writes nothing to the record; None where there is no key."""
     last, head = ledger.newest_checkpoint(copy), ledger.head(copy)
-    if last is None or not paths.key_path(folder).exists():
+    if last is None or not paths.is_there(paths.key_path(folder)):
         return None
     return last if last.idx == head.idx else keys.ledger_key(folder, None, now_ms=now_ms).signed(head, last, now_ms)
 

@@ -32,7 +32,7 @@ def move(folder: Path, source: Store, url: str | None, *, who: str, reason: str,
     UsageError, StoreError.
     """
     _refuse_deciding(source)
-    if url is None and paths.decisions_path(folder).exists():
+    if url is None and paths.is_there(paths.decisions_path(folder)):
         raise UsageError(f"`{paths.decisions_path(folder)}` is there", hint="move that file away, if it is not in use")
     _refuse_unsound(folder, source)
     with closing(paths.open_record_at(folder, url)) as target:

@@ -28,6 +28,7 @@ from sds.models.protocol import extra_hint, missing_package
 SCHEMA_PREFIX = "sds_"  # of a gate's record in PostgreSQL
 _NAMES_A_SCHEMA = re.compile("[a-z][a-z0-9_]{0,58}")
 _COPY = "copy kernel.key from the machine that began the record; if it is lost there, too"
+_OTHER_HOME = "may this user read and write there? SDS_HOME names another folder"
 
 
 def home() -> Path:
@@ -71,7 +72,15 @@ def labels_path(gate: str) -> Path:
 def fitted_readers(gate: str, shipped: Path | None) -> Path | None:
     """Return the folder of a gate's readers: what was fitted here, else what came with it; None where neither is there."""
     here = fitted_home(gate)
-    return next((folder for folder in (here, shipped) if folder is not None and folder.exists()), None)
+    return next((folder for folder in (here, shipped) if folder is not None and is_there(folder)), None)
+
+
+def is_there(path: Path) -> bool:
+    """Tell whether there is anything at a path. Raises StoreError where nobody can see: that is not the same as nothing."""
+    try:
+        return path.exists()
+    except OSError as error:
+        raise StoreError(f"`{path}` cannot be looked for: {cause_of(error)}", hint=_OTHER_HOME) from error
 
 
 def decisions_path(folder: Path) -> Path:
@@ -142,7 +151,7 @@ def _postgres() -> ModuleType:
 
 def _refuse_other_keys(folder: Path, store: Reader) -> None:
     """Raise StoreError when a record that several machines share was signed with keys that are not here."""
-    if not key_path(folder).exists():
+    if not is_there(key_path(folder)):
         return
     ring, last = keys.read_ring(key_path(folder)), ledger.newest_checkpoint(store)
     if last is not None and ring.ledger is not None and last.public_key not in ring.ledger.public.keys:
@@ -158,7 +167,7 @@ def record_name(folder: Path) -> str:
 def has_record(folder: Path) -> bool:
     """Tell whether a gate has a record. Raises StoreError where PostgreSQL cannot be asked."""
     if store_url() is None:
-        return decisions_path(folder).exists()
+        return is_there(decisions_path(folder))
     found = look_at_record(folder)
     if found is not None:
         found.close()
@@ -169,7 +178,7 @@ def look_at_record(folder: Path) -> Reader | None:
     """Open a gate's record to read it, as it is; None: there is none. Raises StoreError."""
     if (url := store_url()) is None:
         path = decisions_path(folder)
-        return look_at(path) if path.exists() else None
+        return look_at(path) if is_there(path) else None
     found: Reader | None = _postgres().look_at(url, schema_name(folder))
     return found
 
@@ -183,7 +192,7 @@ def recorded() -> list[str]:
 
 def _unlock(store: Store, folder: Path) -> None:
     """Let the texts of cases be read where the kernel's keys are there; without them everything else can be read."""
-    if key_path(folder).exists():
+    if is_there(key_path(folder)):
         with suppress(SdsError):  # whoever needs the keys says what is wrong with them
             if keys.read_ring(key_path(folder)).secrets:
                 store.unlock(Keyring(keys.signer_of(folder)))
@@ -208,7 +217,7 @@ def ledger_key(folder: Path, record: Reader) -> LedgerKey:
 
 def refuse_lost(folder: Path) -> None:
     """Raise StoreError when a gate's record is gone or empty but its key is there."""
-    if key_path(folder).exists() and not _is_begun(folder):
+    if is_there(key_path(folder)) and not _is_begun(folder):
         message = f"the record `{record_name(folder)}` is gone, but its key is there"
         raise StoreError(message, hint="restore it, or use another folder")
 
@@ -219,9 +228,13 @@ def _is_begun(folder: Path) -> bool:
 
 
 def make_private(folder: Path, *, hint: str = "set SDS_HOME to a folder that can be written") -> None:
-    """Make a folder that only this user can look into; one that is there already stays as it is."""
+    """Make a folder that only this user can look into; one that is there already stays as it is.
+
+    So is the one that it lies in: who may write there can put another in its place.
+    """
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for each in (folder.parent, folder):
+            each.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise StoreError(f"`{folder}` cannot be made: {cause_of(error)}", hint=hint) from error
 
@@ -232,7 +245,7 @@ def refuse_lost_key(folder: Path) -> None:
     if not _is_begun(folder):
         return
     orders, checkpoints = _signed(folder)
-    if (orders or checkpoints) and not key.exists():
+    if (orders or checkpoints) and not is_there(key):
         if store_url():
             message = f"the record was signed with keys that are not in `{folder}`"
             raise StoreError(message, hint=f"{_COPY}: {keys.SAY_LOST}")
@@ -257,7 +270,7 @@ def _signed(folder: Path) -> tuple[bool, bool]:
 
 def refuse_altered(folder: Path, record: Reader) -> None:
     """Raise StoreError when a record's ledger is not what was signed last: nobody should decide with it."""
-    if key_path(folder).exists() and (ring := keys.read_ring(key_path(folder))).ledger is not None:
+    if is_there(key_path(folder)) and (ring := keys.read_ring(key_path(folder))).ledger is not None:
         ledger.refuse_altered_ledger(record, ring.ledger.public)
 
 
@@ -286,8 +299,8 @@ def public_keys_of(folder: Path) -> PublicKeys | None:
 def known_public_keys(folder: Path) -> tuple[PublicKeys, Path] | None:
     """Return what verifies a folder's ledger, and the file that says so: the keys' own, else the one made of it."""
     path = key_path(folder)
-    ring = keys.read_ring(path) if path.exists() else keys.Ring()
+    ring = keys.read_ring(path) if is_there(path) else keys.Ring()
     if ring.ledger is not None:
         return ring.ledger.public, path
     path = folder / keys.PUBLIC_FILE
-    return (keys.read_public(path), path) if path.exists() else None
+    return (keys.read_public(path), path) if is_there(path) else None

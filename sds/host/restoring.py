@@ -55,19 +55,19 @@ def restore(source: Path, folder: Path, *, gate: str, public: PublicKeys | None 
         with _place(folder, backup, known) as replace:
             if key is not None:
                 replace_private_file(paths.key_path(folder), key.read_bytes())
-            if (made := backup.folder / keys.PUBLIC_FILE).exists() and not paths.key_path(folder).exists():
+            if (made := backup.folder / keys.PUBLIC_FILE).exists() and not paths.is_there(paths.key_path(folder)):
                 replace_private_file(folder / keys.PUBLIC_FILE, made.read_bytes())
             replace()
         sync_folder(folder)
-    if paths.key_path(folder).exists() and (ring := keys.read_ring(paths.key_path(folder))).ledger is not None:
+    if paths.is_there(paths.key_path(folder)) and (ring := keys.read_ring(paths.key_path(folder))).ledger is not None:
         replace_private_file(folder / keys.PUBLIC_FILE, ring.ledger.model_dump_json().encode() + b"\n")
-    return Restored(backup.manifest, paths.key_path(folder).exists())
+    return Restored(backup.manifest, paths.is_there(paths.key_path(folder)))
 
 
 def _key_to_put(backup: Unpacked, folder: Path) -> Path | None:
     """Return the backup's key file where it is to be put in place; None: what is there stays. Raises UsageError."""
     there = paths.key_path(folder)
-    if backup.key is None or not there.exists():
+    if backup.key is None or not paths.is_there(there):
         return backup.key
     ours, theirs = keys.read_ring(backup.key), keys.read_ring(there)
     if _holds(theirs, ours):
@@ -125,7 +125,7 @@ def _to_be_replaced(there: Path, backup: Unpacked) -> Iterator[Callable[[], None
 
     Raises UsageError where it is in use or knows more, StoreError where nobody can tell what it knows.
     """
-    if not (there.exists() and there.stat().st_size):
+    if not (paths.is_there(there) and there.stat().st_size):
         for beside in ("-wal", "-shm", "-journal"):  # of a record that is gone: they would be taken for the new one's
             there.with_name(there.name + beside).unlink(missing_ok=True)
         yield lambda: _renamed(backup.record, there)

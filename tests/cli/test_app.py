@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import typer
 
 from sds.cli import app as cli
 from sds.cli.common import read_event_text
+from sds.host.paths import open_record
 from sds.kernel.errors import EventError, SdsError, WorldError
 from tests.cli.conftest import ROOT
 
@@ -112,7 +115,56 @@ def test_an_output_that_cannot_be_written_is_one_line() -> None:
             [*COMMAND, "run", "--help"], stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT, timeout=60, check=False
         )  # fmt: skip
 
-    assert (1, ["error: the machine refused: [Errno 28] No space left on device"]) == (
+    assert (1, ["error: the machine refused: no space left on device", "mend:  make room on the disk"]) == (
+        done.returncode,
+        done.stderr.splitlines(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            PermissionError(13, "Permission denied", "/a/b"),
+            ["`/a/b`: permission denied", "may this user read and write there? "],
+        ),
+        (OSError(24, "Too many open files"), ["too many open files", "raise the limit of open files: ulimit -n"]),
+        (MemoryError(), ["cannot allocate memory", "end other programs, or raise the limit: ulimit -v"]),
+    ],
+    ids=repr,
+)
+def test_what_the_machine_refuses_is_said_with_its_mend(
+    error: Exception, said: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli.record, "open_store", fails_with(error))
+    monkeypatch.setattr(sys, "argv", ["sds", "flows"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+
+    first, second = capsys.readouterr().err.splitlines()
+    assert 1 == ended.value.code
+    assert first == f"error: the machine refused: {said[0]}"
+    assert second.startswith(f"mend:  {said[1]}")
+
+
+@pytest.mark.parametrize("where", ["/dev/full", "a pipe that nobody reads"])
+def test_a_mistake_is_one_where_nobody_can_be_told(where: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    told = writing if where != "/dev/full" else os.open(where, os.O_WRONLY)
+    done = subprocess.run([*COMMAND, "nonsense"], stderr=told, cwd=ROOT, timeout=60, check=False)
+    for descriptor in {told, writing}:
+        os.close(descriptor)
+
+    assert 2 == done.returncode
+
+
+def test_a_page_of_no_width_hides_no_error() -> None:
+    environment = {**os.environ, "COLUMNS": "0"}
+    done = subprocess.run(
+        [*COMMAND, "nonsense"], env=environment, stderr=subprocess.PIPE, text=True, cwd=ROOT, timeout=60, check=False
+    )
+    assert (2, ["error: No such command 'nonsense'.", "mend:  sds --help"]) == (
         done.returncode,
         done.stderr.splitlines(),
     )
@@ -162,3 +214,23 @@ def helps(command: Any, name: str) -> Iterator[tuple[str, str]]:
 def test_every_command_and_every_group_has_help_with_an_example(name: str, said: str) -> None:
     example = said.rpartition("Example: ")[2]
     assert f"{name} " in f"{example} "
+
+
+@pytest.mark.parametrize(
+    ("locale", "typed", "recorded"),
+    [
+        ({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, "Grüße, 日本".encode(), "Grüße, 日本"),
+        ({"PYTHONUTF8": "1"}, "Grüße".encode("latin-1"), "Gr\\xfc\\xdfe"),
+    ],
+    ids=["another locale", "another terminal"],
+)
+def test_no_word_of_a_reason_is_lost_for_how_it_was_typed(
+    locale: dict[str, str], typed: bytes, recorded: str, tmp_path: Path
+) -> None:
+    with closing(open_record(tmp_path / "toll")):
+        pass
+    command = [*(part.encode() for part in COMMAND), b"halt", b"--gate", b"toll", b"--reason", typed]
+    environment = {**os.environ, **locale, "SDS_HOME": str(tmp_path)}
+    subprocess.run(command, env=environment, cwd=ROOT, timeout=60, check=True)
+    with closing(open_record(tmp_path / "toll")) as store:
+        assert recorded == json.loads(store.value("SELECT body FROM ledger WHERE kind = 'HALT'"))["reason"]

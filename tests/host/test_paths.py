@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from sds.host import paths
 from sds.host.keys import KEY_BYTES
 from sds.host.paths import kernel_keys, make_private, signer
 from sds.kernel.errors import StoreError, UsageError
@@ -32,6 +33,17 @@ def test_the_key_is_made_once_in_a_private_folder(tmp_path: Path) -> None:
     assert (0o700, 0o600) == (mode(folder), mode(folder / "kernel.key"))
     assert ["kernel.key"] == [file.name for file in folder.iterdir()]
     assert [KEY_BYTES] == [len(key) for key in kernel_keys(folder)]
+
+
+def test_what_a_private_folder_lies_in_is_private_where_it_is_made_too(tmp_path: Path) -> None:
+    """Whoever may write in the home can put another record in the place of one that they cannot read."""
+    before = os.umask(0)
+    try:
+        make_private(tmp_path / "home" / "gate")
+    finally:
+        os.umask(before)
+
+    assert [0o700, 0o700] == [mode(tmp_path / "home"), mode(tmp_path / "home" / "gate")]
 
 
 def test_threads_that_come_first_at_once_get_one_key_and_never_see_half_of_it(tmp_path: Path) -> None:
@@ -110,3 +122,15 @@ def test_only_a_package_that_is_missing_is_said_to_be_not_installed(tmp_path: Pa
     }
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert said == done.stdout.strip()
+
+
+def test_a_home_that_cannot_be_looked_into_is_an_error_of_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of another user, in which the record may be: `no record` would be said of what nobody has seen."""
+    too_long = "x" * 300
+    monkeypatch.setenv("SDS_HOME", too_long)
+    looks = (paths.has_record, paths.look_at_record, paths.open_record, paths.refuse_lost, paths.public_keys_of)
+    for look in looks:
+        with pytest.raises(StoreError, match=f"`{too_long}/refund/.*` cannot be looked for: file name too long"):
+            look(paths.gate_home("refund"))
+    with pytest.raises(StoreError, match="cannot be looked for"):
+        paths.fitted_readers("refund", None)

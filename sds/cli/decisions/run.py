@@ -21,7 +21,7 @@ from sds.cli.render import counted, print_json
 from sds.definitions.definition import GateDefinition
 from sds.engines.protocol import Engine
 from sds.host.clock import now_ms
-from sds.host.paths import gate_home, has_record, open_record, store_url
+from sds.host.paths import gate_home, has_record, is_there, open_record, store_url
 from sds.kernel.envelope.envelope import format_literal
 from sds.kernel.errors import ModelError, SdsError, StoreError, UsageError, WorldError, cause_of
 from sds.kernel.flow.states import Answer
@@ -166,7 +166,7 @@ def _may_begin(gate: GateDefinition, folder: Path, *, anew: bool) -> None:
 
 def _begin(folder: Path, *, anew: bool) -> None:
     """Set the folder aside where a run begins anew: as the last thing before it, once all that it needs is there."""
-    if anew and folder.exists():
+    if anew and is_there(folder):
         _set_aside(folder)
 
 

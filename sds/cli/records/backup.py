@@ -15,7 +15,7 @@ from sds.definitions.definition import NAME
 from sds.host.backup import BackupManifest, back_up
 from sds.host.clock import now_ms, when
 from sds.host.keys import KEY_FILE, read_public
-from sds.host.paths import gate_home, service_path, store_url
+from sds.host.paths import gate_home, is_there, service_path, store_url
 from sds.host.restoring import Restored
 from sds.host.restoring import restore as put_back
 from sds.kernel.errors import UsageError
@@ -85,7 +85,7 @@ def _restored(gate: str, done: Restored) -> Iterator[str]:
 
 def _has_service() -> bool:
     """Tell whether a service has begun a database of its own here, or may have where the records are."""
-    return service_path().exists() or store_url() is not None
+    return is_there(service_path()) or store_url() is not None
 
 
 def _what(made: BackupManifest) -> str:

@@ -11,7 +11,7 @@ from sds.cli.common import GateOption, JsonFlag, Reason, open_store, operator
 from sds.cli.render import counted, print_either
 from sds.host import keys as rings
 from sds.host.clock import now_ms, when
-from sds.host.paths import gate_home, key_path, refuse_lost_key
+from sds.host.paths import gate_home, is_there, key_path, refuse_lost_key
 from sds.host.rotation import rotate as rotated
 from sds.kernel.canonical import sha256_hex
 
@@ -27,7 +27,7 @@ def show(gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
     folder = gate_home(gate)
     refuse_lost_key(folder)
     path = key_path(folder)
-    ring = rings.read_ring(path) if path.exists() else rings.Ring()
+    ring = rings.read_ring(path) if is_there(path) else rings.Ring()
     rows = [("orders", sha256_hex(bytes.fromhex(each.key)), each.made_ms) for each in ring.orders]
     rows += [("ledger", each.key, each.made_ms) for each in (ring.ledger.keys if ring.ledger else ())]
     lines = [f"{kind}  {key}  made {_when(made_ms) or 'before that was written down'}" for kind, key, made_ms in rows]

@@ -11,7 +11,7 @@ from sds.cli.common import GateOption, JsonFlag, Reason, open_store, operator
 from sds.cli.render import counted, print_either
 from sds.host.clock import now_ms
 from sds.host.moving import move as move_record
-from sds.host.paths import gate_home, service_path
+from sds.host.paths import gate_home, is_there, service_path
 from sds.kernel.errors import UsageError
 
 SQLITE = "sqlite"
@@ -41,7 +41,7 @@ def move(
         f"{counted(moved.rows, 'row')} copied to `{moved.to}`, compared and verified: head {moved.head}",
         f"go on {where}: sds resume --gate {gate}; nobody must resume the record it was copied from",
     ]
-    if service_path().exists():
+    if is_there(service_path()):
         lines.append(
             "keys of callers and webhooks did not move: sds keys add, sds webhooks add, where the record is now"
         )

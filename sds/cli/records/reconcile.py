@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sds.cli.common import ChosenGate, JsonFlag, open_store, operator
+from sds.cli.common import ChosenGate, JsonFlag, as_words, open_store, operator
 from sds.cli.render import counted, print_either
 from sds.gates.opening import recovery_kernel
 from sds.host.clock import now_ms
@@ -26,7 +26,9 @@ def reconcile(
     adopt: Annotated[
         bool, typer.Option("--adopt", help="Take over the orders that the record does not know, as after a backup.")
     ] = False,
-    reason: Annotated[str | None, typer.Option("--reason", help="Why they are taken over, for the record.")] = None,
+    reason: Annotated[
+        str | None, typer.Option("--reason", help="Why they are taken over, for the record.", callback=as_words)
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Compare the record with the executor's own list, order by order. Exits with 1 when they differ.

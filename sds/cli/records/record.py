@@ -155,7 +155,7 @@ def head(
 
 def recover(
     gate: OpenedGate = "refund",
-    reason: Annotated[str, typer.Option("--reason", help="Why, for the record.")] = "after a crash",
+    reason: Reason = "after a crash",
     as_json: JsonFlag = False,
 ) -> None:
     """After a crash: end what nobody holds any more, resolve every order in flight by its key.

@@ -27,7 +27,9 @@ from sds.host.paths import (
     fitted_readers,
     gate_home,
     home,
+    is_there,
     look_at_record,
+    make_private,
     model_cache,
     public_keys_of,
     record_name,
@@ -146,8 +148,8 @@ def _read_by(name: str, judgement: Judgement, running: list[str], gate: GateDefi
 
 
 def _store() -> str:
+    make_private(home())
     try:
-        home().mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=home()) as folder:
             SqliteStore(Path(folder) / "probe.db").close()
     except OSError as error:
@@ -191,7 +193,7 @@ def _not_answering(folder: Path) -> list[tuple[str, str]]:
 
 def _private(folder: Path) -> None:
     """Raise when others than its user may look into a gate's folder, or read a file of it."""
-    if not folder.exists():
+    if not is_there(folder):
         return
     files = (path for path in sorted(folder.iterdir()) if path.is_file() and path.name != PUBLIC_FILE)
     for path in (folder, *files):

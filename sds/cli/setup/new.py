@@ -14,6 +14,7 @@ from sds.kernel.errors import UsageError, cause_of
 
 TEMPLATE = Path(__file__).parents[2] / "gates" / "template"
 FILES = {"contract.yaml": "contract.yaml", "gate.py": "gate.py", "test_gate.txt": "test_gate.py"}  # of the template: as
+_ANYONE_WRITES = 0o002
 CALLED, AGENT = "my_gate", "my-gate"  # in the template
 
 
@@ -54,4 +55,6 @@ def _write(name: str, into: Path) -> None:
             text = (TEMPLATE / source).read_text(encoding="utf-8")
             text = text.replace(CALLED, name).replace(AGENT, name.replace("_", "-"))
             (made / file).write_text(text, encoding="utf-8")
+        for each in (made, *made.iterdir()):  # its code decides, and its contract is refused where anyone can write it
+            each.chmod(each.stat().st_mode & ~_ANYONE_WRITES)
         made.rename(into)

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any
@@ -45,7 +46,12 @@ class Worker:
         self.began_s = time.monotonic()
         self.next_s: float | None = None  # when it is replaced, once it is known to be dead
         self.process: SpawnProcess = _spawn.Process(target=work, args=(settings, listener, says, lifeline))
-        self.process.start()
+        resource_tracker.ensure_running()  # which a first child begins, and lets signals through again after that
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until it has been told what to do with it
+        try:
+            self.process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         lifeline.close()
         says.close()
 
@@ -69,6 +75,7 @@ class Worker:
 def _work(settings: ServiceSettings, listener: socket.socket, says: Connection, lifeline: Connection) -> None:
     """Serve in a child. What it cannot start for is said to the parent in one line."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all: the parent decides
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=end_with, args=(lifeline,), daemon=True).start()
     try:
         serve(settings, listener, lambda: says.send(None))

@@ -42,6 +42,17 @@ def test_a_new_gate_decides_at_once_and_its_contract_has_no_findings(cli: Cli) -
     )
 
 
+def test_nobody_else_can_write_what_a_new_gate_decides_with(cli: Cli) -> None:
+    """As its contract, which is refused otherwise."""
+    before = os.umask(0)
+    try:
+        cli.ok("new", "cards")
+    finally:
+        os.umask(before)
+    made = Path("cards")
+    assert [0, 0, 0, 0] == [path.stat().st_mode & 0o002 for path in (made, *made.iterdir())]
+
+
 def test_the_tests_of_a_new_gate_pass(cli: Cli) -> None:
     cli.ok("new", "cards", "--folder", "gates/one")
     done = python("pytest", "-q", "-p", "no:cacheprovider", "gates/one")

@@ -126,3 +126,18 @@ def test_who_cannot_start_at_first_ends_them_all_and_says_why(tmp_path: Path) ->
     with pytest.raises(SdsError, match="the model is gone") as caught:
         run(tmp_path, lambda: None)
     assert "put it back" == caught.value.hint
+
+
+def test_an_interrupt_of_the_terminal_reaches_no_worker_not_even_one_that_is_being_loaded(tmp_path: Path) -> None:
+    """Python would end it with a traceback; what is to end, the parent says."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        worker = Worker(ServiceSettings(gates=(str(tmp_path),)), listener, work)
+        assert worker.process.pid is not None
+        os.kill(worker.process.pid, signal.SIGINT)
+        try:
+            wait_until(lambda: worker.dead or bool(serving(tmp_path)))
+            assert not worker.dead
+        finally:
+            worker.process.kill()
+            worker.process.join()
+            worker.close()
