@@ -291,10 +291,12 @@ class SqliteStore(SqliteReader, Store):
         if first:
             refuse_writing(first)
         with self._lock:
+            if self._writer == threading.get_ident():
+                raise StoreError("the store refused: cannot start a transaction within a transaction")
             try:
-                self._db.execute("BEGIN IMMEDIATE")
-                self._writer = threading.get_ident()
-                try:
+                try:  # an interrupt may come as soon as it has begun
+                    self._writer = threading.get_ident()
+                    self._db.execute("BEGIN IMMEDIATE")
                     yield _fetched(self._db, first, values) if first else []
                     self._db.execute("COMMIT")
                 except BaseException:

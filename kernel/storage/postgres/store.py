@@ -227,8 +227,9 @@ class PostgresStore(_CatalogueReader, Store):
             raise StoreError(f"{NO_WRITE}: too many threads wait to write")
         try:
             db, found = self._pool.begun(lambda db: self._begin(db, first, values), NO_WRITE)
-            self._own.transaction = own = Transaction(db)
+            own = Transaction(db)
             try:
+                self._own.transaction = own
                 yield found
                 own.commit()
             except BaseException:
