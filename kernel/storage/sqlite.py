@@ -32,6 +32,7 @@ from sds.kernel.storage.store import (
     Row,
     Store,
     Witness,
+    refuse_newer,
     refuse_writing,
 )
 
@@ -231,7 +232,10 @@ class SqliteStore(SqliteReader, Store):
         hint = _MENDS.get(code) or (_WRITE if isinstance(error, OSError) else damaged)
         why = cause_of(error) if isinstance(error, OSError) else error
         said = one_line(why, MESSAGE_CHARS_MAX)
-        return StoreError(f"`{self.path}` cannot be opened as a decision store: {said}", hint=hint)
+        message = f"`{self.path}` cannot be opened as a decision store: {said}"
+        if isinstance(error, StoreError):
+            return StoreError(message, hint=error.hint, retryable=error.retryable)
+        return StoreError(message, hint=hint)
 
     def _write_ahead(self) -> str:
         """Switch to WAL; SQLite does not wait by itself while another does the same to a fresh file."""
@@ -266,6 +270,7 @@ class SqliteStore(SqliteReader, Store):
                 self._db.execute("ROLLBACK")
             raise
         version = self.value("SELECT value FROM meta WHERE key = 'schema_version'")
+        refuse_newer(version)
         if version != SCHEMA_VERSION:
             raise StoreError(f"it has schema version `{version}`, this program needs `{SCHEMA_VERSION}`")
 
