@@ -100,7 +100,9 @@ class Observer:
                 return None, ["there is no state under this key"]
             read.version.encode()
             return StateRead(dict(read.fields), read.version), []
-        except Exception as error:  # noqa: BLE001  a foreign source may fail in any way
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):  # whoever interrupts the program
+            raise
+        except BaseException as error:  # noqa: BLE001  a foreign source may fail in any way, a cancelled task included
             return None, [one_line(f"state cannot be read: {in_words(error)}", 200)]
 
 
