@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,10 +14,12 @@ from sds.cli.common import open_store
 from sds.engines.native import NativeEngine
 from sds.gate import Gate
 from sds.host.clock import now_ms
+from sds.kernel.audit import verify
 from sds.kernel.errors import StoreError, TransitionError, UsageError
 from sds.kernel.registry import registry
 from sds.models.llamacpp.backend import LlamaBackend
 from tests.kernel.durable import Rail, Tickets, contract
+from tests.proposers import Greedy
 
 
 @pytest.fixture
@@ -65,6 +68,43 @@ def test_what_is_asked_of_a_closed_gate_is_refused_in_plain_words(
     for ask in asked:
         with pytest.raises(UsageError, match="the gate is closed"):
             ask()
+
+
+def _fails() -> int:
+    raise OSError("no\nclock")
+
+
+@pytest.mark.parametrize(
+    ("clock", "message"),
+    [
+        (lambda: True, "gave `True`"),
+        (lambda: 1.5e12, "gave `1500000000000.0`"),
+        (lambda: "now", "gave `'now'`"),
+        (lambda: None, "gave `None`"),
+        (lambda: -1, "gave `-1`"),
+        (lambda: 10**30, "gave `1000000"),
+        (_fails, "failed: no clock"),
+    ],
+)
+def test_a_clock_that_gives_no_time_is_refused_and_nothing_it_gave_is_on_record(
+    parts: tuple[Tickets, Rail], tmp_path: Path, clock: Callable[[], Any], message: str
+) -> None:
+    folder, event = tmp_path / "gate", {"claim_id": "C1", "ticket_id": "T1", "text": "please"}
+    with pytest.raises(UsageError, match=f"the clock `now_ms` {message}"):
+        Gate(contract(), *parts, folder=folder, engine=Greedy(), now_ms=clock)
+    asked: list[Callable[[], Any]] = [now_ms]
+
+    def ask() -> int:
+        at_ms: int = asked[0]()
+        return at_ms
+
+    with Gate(contract(), *parts, folder=folder, engine=Greedy(), now_ms=ask) as gate:
+        asked[0] = clock
+        with pytest.raises(UsageError, match=f"the clock `now_ms` {message}"):
+            gate.decide(event)
+        asked[0] = now_ms
+        assert gate.decide(event).dfid
+        assert () == verify.verify(gate.store).faults
 
 
 def test_paths_may_be_texts(parts: tuple[Tickets, Rail], tmp_path: Path, tiny: LlamaBackend) -> None:
