@@ -392,6 +392,9 @@ class Gate:
         finally:
             self._closed = True
 
+    def __reduce__(self) -> str:
+        raise UsageError("a gate cannot be copied, or sent to another process", hint="open one there")
+
     def __enter__(self) -> Self:
         return self
 

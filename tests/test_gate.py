@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import re
-from collections.abc import Callable
+from asyncio import CancelledError
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +71,32 @@ def test_what_is_asked_of_a_closed_gate_is_refused_in_plain_words(
     for ask in asked:
         with pytest.raises(UsageError, match="the gate is closed"):
             ask()
+
+
+def test_a_gate_is_neither_copied_nor_sent_to_another_process(parts: tuple[Tickets, Rail], tmp_path: Path) -> None:
+    with Gate(contract(), *parts, folder=tmp_path / "gate", engine=Greedy()) as gate:
+        for send in (pickle.dumps, copy.copy, copy.deepcopy):
+            with pytest.raises(UsageError, match="a gate cannot be copied, or sent to another process") as refused:
+                send(gate)
+            assert "open one there" == refused.value.hint
+
+
+class _Panic(BaseException):
+    """What a library in another language raises when it gives up."""
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError(), CancelledError(), _Panic()])
+def test_what_a_listener_raises_changes_nothing(
+    parts: tuple[Tickets, Rail], tmp_path: Path, error: BaseException
+) -> None:
+    def fail(_event: str, _facts: Mapping[str, object]) -> None:
+        raise error
+
+    events = [{"claim_id": f"C{n}", "ticket_id": "T1", "text": "please"} for n in (1, 2)]
+    with Gate(contract(), *parts, folder=tmp_path / "gate", engine=Greedy()) as gate:
+        plain = gate.decide(events[0])
+        gate.listen(fail)
+        assert (plain.state, plain.reasons) == ((answer := gate.decide(events[1])).state, answer.reasons)
 
 
 def _fails() -> int:
