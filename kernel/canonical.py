@@ -49,7 +49,7 @@ def one_line(text: object, chars_max: int) -> str:
     return " ".join(kept.split())[:chars_max]
 
 
-def in_words(error: Exception) -> str:
+def in_words(error: BaseException) -> str:
     """Return what an error says; where it says nothing, or a foreign one fails at that as well, the name of its type."""
     try:
         return str(error) or type(error).__name__

@@ -93,6 +93,8 @@ def cause_of(error: OSError) -> str:
     return (error.strerror or "unknown cause").lower()
 
 
+# Whoever raises these interrupts the program; nothing is said of the part in which they are raised.
+ENDINGS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 # What reading data raises that is not of the form in which it was written: whoever reads says so in one line.
 NOT_AS_WRITTEN = (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError)
 

@@ -72,7 +72,7 @@ class Gate:
     ) -> None:
         self.contract = load_contract(contract) if isinstance(contract, Path) else contract
         opening.check_given(self.contract, source, executor, engine)
-        self._now_ms = now_ms
+        self._now_ms = now_ms = opening.clock_given(now_ms)
         self._closed, self._process = False, os.getpid()
         folder, model = opening.paths_given(folder, model)
         paths.make_private(folder, hint="`folder` names one that is there, or one that can be made")
@@ -391,6 +391,9 @@ class Gate:
             self._closing.close()
         finally:
             self._closed = True
+
+    def __reduce__(self) -> str:
+        raise UsageError("a gate cannot be copied, or sent to another process", hint="open one there")
 
     def __enter__(self) -> Self:
         return self

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import re
-from collections.abc import Callable
+from asyncio import CancelledError
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,10 +20,12 @@ from sds.engines.native import NativeEngine
 from sds.gate import Gate
 from sds.gates.refund.gate import ensure_world, read_queue
 from sds.host.clock import now_ms
+from sds.kernel.audit import verify
 from sds.kernel.errors import StoreError, TransitionError, UsageError
 from sds.kernel.registry import registry
 from sds.models.llamacpp.backend import LlamaBackend
 from tests.kernel.durable import Rail, Tickets, contract
+from tests.proposers import Greedy
 
 OPEN_FILES = Path("/proc/self/fd")
 
@@ -104,6 +110,69 @@ def test_no_threads_and_a_listener_that_cannot_be_called_are_refused(
     gate = Gate(contract(), *parts, folder=tmp_path / "gate", engine=engine)
     with gate, pytest.raises(UsageError, match=said):
         gate.listen("print")  # type: ignore[arg-type]
+
+
+def test_a_gate_is_neither_copied_nor_sent_to_another_process(parts: tuple[Tickets, Rail], tmp_path: Path) -> None:
+    with Gate(contract(), *parts, folder=tmp_path / "gate", engine=Greedy()) as gate:
+        for send in (pickle.dumps, copy.copy, copy.deepcopy):
+            with pytest.raises(UsageError, match="a gate cannot be copied, or sent to another process") as refused:
+                send(gate)
+            assert "open one there" == refused.value.hint
+
+
+class _Panic(BaseException):
+    """What a library in another language raises when it gives up."""
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError(), CancelledError(), _Panic()])
+def test_what_a_listener_raises_changes_nothing(
+    parts: tuple[Tickets, Rail], tmp_path: Path, error: BaseException
+) -> None:
+    def fail(_event: str, _facts: Mapping[str, object]) -> None:
+        raise error
+
+    events = [{"claim_id": f"C{n}", "ticket_id": "T1", "text": "please"} for n in (1, 2)]
+    with Gate(contract(), *parts, folder=tmp_path / "gate", engine=Greedy()) as gate:
+        plain = gate.decide(events[0])
+        gate.listen(fail)
+        assert (plain.state, plain.reasons) == ((answer := gate.decide(events[1])).state, answer.reasons)
+
+
+def _fails() -> int:
+    raise OSError("no\nclock")
+
+
+@pytest.mark.parametrize(
+    ("clock", "message"),
+    [
+        (lambda: True, "gave `True`"),
+        (lambda: 1.5e12, "gave `1500000000000.0`"),
+        (lambda: "now", "gave `'now'`"),
+        (lambda: None, "gave `None`"),
+        (lambda: -1, "gave `-1`"),
+        (lambda: 10**30, "gave `1000000"),
+        (_fails, "failed: no clock"),
+    ],
+)
+def test_a_clock_that_gives_no_time_is_refused_and_nothing_it_gave_is_on_record(
+    parts: tuple[Tickets, Rail], tmp_path: Path, clock: Callable[[], Any], message: str
+) -> None:
+    folder, event = tmp_path / "gate", {"claim_id": "C1", "ticket_id": "T1", "text": "please"}
+    with pytest.raises(UsageError, match=f"the clock `now_ms` {message}"):
+        Gate(contract(), *parts, folder=folder, engine=Greedy(), now_ms=clock)
+    asked: list[Callable[[], Any]] = [now_ms]
+
+    def ask() -> int:
+        at_ms: int = asked[0]()
+        return at_ms
+
+    with Gate(contract(), *parts, folder=folder, engine=Greedy(), now_ms=ask) as gate:
+        asked[0] = clock
+        with pytest.raises(UsageError, match=f"the clock `now_ms` {message}"):
+            gate.decide(event)
+        asked[0] = now_ms
+        assert gate.decide(event).dfid
+        assert () == verify.verify(gate.store).faults
 
 
 def test_paths_may_be_texts(parts: tuple[Tickets, Rail], tmp_path: Path, tiny: LlamaBackend) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sds.kernel.canonical import canonical, check_identifier, digest, flow_id, one_line
+from sds.kernel.canonical import canonical, check_identifier, digest, flow_id, in_words, one_line
 from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.sections import EventSpec
 from sds.kernel.errors import EventError, UsageError
@@ -92,6 +92,7 @@ def read_event(contract: Contract, data: object) -> Event:
     """Validate a trigger: a JSON object with exactly the fields the contract names. Raises EventError."""
     if not isinstance(data, Mapping):
         raise EventError("an event is a JSON object")
+    data = _copied(data)
     spec = contract.event
     named = [name for name in (spec.id, spec.key, spec.evidence) if name]
     for name in named:
@@ -106,12 +107,20 @@ def read_event(contract: Contract, data: object) -> Event:
     for name in (spec.id, spec.key):  # an event is recognised by the one, what is drawn is counted by the other
         check_identifier(name, data[name])
     try:
-        body = canonical(dict(data)).decode()
+        body = canonical(data).decode()
     except (TypeError, ValueError) as error:
         raise EventError("the event is not text that can be stored as UTF-8") from error
     if len(body.encode()) > EVENT_BYTES_MAX:
         raise EventError(f"the event is larger than {EVENT_BYTES_MAX} bytes")
     return masked(Event(data[spec.id], data[spec.key], data.get(spec.evidence, ""), body, spec.evidence or ""))
+
+
+def _copied(data: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return what a mapping holds, read once: one that computes its values could give others the next time."""
+    try:
+        return {name: data[name] for name in data}
+    except Exception as error:
+        raise EventError(f"the event cannot be read: {one_line(in_words(error), 200)}") from error
 
 
 def masked(event: Event) -> Event:

@@ -14,6 +14,7 @@ from sds.kernel.decision.dim import AuthorityState
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.decision.safeguards import EnvelopeInputs, LiveState, standing_notes
 from sds.kernel.envelope.state import StateRead, StateSource, Value
+from sds.kernel.errors import ENDINGS
 from sds.kernel.flow import attempts
 from sds.kernel.flow.intake import PREVIEW
 from sds.kernel.registry import authority as authorities
@@ -100,7 +101,9 @@ class Observer:
                 return None, ["there is no state under this key"]
             read.version.encode()
             return StateRead(dict(read.fields), read.version), []
-        except Exception as error:  # noqa: BLE001  a foreign source may fail in any way
+        except ENDINGS:
+            raise
+        except BaseException as error:  # noqa: BLE001  a foreign source may fail in any way, a cancelled task included
             return None, [one_line(f"state cannot be read: {in_words(error)}", 200)]
 
 

@@ -32,6 +32,7 @@ from sds.kernel.storage.store import (
     Row,
     Store,
     Witness,
+    refuse_newer,
     refuse_writing,
 )
 
@@ -232,7 +233,10 @@ class SqliteStore(SqliteReader, Store):
         hint = _MENDS.get(code) or (_WRITE if isinstance(error, OSError) else damaged)
         why = cause_of(error) if isinstance(error, OSError) else error
         said = one_line(why, MESSAGE_CHARS_MAX)
-        return StoreError(f"`{self.path}` cannot be opened as a decision store: {said}", hint=hint)
+        message = f"`{self.path}` cannot be opened as a decision store: {said}"
+        if isinstance(error, StoreError):
+            return StoreError(message, hint=error.hint, retryable=error.retryable)
+        return StoreError(message, hint=hint)
 
     def _write_ahead(self) -> str:
         """Switch to WAL; SQLite does not wait by itself while another does the same to a fresh file."""
@@ -267,6 +271,7 @@ class SqliteStore(SqliteReader, Store):
                 self._db.execute("ROLLBACK")
             raise
         version = self.value("SELECT value FROM meta WHERE key = 'schema_version'")
+        refuse_newer(version)
         if version != SCHEMA_VERSION:
             raise StoreError(f"it has schema version `{version}`, this program needs `{SCHEMA_VERSION}`")
 
@@ -292,10 +297,12 @@ class SqliteStore(SqliteReader, Store):
         if first:
             refuse_writing(first)
         with self._lock:
+            if self._writer == threading.get_ident():
+                raise StoreError("the store refused: cannot start a transaction within a transaction")
             try:
-                self._db.execute("BEGIN IMMEDIATE")
-                self._writer = threading.get_ident()
-                try:
+                try:  # an interrupt may come as soon as it has begun
+                    self._writer = threading.get_ident()
+                    self._db.execute("BEGIN IMMEDIATE")
                     yield _fetched(self._db, first, values) if first else []
                     self._db.execute("COMMIT")
                 except BaseException:

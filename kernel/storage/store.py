@@ -23,6 +23,8 @@ SUPERSEDED = "DROP INDEX IF EXISTS snapshots_by_key"  # what an older record has
 MESSAGE_CHARS_MAX = 300
 STATEMENTS_MAX = 2_048  # of different texts that are remembered
 
+_NEWER = "run the version of this program that opened it last; the way back is in docs/operations.md, under Upgrading"
+
 _KEY = "put `kernel.key` back beside the record: from a backup, readable by you alone"
 
 _WRITES = re.compile(r"\b(INSERT|UPDATE|DELETE|REPLACE|MERGE)\b", re.IGNORECASE)
@@ -37,6 +39,13 @@ def refuse_writing(sql: str) -> None:
     text = sql.lstrip()
     if not text.startswith("SELECT") and (not text.startswith("WITH") or _WRITES.search(text)):
         raise StoreError("the store cannot be read: this statement is no SELECT", retryable=False)
+
+
+def refuse_newer(version: str | None, record: str = "it") -> None:
+    """Raise StoreError for a record that a newer version of this program has opened: what it means is not known here."""
+    if version is not None and version.isdecimal() and int(version) > int(SCHEMA_VERSION):
+        said = f"{record} has schema version `{version}`, of a newer version of this program: this one needs `{SCHEMA_VERSION}`"
+        raise StoreError(said, hint=_NEWER, retryable=False)
 
 
 class Reader(ABC):

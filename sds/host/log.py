@@ -13,7 +13,7 @@ from typing import TextIO
 
 import structlog
 
-from sds.kernel.errors import StoreError, cause_of
+from sds.kernel.errors import ENDINGS, StoreError, cause_of
 from sds.kernel.flow.dispatch import Log
 from sds.kernel.storage.private_files import make_private_file
 
@@ -52,8 +52,12 @@ class JsonLog:
 
     def write(self, event: str, facts: Mapping[str, object]) -> None:
         for listener in self.listeners:
-            with suppress(Exception):  # who measures must not stop what is measured
+            try:
                 listener(event, facts)
+            except ENDINGS:
+                raise
+            except BaseException:  # noqa: BLE001, S110  who measures must not stop what is measured
+                pass
         if event.startswith(STAGES):
             return
         level = "warning" if event.startswith(_WARNINGS) else "info"

@@ -161,6 +161,13 @@ def test_doctor_finds_a_damaged_record_and_says_that_a_whole_one_is_whole(folder
     assert f"FAIL  store: `{path}` is damaged: it has no `agents`" in doctor()
 
 
+def test_doctor_says_that_a_record_is_of_a_newer_version(folder: Path) -> None:
+    doctor, path = shell_in(folder.parent), decisions_path(folder)
+    with closing(SqliteStore(path)) as store, store.transaction():
+        store.run("UPDATE meta SET value = '999' WHERE key = 'schema_version'")
+    assert f"FAIL  store: `{path}` has schema version `999`, of a newer version of this program" in doctor()
+
+
 def test_doctor_fails_where_the_gate_would_refuse_to_open(folder: Path) -> None:
     doctor, key = shell_in(folder.parent), key_path(folder)
     key.write_bytes(b"short")

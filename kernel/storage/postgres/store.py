@@ -30,6 +30,7 @@ from sds.kernel.storage.store import (
     Row,
     Store,
     Witness,
+    refuse_newer,
     refuse_writing,
 )
 
@@ -169,8 +170,10 @@ class PostgresStore(_CatalogueReader, Store):
             self._make_or_upgrade(db)
             db.execute("COMMIT", prepare=False)
         except (*REFUSED, StoreError) as error:
-            why = str(error) if isinstance(error, StoreError) else said(error)
-            raise StoreError(f"`{self.name}` cannot be opened as a decision store: {why}", hint=mend(error)) from error
+            message = f"`{self.name}` cannot be opened as a decision store:"
+            if isinstance(error, StoreError):
+                raise StoreError(f"{message} {error}", hint=error.hint, retryable=error.retryable) from error
+            raise StoreError(f"{message} {said(error)}", hint=mend(error)) from error
         finally:
             db.close()
 
@@ -189,6 +192,7 @@ class PostgresStore(_CatalogueReader, Store):
             db.execute("UPDATE meta SET value = %s WHERE key = 'schema_version'", (SCHEMA_VERSION,))
         elif version is None or version[0] != SCHEMA_VERSION:
             had = version[0] if version else None
+            refuse_newer(had)
             raise StoreError(f"it has schema version `{had}`, this program needs `{SCHEMA_VERSION}`")
 
     def close(self) -> None:
@@ -227,8 +231,9 @@ class PostgresStore(_CatalogueReader, Store):
             raise StoreError(f"{NO_WRITE}: too many threads wait to write")
         try:
             db, found = self._pool.begun(lambda db: self._begin(db, first, values), NO_WRITE)
-            self._own.transaction = own = Transaction(db)
+            own = Transaction(db)
             try:
+                self._own.transaction = own
                 yield found
                 own.commit()
             except BaseException:

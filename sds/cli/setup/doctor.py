@@ -46,7 +46,7 @@ from sds.kernel.executor.wholeness import Wholeness
 from sds.kernel.registry import registry
 from sds.kernel.storage.private_files import OTHERS
 from sds.kernel.storage.sqlite import SqliteStore
-from sds.kernel.storage.store import UPGRADABLE, Reader
+from sds.kernel.storage.store import UPGRADABLE, Reader, refuse_newer
 from sds.models.protocol import missing_package
 
 if TYPE_CHECKING:
@@ -222,6 +222,7 @@ def _read_through(folder: Path) -> None:
             )  # opening it adds them
         except StoreError as error:
             raise StoreError(f"`{record_name(folder)}` is damaged: {error}", hint=_DAMAGED) from error
+    refuse_newer(version, f"`{record_name(folder)}`")
     if found or missing:
         what = f"it has no `{min(missing)}`" if missing else one_line(found[0], 200)
         raise StoreError(f"`{record_name(folder)}` is damaged: {what}", hint=_DAMAGED)

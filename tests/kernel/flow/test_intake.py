@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import UserDict
 
 import pytest
 
@@ -50,6 +51,33 @@ def test_a_malformed_event_is_told_in_one_line(data: object, message: str):
         read_event(TERMS, data)
     assert message == str(caught.value)
     assert "EVENT_INVALID" == caught.value.reason_code
+
+
+class _Fails(dict[str, str]):
+    def __getitem__(self, name: str) -> str:
+        raise RuntimeError(f"no\n{name}")
+
+
+class _Changes(UserDict[str, str]):
+    """Gives another text each time it is asked."""
+
+    reads = 0
+
+    def __getitem__(self, name: str) -> str:
+        self.reads += 1
+        return f"{self.reads}"
+
+
+def test_a_mapping_that_fails_is_an_event_that_cannot_be_read():
+    with pytest.raises(EventError, match="the event cannot be read: no claim_id") as caught:
+        read_event(TERMS, _Fails(GOOD))
+    assert "EVENT_INVALID" == caught.value.reason_code
+
+
+def test_a_mapping_is_read_once_so_that_what_was_checked_is_what_is_decided():
+    read = read_event(TERMS, _Changes(GOOD))
+    assert ("1", "2", "3") == (read.id, read.key, read.evidence)
+    assert parse_event(TERMS, read.body) == read
 
 
 @pytest.mark.parametrize("text", ["", "{", b"\xff\xfe", "[" * 100_000, "NaN", "[]", '{"claim_id": "C1"}', " " * 10**6])

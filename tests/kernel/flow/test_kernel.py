@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from asyncio import CancelledError
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -362,8 +363,14 @@ def test_what_was_measured_while_deciding_is_recorded(world: World):
     assert () == verify.verify(world.store).faults
 
 
-@pytest.mark.parametrize("error", [WordlessError(), TimeoutError(), RuntimeError("no such\ntable")])
-def test_a_source_that_raises_leaves_only_the_human_and_says_why_in_one_line(world: World, error: Exception):
+class _Panic(BaseException):
+    """What a library in another language raises when it gives up."""
+
+
+@pytest.mark.parametrize(
+    "error", [WordlessError(), TimeoutError(), RuntimeError("no such\ntable"), CancelledError(), _Panic()]
+)
+def test_a_source_that_raises_leaves_only_the_human_and_says_why_in_one_line(world: World, error: BaseException):
     def fail(_key: str) -> None:
         raise error
 
@@ -371,6 +378,15 @@ def test_a_source_that_raises_leaves_only_the_human_and_says_why_in_one_line(wor
     packet = world.packet()
     said = {"RuntimeError": "no such table"}.get(type(error).__name__, type(error).__name__)
     assert (f"state cannot be read: {said}", ("ESCALATE",)) == (packet.notes[0], packet.envelope.names)
+
+
+def test_who_interrupts_the_program_while_state_is_read_is_not_held_up(world: World):
+    def interrupt(_key: str) -> None:
+        raise KeyboardInterrupt
+
+    world.tickets.on_read = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        world.packet()
 
 
 def test_what_was_measured_beyond_what_can_be_kept_leaves_the_flow_open(world: World):

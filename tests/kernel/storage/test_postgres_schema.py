@@ -140,8 +140,9 @@ def test_a_record_of_another_version_is_refused():
     schema = fresh_schema()
     PostgresStore(server_url(), schema).close()
     by_hand("UPDATE meta SET value = '999' WHERE key = 'schema_version'", schema)
-    with pytest.raises(StoreError, match="it has schema version `999`, this program needs"):
+    with pytest.raises(StoreError, match="it has schema version `999`, of a newer version of this program") as caught:
         PostgresStore(server_url(), schema)
+    assert ("run the version" in caught.value.hint, caught.value.retryable) == (True, False)
 
 
 @pytest.mark.parametrize(

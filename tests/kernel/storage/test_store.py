@@ -140,11 +140,15 @@ def test_the_database_of_another_program_is_refused_and_left_as_it_was(folder: P
         assert [("songs",)] == db.execute("SELECT name FROM sqlite_master").fetchall()
 
 
-def test_a_store_of_another_version_is_refused(folder: Path):
+@pytest.mark.parametrize("version", ["999", "0", "eight"])
+def test_a_store_of_another_version_is_refused_and_a_newer_one_with_what_to_do(folder: Path, version: str):
     path = folder / "k.db"
     with closing(SqliteStore(path)) as store, store.transaction():
-        store.run("UPDATE meta SET value = '999' WHERE key = 'schema_version'")
-    assert f"it has schema version `999`, this program needs `{SCHEMA_VERSION}`" == refusal(path)
+        store.run("UPDATE meta SET value = ? WHERE key = 'schema_version'", (version,))
+    with pytest.raises(StoreError, match=f"it has schema version `{version}`, .* needs `{SCHEMA_VERSION}`$") as caught:
+        SqliteStore(path)
+    newer = version == "999"
+    assert (newer, newer) == ("run the version" in caught.value.hint, not caught.value.retryable)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody who may not write here")

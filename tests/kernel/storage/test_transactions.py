@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.flow.states import move_on
+from sds.kernel.storage.sqlite import SqliteStore
 from sds.kernel.storage.store import Store
 from tests.kernel.durable import together
 from tests.stores.opened import SQLITE, Chosen, opened_store
@@ -39,6 +42,37 @@ def test_a_transaction_inside_a_transaction_is_refused_and_undoes_both(store: St
     with pytest.raises(StoreError, match="within a transaction"):
         nested()
     assert [] == store.rows("SELECT * FROM resources")
+
+
+class _Interrupted(sqlite3.Connection):
+    """Ctrl-C arrives while a statement is executed: Python raises it as soon as that is done."""
+
+    at = ""
+
+    def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
+        done = super().execute(sql, *values)
+        if self.at == sql:
+            self.at = ""
+            raise KeyboardInterrupt
+        return done
+
+
+@pytest.mark.sqlite_alone("its connections can be replaced")
+@pytest.mark.parametrize("at", ["BEGIN IMMEDIATE", "COMMIT"])
+def test_an_interrupt_at_any_statement_leaves_no_transaction_open(folder: Path, at: str):
+    def connect(path: Path) -> sqlite3.Connection:
+        return sqlite3.connect(path, isolation_level=None, check_same_thread=False, factory=_Interrupted)
+
+    with closing(SqliteStore(folder / "kernel.db", connect=connect)) as store:
+        store._db.at = at  # type: ignore[attr-defined]
+        with pytest.raises(KeyboardInterrupt), store.transaction():
+            store.insert("resources", resource="r", epoch=0, drawn=0)
+        with closing(opened_store(folder / "kernel.db")) as other, other.transaction():
+            other.insert("resources", resource="s", epoch=0, drawn=0)
+        with store.transaction():
+            store.insert("resources", resource="t", epoch=0, drawn=0)
+        kept = [name for (name,) in store.rows("SELECT resource FROM resources ORDER BY resource")]
+        assert kept == (["r", "s", "t"] if at == "COMMIT" else ["s", "t"])
 
 
 @pytest.mark.parametrize("write", ["run", "write"])
