@@ -34,7 +34,7 @@ from tests.model_fixtures import (
     tiny_vino,
     vocabulary,
 )
-from tests.scale import scale
+from tests.scale import limit_s, scale
 
 __all__ = [
     "embedded",
@@ -64,6 +64,12 @@ os.environ.update(dict.fromkeys(("SDS_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM
 
 GARBAGE = 20_000  # objects between two collections: at Python's 700 the tests spend much of their time in them
 LONG = ("tests/test_readme", "tests/test_storms", "tests/test_attack", "tests/test_wheel", "tests/benchmarks/test_card")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Let the time that a test may take grow with the size of the tests."""
+    os.environ.setdefault("PYTEST_TIMEOUT", str(limit_s(int(config.getini("timeout")))))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -10,6 +10,11 @@ def scale(ci: int, full: int) -> int:
     return full if os.environ.get("SDS_TEST_SCALE", "ci") == "full" else ci
 
 
+def limit_s(ci: int) -> int:
+    """Return how long a test of some size, or a process that it starts, may take: `ci` seconds, sixty times that at full."""
+    return scale(ci, 60 * ci)
+
+
 def seeded(default: int) -> Random:
     """Return the generator of a random test; pytest shows the seed when the test fails."""
     seed = int(os.environ.get("SDS_TEST_SEED", default))

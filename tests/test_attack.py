@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.attack.__main__ import PARTS
-from tests.scale import scale
+from tests.scale import limit_s, scale
 
 ROOT = Path(__file__).parents[1]
 IN_A_STORM = "kills"  # in CI, over both stores: tests.storms.kill, which counts the same and what callers were answered
@@ -19,9 +19,8 @@ IN_CI = [part for part in PARTS if part != IN_A_STORM]
 
 @pytest.mark.parametrize("part", PARTS if scale(0, 1) else IN_CI)
 def test_every_figure_of_the_attack_holds(part: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.attack", part], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
-    )
+    command = [sys.executable, "-m", "tests.attack", part]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=limit_s(600), check=False)
     print(done.stdout, done.stderr)
     said = json.loads(done.stdout.splitlines()[-1])
     assert (0, True) == (done.returncode, said["holds"])

@@ -15,7 +15,7 @@ import pytest
 from sds.gates.refund.gate import load_refund_contract
 from sds.gates.refund.labels import labelled
 from sds.judgement.labels import label_line
-from tests.scale import scale
+from tests.scale import limit_s, scale
 from tests.small_models import sentencepiece_gguf
 
 ROOT = Path(__file__).parents[1]
@@ -95,7 +95,7 @@ def _run(block: str, tmp_path: Path) -> str:
         env=_environment(tmp_path / "home"),
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=limit_s(500),
         check=False,
     )
     assert 0 == done.returncode, done.stderr + done.stdout

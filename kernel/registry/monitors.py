@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from sds.kernel.contract.monitors import LAST_MIN, MICRO, MonitorSpec, micros
+from sds.kernel.errors import NOT_AS_WRITTEN, StoreError
 from sds.kernel.registry import registry
 from sds.kernel.registry.windows import Stream, Sums, Vector, Windows
 from sds.kernel.storage.store import Reader, Row, Store
@@ -148,13 +149,18 @@ class Monitors:
 
         `history`, given how many decisions and milliseconds the windows reach back, returns (time, decision), oldest
         first: what they are filled with where the record has none, or those of other monitors.
+
+        Raises StoreError where the windows are not of the form in which they were written.
         """
         if not self.monitors:
             return Counted()
-        sums = self._windows.taken(kept or self._windows.row(store)) or self._filled(store, history)
-        self._windows.add(store, sums, self._vector(decided), now_ms)
-        stops, warnings = self._crossed(sums)
-        return Counted(self._windows.write(store, sums), stops, warnings)
+        try:
+            sums = self._windows.taken(kept or self._windows.row(store)) or self._filled(store, history)
+            self._windows.add(store, sums, self._vector(decided), now_ms)
+            stops, warnings = self._crossed(sums)
+            return Counted(self._windows.write(store, sums), stops, warnings)
+        except NOT_AS_WRITTEN as error:
+            raise self._unreadable() from error
 
     def _filled(self, store: Store, history: History) -> Sums:
         sums = self._windows.begin(store)
@@ -203,8 +209,15 @@ class Monitors:
 
     def standing(self, store: Reader, now_ms: int) -> tuple[Standing, ...]:
         """Return every monitor as it stands now. Nothing is written; a record whose windows are not filled yet has none."""
-        totals = self._windows.now(store, self._windows.read(store), now_ms)
-        return tuple(_standing(judge, totals) for judge in self._judges)
+        try:
+            totals = self._windows.now(store, self._windows.read(store), now_ms)
+            return tuple(_standing(judge, totals) for judge in self._judges)
+        except NOT_AS_WRITTEN as error:
+            raise self._unreadable() from error
+
+    def _unreadable(self) -> StoreError:
+        what = f"the windows of the monitors of agent `{self.agent_id}` cannot be read"
+        return StoreError(what, hint="sds ledger verify", retryable=False)
 
 
 def _standing(judge: _Judge, totals: Vector) -> Standing:

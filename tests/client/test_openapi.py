@@ -17,7 +17,7 @@ from sds.kernel.decision.packet import Decoding
 from tests.client.live import served
 from tests.kernel.durable import proposal
 from tests.proposers import Says
-from tests.scale import scale
+from tests.scale import limit_s, scale
 from tests.service.testbed import EVENT, Bed, opened_bed
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +48,7 @@ def test_no_request_that_schemathesis_makes_fails_or_is_answered_otherwise_than_
             "--no-color", "--generation-database", "none",
         ]  # fmt: skip
         done = subprocess.run(
-            [str(word) for word in command], capture_output=True, text=True, check=False, timeout=1_800, cwd=home
+            [str(word) for word in command], capture_output=True, text=True, check=False, timeout=limit_s(600), cwd=home
         )
     assert 0 == done.returncode, done.stdout[-8_000:] + done.stderr[-2_000:]
     assert "Tested: " in done.stdout

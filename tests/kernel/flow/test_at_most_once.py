@@ -36,7 +36,7 @@ from tests.kernel.durable import (
     together,
 )
 from tests.kernel.outside import FARE_MINOR
-from tests.scale import scale, seeded
+from tests.scale import limit_s, scale, seeded
 from tests.stores.opened import opened_store
 
 THREADS = 64
@@ -186,7 +186,7 @@ def test_processes_over_one_file_pay_every_claim_at_most_once(world: World):
     for child in children:
         child.start()
     for child in children:
-        child.join(timeout=300)
+        child.join(timeout=limit_s(300))
     assert [0] * PROCESSES == [child.exitcode for child in children]
     paid = world.rail.paid()
     assert len(paid) == len({dfid for dfid, *_ in paid})

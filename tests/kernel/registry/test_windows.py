@@ -5,9 +5,12 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
 from sds.kernel.contract.monitors import MonitorSpec
 from sds.kernel.errors import StoreError
 from sds.kernel.registry.monitors import MonitoredDecision, Monitors
+from sds.kernel.registry.windows import CHUNK
 from sds.kernel.storage.sqlite import SqliteStore
 from sds.kernel.storage.store import Row
 from tests.scale import seeded
@@ -64,3 +67,27 @@ def test_sums_are_exact_whoever_counts_and_whatever_is_undone(tmp_path: Path) ->
         assert rows[0]
     for store in stores:
         store.close()
+
+
+@pytest.mark.parametrize("body", ["x", "7", '{"a":1}'])
+@pytest.mark.parametrize("table", ["monitor_windows", "monitor_entries", "monitor_buckets"])
+def test_windows_that_cannot_be_read_are_told_in_one_typed_line(tmp_path: Path, table: str, body: str) -> None:
+    """And nothing is counted: what was written before stands."""
+    store = Refusing(tmp_path / "one.db")
+    for number in range(40):
+        count(store, opened(), number)
+    with store.transaction():
+        store.write(f"UPDATE {table} SET body = ?", (body,))
+    kept = store.rows(f"SELECT * FROM {table}")
+    an_hour_later = 200 * 45_000
+
+    def one_more() -> None:
+        with store.transaction():
+            for _ in range(CHUNK):
+                opened().count(store, MonitoredDecision(), an_hour_later, lambda _: ())
+
+    for use in (one_more, *([lambda: opened().standing(store, an_hour_later)] if table != "monitor_entries" else [])):
+        with pytest.raises(StoreError, match=r"^the windows of the monitors of agent `agent` cannot be read$"):
+            use()
+    assert kept == store.rows(f"SELECT * FROM {table}")
+    store.close()

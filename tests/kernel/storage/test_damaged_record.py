@@ -6,6 +6,7 @@ import itertools
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,15 @@ class Recorded:
         for file in ("kernel.db", "rail.db"):
             shutil.copy(self.folder / file, into / file)
         return into
+
+    @contextmanager
+    def lent(self, name: str) -> Iterator[Path]:
+        """Yield a copy that is gone afterwards: thousands of them would fill the memory that they lie in."""
+        into = self.copied(name)
+        try:
+            yield into
+        finally:
+            shutil.rmtree(into)
 
 
 @pytest.fixture
@@ -140,15 +150,14 @@ def test_whatever_stands_in_any_cell_is_told_in_one_line_and_named_by_verificati
         value, raw = damaged(rng, cell.value)
         rechain = cell.table == "ledger" and rng.random() < 0.7
         print(number, cell.table, cell.column, ascii(value)[:200], f"raw={raw} rechain={rechain}")
-        folder = recorded.copied(str(number))
-        try:
-            damage(folder / "kernel.db", cell, value, raw=raw, rechain=rechain)
-        except (sqlite3.Error, AttributeError, UnicodeError):  # refused by an index, or nothing that has a hash
-            continue
-        mended = rechain and cell.column in ("prev_hash", "entry_hash")  # computed anew
-        bent = cell.bent_by(value, raw=raw) and not mended
-        judge(recorded, folder, cell, value, rechained=rechain, bent=bent)
-        shutil.rmtree(folder)
+        with recorded.lent(str(number)) as folder:
+            try:
+                damage(folder / "kernel.db", cell, value, raw=raw, rechain=rechain)
+            except (sqlite3.Error, AttributeError, UnicodeError):  # refused by an index, or nothing that has a hash
+                continue
+            mended = rechain and cell.column in ("prev_hash", "entry_hash")  # computed anew
+            bent = cell.bent_by(value, raw=raw) and not mended
+            judge(recorded, folder, cell, value, rechained=rechain, bent=bent)
 
 
 def judge(recorded: Recorded, folder: Path, cell: Cell, value: Any, *, rechained: bool, bent: bool) -> None:
@@ -180,16 +189,16 @@ def test_a_file_that_is_damaged_anywhere_is_told_in_one_line(recorded: Recorded)
         data = bytearray(whole)
         for _ in range(rng.choice((1, 3, 30))):
             data[rng.randrange(rng.choice((100, 8192, len(data))))] = rng.randrange(256)
-        path = recorded.folder / f"{number}.db"
-        path.write_bytes(bytes(data[: rng.choice((len(data), len(data), rng.randrange(len(data))))]))
-        try:
-            store = SqliteStore(path)
-        except StoreError as error:
-            told(error)
-            continue
-        report = verify.verify(store)
-        store.close()
-        path.unlink()
+        data = data[: rng.choice((len(data), len(data), rng.randrange(len(data))))]
+        with recorded.lent(str(number)) as folder:
+            (folder / "kernel.db").write_bytes(data)
+            try:
+                store = SqliteStore(folder / "kernel.db")
+            except StoreError as error:
+                told(error)
+                continue
+            report = verify.verify(store)
+            store.close()
         assert all(1 == len(fault.splitlines()) for fault in report.faults)
 
 

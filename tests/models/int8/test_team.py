@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sds.models.int8.sources import PASSES
-from tests.scale import scale, seeded
+from tests.scale import limit_s, scale, seeded
 
 FLAGS = ["-std=c++17", "-O1", "-g", "-march=native", "-pthread", "-Wall", "-Wextra", "-Werror"]
 RACES = "-fsanitize=thread"
@@ -33,5 +33,5 @@ def team(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_steps_follow_one_another_whoever_has_a_core(team: Path, threads: int) -> None:
     rounds, seed = scale(300, 10_000), seeded(threads).randrange(1 << 31)
     command = [team, *map(str, (threads, rounds, seed))]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=limit_s(300))
     assert (0, "", "") == (done.returncode, done.stdout, done.stderr)
