@@ -74,15 +74,14 @@ def test_who_does_not_answer_in_time_is_not_waited_for_and_its_late_answer_count
 
 def test_a_late_answer_after_the_record_is_closed_is_lost_without_a_word_and_looked_up_later(folder: Path):
     world = World(folder, terms=contract(("dispatch_ms_max: 5000", f"dispatch_ms_max: {WAIT_MS}")))
-    bank = Hangs(Receipt("settled", "PAY-1"))
-    world.kernel = world.open_kernel(executor=bank)
+    bank, lost = Hangs(Receipt("settled", "PAY-1")), threading.Event()
+    world.kernel = world.open_kernel(
+        executor=bank, log=lambda event, _: lost.set() if event == "executor.late_answer_lost" else None
+    )
     world.decide(refund())
     world.close()
     bank.go.set()
-    for thread in threading.enumerate():
-        if thread.name == "sds-executor":
-            thread.join(10)
-    assert "executor.late_answer_lost" in [event for event, _ in world.logged]
+    assert lost.wait(10)
 
 
 def test_what_comes_back_in_time_is_returned_and_what_is_raised_is_raised():

@@ -19,6 +19,7 @@ from sds.kernel.human import cases
 from sds.kernel.operations import erasure
 from sds.kernel.operations.erasure import Erased
 from sds.kernel.saga import state as saga
+from sds.kernel.storage import sqlite
 from sds.kernel.storage.store import Store
 from sds.kernel.storage.vault import Texts, destroy
 from tests.kernel.crashes import every_step
@@ -120,11 +121,15 @@ def test_the_key_is_in_no_file_any_more(world: World):
     assert all(kept[event] in on_disk for event in kept if event not in gone)
 
 
-def test_while_another_reads_what_held_the_key_is_not_overwritten_yet_and_it_says_so(world: World):
+def test_while_another_reads_what_held_the_key_is_not_overwritten_yet_and_it_says_so(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
     told(world)
+    monkeypatch.setattr(sqlite, "BUSY_MS", 100)  # for so long the next connection waits for another
+    impatient = world.open_store()
     with world.store.frozen() as reader:
         reader.rows("SELECT 1 FROM meta")
-        assert not erase(world).overwritten
+        assert not erase(world, store=impatient).overwritten
     assert () == verify.verify(world.store).faults
 
 
