@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,13 +12,16 @@ from typing import Any
 
 @dataclass
 class Receiver:
-    """`status` and `headers`: what it answers; `waits_s`: before. `took`: (headers, body) of each request it took."""
+    """`status` and `headers`: what it answers, as soon as `may_answer`. `took`: (headers, body) of each request it took."""
 
     url: str = ""
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
-    waits_s: float = 0.0
+    may_answer: threading.Event = field(default_factory=threading.Event)
     took: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.may_answer.set()
 
 
 @contextmanager
@@ -30,7 +32,7 @@ def receiving() -> Iterator[Receiver]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
             receiver.took.append(({name.lower(): value for name, value in self.headers.items()}, body))
-            time.sleep(receiver.waits_s)
+            receiver.may_answer.wait(30)
             try:
                 self.send_response(receiver.status)
                 for name, value in receiver.headers.items():
@@ -51,6 +53,7 @@ def receiving() -> Iterator[Receiver]:
     try:
         yield receiver
     finally:
+        receiver.may_answer.set()
         server.shutdown()
         server.server_close()
         thread.join()
