@@ -162,14 +162,14 @@ def test_what_was_reached_on_other_machines_is_shown_by_machine(tmp_path: Path) 
 
 @pytest.mark.parametrize("name", list(MADE))
 def test_a_document_that_lacks_anything_its_section_shows_is_refused(name: str) -> None:
-    found = documents()
-    whole, _ = report.page(found)
+    found = documents()[name]
+    whole, _ = report.page({name: found})
     refused: list[str] = []
     for key in MADE[name](iter(count(1.5))):
         lacking = deepcopy(found)
-        del lacking[name][key]
+        del lacking[key]
         try:
-            text, _ = report.page(lacking)
+            text, _ = report.page({name: lacking})
         except UsageError as error:
             refused.append(str(error))
         else:

@@ -50,48 +50,50 @@ def opened(precision: Dtype) -> Iterator[Callable[..., IntegerBackend]]:
 
 
 DEPTHS = pytest.mark.parametrize("depth", [16, 37, 576, 1536, 9000])
-COUNTS = pytest.mark.parametrize("rows", [1, 5, 6, 7, 12, 13, 25, 97])
+COUNTS = (1, 5, 6, 7, 12, 13, 25, 97)  # of rows
 
 
 @DEPTHS
-@COUNTS
-def test_products_are_added_up_exactly(rows: int, depth: int, precision: Dtype):
+def test_products_are_added_up_exactly(depth: int, precision: Dtype):
     """Of whole numbers as large as they are rounded to; of halves, the greatest sum there can be is among them."""
-    rng = np.random.default_rng(rows * depth)
     in_bytes = precision == "int8"
     largest = 127 if in_bytes else min(32767, (2**31 - 1) // (127 * depth))
     # bytes beside the largest are such that any processor takes them as they are
     most_states, most_weights = (15, 75) if in_bytes else (largest, 127)
-    states, weights = (
-        rng.integers(-most, most, (count, depth), endpoint=True)
-        for count, most in ((rows, most_states), (75, most_weights))
-    )
-    states[:, 0], weights[:, 0] = largest, -127
-    states[:, 1] = 1
-    if not in_bytes:
-        states[-1], weights[-1] = largest, -127
-    expected = (states @ weights.T).astype(np.float32)
-    for threads in (1, 3):
-        found, _ = product(states.astype(np.float32), weights.astype(np.float32), in_bytes=in_bytes, threads=threads)
-        assert np.allclose(expected, found, rtol=3e-7, atol=0.0)
+    for rows in COUNTS:
+        rng = np.random.default_rng(rows * depth)
+        states, weights = (
+            rng.integers(-most, most, (count, depth), endpoint=True)
+            for count, most in ((rows, most_states), (75, most_weights))
+        )
+        states[:, 0], weights[:, 0] = largest, -127
+        states[:, 1] = 1
+        if not in_bytes:
+            states[-1], weights[-1] = largest, -127
+        expected = (states @ weights.T).astype(np.float32)
+        for threads in (1, 3):
+            found, _ = product(
+                states.astype(np.float32), weights.astype(np.float32), in_bytes=in_bytes, threads=threads
+            )
+            assert np.allclose(expected, found, rtol=3e-7, atol=0.0), f"{rows} rows, {threads} threads"
 
 
 @pytest.mark.parametrize("beside", [16, 2], ids=["all", "two of sixteen"])
 @DEPTHS
-@COUNTS
-def test_nothing_is_too_large_to_be_added_up(rows: int, depth: int, beside: int, precision: Dtype):
+def test_nothing_is_too_large_to_be_added_up(depth: int, beside: int, precision: Dtype):
     """The greatest sums there can be, of whatever signs: off by no more than states are rounded. With few of them, it is two
     products that leave 16 bits first.
     """
-    rng = np.random.default_rng(rows * depth)
-    states, weights = (127.0 * rng.choice([-1, 1], (count, depth)).astype(np.float32) for count in (rows, 75))
-    for each in (states, weights):
-        each[:, np.arange(depth) % 16 >= beside] = 0
-    aligned = min(rows, len(weights))
-    weights[:aligned] = states[:aligned] * rng.choice([-1, 1], (aligned, 1))
-    found, _ = product(states, weights, in_bytes=precision == "int8", threads=1)
-    expected = states.astype(np.float64) @ weights.T
-    assert np.allclose(expected, found, rtol=0.02, atol=0.0)
+    for rows in COUNTS:
+        rng = np.random.default_rng(rows * depth)
+        states, weights = (127.0 * rng.choice([-1, 1], (count, depth)).astype(np.float32) for count in (rows, 75))
+        for each in (states, weights):
+            each[:, np.arange(depth) % 16 >= beside] = 0
+        aligned = min(rows, len(weights))
+        weights[:aligned] = states[:aligned] * rng.choice([-1, 1], (aligned, 1))
+        found, _ = product(states, weights, in_bytes=precision == "int8", threads=1)
+        expected = states.astype(np.float64) @ weights.T
+        assert np.allclose(expected, found, rtol=0.02, atol=0.0), f"{rows} rows"
 
 
 def test_rows_have_the_bits_they_have_alone(precision: Dtype):

@@ -27,6 +27,7 @@ from tests.scale import scale
 PROMPT = [7] * 24
 TOKENS = range(1, max(LENGTHS) + 20)  # shorter than the shortest, one for each, longer than the longest
 FOR_ALL = len(LENGTHS)
+SLOTS = 6
 
 
 @pytest.fixture
@@ -55,6 +56,21 @@ def opened(tiny_path: Callable[[int], Path]) -> Iterator[Callable[..., OpenvinoB
         backend.close()
 
 
+@pytest.fixture(scope="module")
+def shared(tiny_path: Callable[[int], Path]) -> Iterator[Callable[[Dtype], OpenvinoBackend]]:
+    """Return the engine of a type with all copies and `SLOTS` slots: making one takes longer than what is asked of it."""
+    backends: dict[Dtype, OpenvinoBackend] = {}
+
+    def of(dtype: Dtype) -> OpenvinoBackend:
+        if dtype not in backends:
+            backends[dtype] = OpenvinoBackend(tiny_path(1), dtype=dtype, slots=SLOTS)
+        return backends[dtype]
+
+    yield of
+    for backend in backends.values():
+        backend.close()
+
+
 def answered(backend: OpenvinoBackend, tokens: int) -> np.ndarray:
     backend.prefill([PROMPT])
     return backend.forward_one([9] * tokens)
@@ -62,9 +78,9 @@ def answered(backend: OpenvinoBackend, tokens: int) -> np.ndarray:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_copy_gives_the_bits_of_that_for_all(
-    dtype: Dtype, opened: Callable[..., OpenvinoBackend], chosen: list[int | None], monkeypatch: pytest.MonkeyPatch
+    dtype: Dtype, shared: Callable[[Dtype], OpenvinoBackend], chosen: list[int | None], monkeypatch: pytest.MonkeyPatch
 ):
-    backend, random = opened(dtype), Random(1)
+    backend, random = shared(dtype), Random(1)
     lengths = random.choices(TOKENS, k=scale(150, full=1_000))
     chosen.clear()
     found = [answered(backend, tokens) for tokens in lengths]
@@ -76,9 +92,9 @@ def test_a_copy_gives_the_bits_of_that_for_all(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_line_alone_is_read_by_the_copy_of_its_length(
-    dtype: Dtype, opened: Callable[..., OpenvinoBackend], chosen: list[int | None]
+    dtype: Dtype, shared: Callable[[Dtype], OpenvinoBackend], chosen: list[int | None]
 ):
-    backend = opened(dtype, slots=2)
+    backend = shared(dtype)
     for tokens in TOKENS:
         backend.prefill([PROMPT])
         chosen.clear()
@@ -95,9 +111,13 @@ def test_a_line_alone_is_read_by_the_copy_of_its_length(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("lengths", [(), (64,)])
 def test_with_fewer_copies_it_gives_the_same_bits(
-    lengths: tuple[int, ...], dtype: Dtype, opened: Callable[..., OpenvinoBackend], chosen: list[int | None]
+    lengths: tuple[int, ...],
+    dtype: Dtype,
+    opened: Callable[..., OpenvinoBackend],
+    shared: Callable[[Dtype], OpenvinoBackend],
+    chosen: list[int | None],
 ):
-    few, many = opened(dtype, lengths=lengths), opened(dtype)
+    few, many = opened(dtype, lengths=lengths), shared(dtype)
     for tokens in (1, 59, 64, 84, 130):
         chosen.clear()
         found = answered(few, tokens)
@@ -108,14 +128,19 @@ def test_with_fewer_copies_it_gives_the_same_bits(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_in_company_a_line_gets_the_bits_it_gets_from_a_copy_alone(
-    dtype: Dtype, opened: Callable[..., OpenvinoBackend], chosen: list[int | None]
+    dtype: Dtype,
+    opened: Callable[..., OpenvinoBackend],
+    shared: Callable[[Dtype], OpenvinoBackend],
+    chosen: list[int | None],
 ):
     """Behind pasts of very different lengths, on both sides of where sums over FP32 are cut."""
-    together, alone, random = opened(dtype, slots=6), opened(dtype), Random(2)
+    together, alone, random = shared(dtype), opened(dtype), Random(2)
     for turn in range(scale(12, full=200)):
         pasts, longest = ((5, 40, 600, 900), 112) if turn % 2 else ((200, 395, 400, 401, 441, 480, 600, 601), 40)
-        own = [[random.randrange(3, 90) for _ in range(random.choice(pasts))] for _ in range(6)]
-        rows = [Row(slot, [random.randrange(3, 90) for _ in range(random.randint(1, longest))]) for slot in range(6)]
+        own = [[random.randrange(3, 90) for _ in range(random.choice(pasts))] for _ in range(SLOTS)]
+        rows = [
+            Row(slot, [random.randrange(3, 90) for _ in range(random.randint(1, longest))]) for slot in range(SLOTS)
+        ]
         for slot, section in enumerate(own):
             together.prefill([section], slot=slot)
         found = together.run(rows)
