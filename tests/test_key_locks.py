@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from sds.engines.queueing import KeyLocks, QueueTimeoutError
-from sds.kernel.audit import verify
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
 from sds.kernel.flow import undecided
@@ -19,16 +18,14 @@ from sds.kernel.human.cases import waiting
 from sds.kernel.registry import escalation_budget
 from sds.pipeline import Stream
 from tests.kernel.authority import AGENT, status
-from tests.kernel.durable import World, compensate, contract, if_permitted, refund, together
+from tests.kernel.durable import World, compensate, contract, if_permitted, refund, together, whole
 from tests.proposers import Says
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path)
-    yield made
-    assert () == verify.verify(made.store).faults
-    made.close()
+    with whole(World(tmp_path)) as made:
+        yield made
 
 
 class SlowRail:

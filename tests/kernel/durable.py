@@ -7,9 +7,12 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
+from sds.kernel.audit import verify
 from sds.kernel.context import rationale
 from sds.kernel.context.memory import RecordedContext
 from sds.kernel.contract.schema import Contract, parse_contract
@@ -80,6 +83,7 @@ PUBLIC = LedgerKey(SEED, Head(0, GENESIS)).public
 TRIES_MAX = 20_000
 
 Propose = Callable[[DecisionPacket], bytes]
+AnyWorld = TypeVar("AnyWorld", bound="World")
 
 
 def contract(*changes: tuple[str, str], more: str = "") -> Contract:
@@ -204,6 +208,14 @@ class World:
 
     def column(self, sql: str, *values: object) -> list[object]:
         return [row[0] for row in self.store.rows(sql, values)]
+
+
+@contextmanager
+def whole(world: AnyWorld) -> Iterator[AnyWorld]:
+    """Close a world at the end, and check before that its record is whole."""
+    with closing(world):
+        yield world
+        assert () == verify.verify(world.store).faults
 
 
 def proposal(kind: str, reason: str, **params: str) -> Propose:

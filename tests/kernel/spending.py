@@ -9,10 +9,9 @@ from datetime import datetime
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
-from sds.kernel.audit import verify
 from sds.kernel.contract.schema import Contract
 from sds.kernel.flow.states import Answer
-from tests.kernel.durable import CONTRACT, World, contract, escalate, refund
+from tests.kernel.durable import CONTRACT, World, contract, escalate, refund, whole
 
 MAX_MINOR = 10_000
 _SPEND = CONTRACT[CONTRACT.index("spend:\n") : CONTRACT.index("retry:")]
@@ -56,9 +55,5 @@ class Till(World):
 
 @contextmanager
 def till(folder: Path, limit: str) -> Iterator[Till]:
-    made = Till(folder, limit)
-    try:
+    with whole(Till(folder, limit)) as made:
         yield made
-        assert () == verify.verify(made.store).faults
-    finally:
-        made.close()

@@ -22,7 +22,7 @@ from sds.kernel.registry import escalation_budget
 from sds.pipeline import Stream
 from tests.attack.testbed import Testbed
 from tests.kernel.authority import AGENT, status
-from tests.kernel.durable import LEASE_MS, Propose, World, deny, escalate, nonsense, refund
+from tests.kernel.durable import LEASE_MS, Propose, World, deny, escalate, nonsense, refund, whole
 from tests.kernel.orders import execution, recovered
 from tests.proposers import Says
 from tests.submission.parts import PATIENCE_S, Thinking, flows
@@ -32,10 +32,8 @@ SOON_MS = 1_000
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path)
-    yield made
-    assert () == verify.verify(made.store).faults
-    made.close()
+    with whole(World(tmp_path)) as made:
+        yield made
 
 
 def packet_of(world: World, name: str = "C1", *, in_ms: int = SOON_MS) -> DecisionPacket:

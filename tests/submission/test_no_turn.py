@@ -10,7 +10,6 @@ import pytest
 from sds.engines.fallback import FallbackEngine, Link
 from sds.engines.protocol import Engine
 from sds.engines.queueing import QueueTimeoutError
-from sds.kernel.audit import verify
 from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.errors import ModelError
 from sds.kernel.human.cases import waiting
@@ -21,7 +20,7 @@ from sds.policy.language_model import LanguageModel
 from sds.policy.readers import ModelReader
 from sds.sagas import SagaStream
 from tests.kernel.authority import AGENT, status
-from tests.kernel.durable import World, contract
+from tests.kernel.durable import World, contract, whole
 from tests.kernel.sagas import SAGAS, most
 from tests.policy.scripted import Says as Read
 from tests.proposers import Says
@@ -50,10 +49,8 @@ class Full(Says):
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path, terms=contract(("per_hour: 1000000", "per_hour: 3"), more=POLICY + SAGAS))
-    yield made
-    assert () == verify.verify(made.store).faults
-    made.close()
+    with whole(World(tmp_path, terms=contract(("per_hour: 1000000", "per_hour: 3"), more=POLICY + SAGAS))) as made:
+        yield made
 
 
 def stream(world: World, engine: Engine) -> Stream:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from sds.kernel.audit import verify
 from sds.kernel.contract.schema import parse_contract
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.errors import UsageError
@@ -16,7 +15,7 @@ from sds.kernel.saga.state import SagaAnswer
 from sds.pipeline import Stream
 from sds.sagas import SagaStream
 from tests.attack.testbed import CONTRACT, Testbed
-from tests.kernel.durable import World
+from tests.kernel.durable import World, whole
 from tests.kernel.sagas import DIRTY, REVERT, Script, executions, most, parent, reversed_at, terms
 from tests.proposers import Says
 
@@ -26,10 +25,8 @@ Late = Callable[[DecisionPacket], bytes]
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path, terms=terms())
-    yield made
-    assert () == verify.verify(made.store).faults
-    made.close()
+    with whole(World(tmp_path, terms=terms())) as made:
+        yield made
 
 
 def decided(world: World, script: Script, name: str = "BOTH") -> SagaAnswer:

@@ -21,7 +21,7 @@ from sds.kernel.flow.kernel import Kernel
 from sds.kernel.registry import registry
 from sds.kernel.storage.store import Store
 from tests.kernel.crashes import crashing, every_step
-from tests.kernel.durable import SIGNER, World, compensate, contract, escalate
+from tests.kernel.durable import SIGNER, World, compensate, contract, escalate, whole
 from tests.kernel.faults import Faults, WordlessError
 from tests.stores.records import emptied
 
@@ -40,12 +40,10 @@ def retire(world: World, name: str = "fares") -> None:
 @pytest.fixture
 def library(folder: Path) -> Iterator[World]:
     """A gate whose contract names two artifacts, and both are there."""
-    made = World(folder, terms=contract(more=READS))
-    put(made)
-    put(made, "tone", TONE)
-    yield made
-    assert () == verify.verify(made.store).faults
-    made.close()
+    with whole(World(folder, terms=contract(more=READS))) as made:
+        put(made)
+        put(made, "tone", TONE)
+        yield made
 
 
 # Artifacts

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from sds.kernel.audit import verify
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.storage.store import Row
-from tests.kernel.durable import World, contract, deny, refund
+from tests.kernel.durable import World, contract, deny, refund, whole
 from tests.kernel.humans import ALWAYS, escalated, refused, resolve
 from tests.kernel.sagas import SAGAS, Script, parent, run
 
@@ -23,19 +22,15 @@ YOUNG = f"drift: {{age_ms_max: {AGE_MS_MAX}}}\n"
 
 @pytest.fixture
 def world(folder: Path) -> Iterator[World]:
-    made = World(folder, terms=contract(more=YOUNG + SAGAS))
-    yield made
-    assert () == verify.verify(made.store).faults
-    made.close()
+    with whole(World(folder, terms=contract(more=YOUNG + SAGAS))) as made:
+        yield made
 
 
 @pytest.fixture
 def handed_over(folder: Path) -> Iterator[World]:
     """A gate whose agent decides nothing alone."""
-    made = World(folder, terms=contract(ALWAYS, more=YOUNG))
-    yield made
-    assert () == verify.verify(made.store).faults
-    made.close()
+    with whole(World(folder, terms=contract(ALWAYS, more=YOUNG))) as made:
+        yield made
 
 
 def slow_source(world: World, ms: int) -> None:

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from sds.kernel.audit import verify
 from sds.kernel.executor import breaker
 from sds.kernel.executor.breaker import FAILURES_MAX, PROBE_MS
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
 from sds.kernel.human.cases import waiting
 from sds.kernel.operations.recovery import recover
-from tests.kernel.durable import World, refund, see_through
+from tests.kernel.durable import World, refund, see_through, whole
 
 
 class Bank:
@@ -48,13 +47,11 @@ def bank() -> Bank:
 
 @pytest.fixture
 def world(folder: Path, bank: Bank) -> Iterator[World]:
-    made = World(folder)
-    made.kernel = made.open_kernel(executor=bank)
-    for number in range(40):
-        made.tickets.put(f"T{number}")
-    yield made
-    assert () == verify.verify(made.store).faults
-    made.close()
+    with whole(World(folder)) as made:
+        made.kernel = made.open_kernel(executor=bank)
+        for number in range(40):
+            made.tickets.put(f"T{number}")
+        yield made
 
 
 def tags(world: World, numbers: range) -> list[str | None]:

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from sds.kernel.audit import verify
 from sds.kernel.executor.deadline import LateError, within
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
-from tests.kernel.durable import World, contract, counters, refund
+from tests.kernel.durable import World, contract, counters, refund, whole
 
 WAIT_MS = 60
 
@@ -38,10 +37,8 @@ class Hangs:
 
 @pytest.fixture
 def world(folder: Path) -> Iterator[World]:
-    made = World(folder, terms=contract(("dispatch_ms_max: 5000", f"dispatch_ms_max: {WAIT_MS}")))
-    yield made
-    assert () == verify.verify(made.store).faults
-    made.close()
+    with whole(World(folder, terms=contract(("dispatch_ms_max: 5000", f"dispatch_ms_max: {WAIT_MS}")))) as made:
+        yield made
 
 
 def settled(world: World, status: str) -> bool:

@@ -15,7 +15,7 @@ from sds.kernel.flow.states import Answer, is_held
 from sds.kernel.human.review import HumanReview, Resolution
 from sds.kernel.operations.recovery import Recovered
 from sds.kernel.saga import state as saga
-from tests.kernel.durable import LEASE_MS, World, refund, see_through
+from tests.kernel.durable import LEASE_MS, World, refund, see_through, whole
 from tests.kernel.humans import TERMS, escalated
 from tests.kernel.orders import left_hanging, recovered
 from tests.kernel.sagas import terms
@@ -32,11 +32,9 @@ def dies(*_: object, **__: object) -> str:
 @pytest.fixture
 def ahead(folder: Path) -> Iterator[World]:
     """A world whose clock is a year ahead."""
-    made = World(folder, terms=terms())
-    made.clock.advance(YEAR_MS)
-    yield made
-    assert () == verify.verify(made.store).faults
-    made.close()
+    with whole(World(folder, terms=terms())) as made:
+        made.clock.advance(YEAR_MS)
+        yield made
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from sds.kernel.registry import registry
 from sds.kernel.saga import state as saga
 from sds.kernel.saga.kernels import StepKernel
 from tests.kernel.authority import halt
-from tests.kernel.durable import CONTRACT, LEASE_MS, World, contract, counters, refund
+from tests.kernel.durable import CONTRACT, LEASE_MS, World, contract, counters, refund, whole
 from tests.kernel.humans import ALWAYS, HUMAN, TERMS, escalated, resolve
 from tests.kernel.outside import FARE_MINOR
 from tests.kernel.sagas import REVERT, Script, most, run, terms
@@ -29,10 +29,8 @@ IN_SOURCE = ("source: tickets", "source: tickets\ndraws_settle_in: source")
 
 @pytest.fixture
 def world(folder: Path) -> Iterator[World]:
-    made = World(folder, terms=terms())
-    yield made
-    assert () == verify.verify(made.store).faults
-    made.close()
+    with whole(World(folder, terms=terms())) as made:
+        yield made
 
 
 def deployed(world: World, newer: Contract) -> Kernel:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from sds.kernel.audit import verify
 from sds.kernel.canonical import idempotency_key
 from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.errors import UsageError
@@ -19,7 +18,7 @@ from sds.kernel.human.cases import waiting
 from sds.kernel.human.review import HumanReview, Resolution
 from sds.kernel.registry import escalation_budget
 from tests.kernel.authority import AGENT, status
-from tests.kernel.durable import LEASE_MS, World, contract, deny, nonsense, refund, see_through
+from tests.kernel.durable import LEASE_MS, World, contract, deny, nonsense, refund, see_through, whole
 from tests.kernel.orders import recovered
 from tests.stores.opened import opened_store
 from tests.stores.records import kept, put_back
@@ -29,10 +28,8 @@ RESTARTS_MAX = 3
 
 @pytest.fixture
 def world(folder: Path) -> Iterator[World]:
-    made = World(folder, terms=contract(("escalation: {per_hour: 1000000}", "escalation: {per_hour: 3}")))
-    yield made
-    assert () == verify.verify(made.store).faults
-    made.close()
+    with whole(World(folder, terms=contract(("escalation: {per_hour: 1000000}", "escalation: {per_hour: 3}")))) as made:
+        yield made
 
 
 def cases(world: World) -> list[str]:

@@ -12,10 +12,7 @@ from sds.kernel.audit import verify
 from sds.kernel.errors import SdsError, UsageError
 from sds.kernel.executor.protocol import Receipt
 from sds.reconciliation import adopt
-from tests.kernel.durable import (
-    World,
-    refund,
-)
+from tests.kernel.durable import World, refund, whole
 from tests.kernel.faults import Crash, Faults, failing
 from tests.kernel.statements import (
     adopted,
@@ -33,12 +30,10 @@ from tests.stores.opened import opened_store
 
 @pytest.fixture
 def world(folder: Path) -> Iterator[World]:
-    made = World(folder)
-    for number in range(4):
-        made.tickets.put(f"T{number}", mood="angry")
-    yield made
-    assert () == verify.verify(made.store).faults
-    made.close()
+    with whole(World(folder)) as made:
+        for number in range(4):
+            made.tickets.put(f"T{number}", mood="angry")
+        yield made
 
 
 class TestTheEntry:

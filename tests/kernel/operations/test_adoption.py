@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from sds.kernel.audit import verify
 from sds.kernel.canonical import digest, flow_id
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.errors import UsageError, WorldError
@@ -22,7 +21,7 @@ from sds.kernel.flow.states import Answer
 from sds.kernel.human.cases import waiting
 from sds.kernel.human.review import HumanReview, Resolution
 from tests.kernel.authority import halt
-from tests.kernel.durable import World, counters, deny, escalate, refund
+from tests.kernel.durable import World, counters, deny, escalate, refund, whole
 from tests.kernel.orders import left_hanging, recovered
 from tests.kernel.outside import PaysOnly
 from tests.kernel.sagas import REVERT, Script, executions, parent, reversed_at, run, terms
@@ -45,12 +44,10 @@ LOST = 8
 
 @pytest.fixture
 def world(folder: Path) -> Iterator[World]:
-    made = World(folder, terms=terms())
-    for number in range(DECISIONS + 1):
-        made.tickets.put(f"T{number}", mood="angry")
-    yield made
-    assert () == verify.verify(made.store).faults
-    made.close()
+    with whole(World(folder, terms=terms())) as made:
+        for number in range(DECISIONS + 1):
+            made.tickets.put(f"T{number}", mood="angry")
+        yield made
 
 
 def lose(world: World, kept: int) -> tuple[list[Answer], list[tuple[str, int]]]:

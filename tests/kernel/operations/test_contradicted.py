@@ -18,7 +18,7 @@ from sds.kernel.operations.recovery import Recovered, recover
 from sds.kernel.saga import state as saga
 from sds.kernel.saga.compensation import reverse
 from sds.kernel.storage import ledger
-from tests.kernel.durable import LEASE_MS, World, contract, counters, refund
+from tests.kernel.durable import LEASE_MS, World, contract, counters, refund, whole
 from tests.kernel.orders import left_hanging, recovered
 from tests.kernel.sagas import REVERT, SAGAS, Script, reversed_at, run
 
@@ -28,10 +28,8 @@ IN_SOURCE = contract(more="draws_settle_in: source\n")
 
 @pytest.fixture
 def world(folder: Path) -> Iterator[World]:
-    made = World(folder, terms=contract(more=SAGAS))
-    yield made
-    assert () == verify.verify(made.store).faults
-    made.close()
+    with whole(World(folder, terms=contract(more=SAGAS))) as made:
+        yield made
 
 
 def say_settled(world: World, dfid: str) -> Answer:

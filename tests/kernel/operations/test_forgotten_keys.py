@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from sds.definitions.definition import check_parts
-from sds.kernel.audit import verify
 from sds.kernel.errors import UsageError
 from sds.kernel.executor.key_retention import CLOCK_MARGIN_MS
 from sds.kernel.executor.protocol import Receipt
@@ -19,7 +18,7 @@ from sds.kernel.human.review import attest
 from sds.kernel.operations.recovery import Recovered
 from sds.kernel.registry import registry
 from sds.kernel.saga import compensation
-from tests.kernel.durable import World, deny, refund, see_through
+from tests.kernel.durable import World, deny, refund, see_through, whole
 from tests.kernel.orders import execution, left_hanging, recovered
 from tests.kernel.sagas import CLOSE_ALL, DIRTY, REVERT, Script, most, parent, reversed_at, run, terms, with_misfortune
 from tests.stores.records import kept, put_back
@@ -54,10 +53,8 @@ def unanswered(world: World) -> Answer:
 
 @pytest.fixture(params=[True, False], ids=["idempotent", "once only"])
 def forgetful(folder: Path, request: pytest.FixtureRequest) -> Iterator[World]:
-    made = keeping(World(folder, idempotent=request.param), DAY_MS)
-    yield made
-    assert () == verify.verify(made.store).faults
-    made.close()
+    with whole(keeping(World(folder, idempotent=request.param), DAY_MS)) as made:
+        yield made
 
 
 def test_an_order_that_may_be_forgotten_is_neither_sent_again_nor_voided_and_is_a_humans(forgetful: World):

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from sds.kernel.audit import verify
 from sds.kernel.audit.agent_history import agent_record
 from sds.kernel.errors import UsageError
 from sds.kernel.operations.labels import Labelled, record_label
 from sds.kernel.registry import registry
 from tests.kernel.authority import reactivate, status
-from tests.kernel.durable import World, contract, deny
+from tests.kernel.durable import World, contract, deny, whole
 from tests.kernel.tampering import faults, found_after, sign
 
 CALIBRATION = "\naggregate_thresholds: [{name: c, of: calibration, window: {last: 10}, warn: 0.2, stop: 0.3}]\n"
@@ -21,10 +20,8 @@ CALIBRATION = "\naggregate_thresholds: [{name: c, of: calibration, window: {last
 
 @pytest.fixture
 def world(folder: Path) -> Iterator[World]:
-    made = World(folder, terms=contract(more=CALIBRATION))
-    yield made
-    assert () == verify.verify(made.store).faults
-    made.close()
+    with whole(World(folder, terms=contract(more=CALIBRATION))) as made:
+        yield made
 
 
 def labelled(world: World, name: str, *, right: bool, confidence: float = 0.9) -> Labelled:

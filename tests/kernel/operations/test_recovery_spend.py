@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from sds.kernel.audit import verify
 from sds.kernel.executor.protocol import Receipt
 from sds.kernel.operations import recovery
 from sds.kernel.operations.recovery import Recovered
-from tests.kernel.durable import COMPENSATION_MINOR, World, compensate, contract, counters, refund, see_through
+from tests.kernel.durable import COMPENSATION_MINOR, World, compensate, contract, counters, refund, see_through, whole
 from tests.kernel.humans import HOUR_MS, TERMS, desk, escalated, resolve
 from tests.kernel.orders import recovered
 from tests.kernel.outside import PaysOnly
@@ -22,19 +21,15 @@ CUSTOMER_MAX = 100_000
 
 @pytest.fixture
 def world(folder: Path) -> Iterator[World]:
-    made = World(folder)
-    yield made
-    assert () == verify.verify(made.store).faults
-    made.close()
+    with whole(World(folder)) as made:
+        yield made
 
 
 @pytest.fixture
 def desked(folder: Path) -> Iterator[World]:
     """A gate whose agent decides nothing alone."""
-    made = World(folder, terms=TERMS)
-    yield made
-    assert () == verify.verify(made.store).faults
-    made.close()
+    with whole(World(folder, terms=TERMS)) as made:
+        yield made
 
 
 def lost(world: World) -> None:

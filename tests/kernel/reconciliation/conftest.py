@@ -7,16 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from sds.kernel.audit import verify
-from tests.kernel.durable import World
+from tests.kernel.durable import World, whole
 from tests.kernel.sagas import terms
 
 
 @pytest.fixture
 def world(folder: Path) -> Iterator[World]:
-    made = World(folder, terms=terms())
-    for number in range(2, 9):
-        made.tickets.put(f"T{number}", mood="angry")
-    yield made
-    assert () == verify.verify(made.store).faults
-    made.close()
+    with whole(World(folder, terms=terms())) as made:
+        for number in range(2, 9):
+            made.tickets.put(f"T{number}", mood="angry")
+        yield made

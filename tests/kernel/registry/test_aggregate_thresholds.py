@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from sds.kernel.audit import verify
 from sds.kernel.errors import TransitionError
 from sds.kernel.registry import registry
 from tests.kernel.authority import status
-from tests.kernel.durable import World, contract, deny, escalate, goodwill
+from tests.kernel.durable import World, contract, deny, escalate, goodwill, whole
 
 LIMITS = "\naggregate_thresholds: {window: 10, paid_pct_max: 50, paid_mean_minor_max: 300}\n"
 TOO_OFTEN = "monitor paid_pct_max: paid_share {} is over 0.5 in the last 10 decisions, at decision {}"
@@ -19,11 +18,9 @@ TOO_MUCH = "monitor paid_mean_minor_max: paid_mean_minor {} is over 300 in the l
 
 @pytest.fixture
 def world(folder: Path):
-    made = World(folder, terms=contract(more=LIMITS))
-    made.tickets.put("T1", mood="angry", refundable_minor=1_000_000)
-    yield made
-    assert () == verify.verify(made.store).faults
-    made.close()
+    with whole(World(folder, terms=contract(more=LIMITS))) as made:
+        made.tickets.put("T1", mood="angry", refundable_minor=1_000_000)
+        yield made
 
 
 def run(world: World, paid: int, denied: int, amount: str = "1.00", start: int = 0) -> None:

@@ -12,7 +12,7 @@ from sds.kernel.audit import verify
 from sds.kernel.contract.schema import Contract
 from sds.kernel.errors import ContractError
 from sds.kernel.registry import registry
-from tests.kernel.durable import World, compensate, contract, counters, goodwill, refund
+from tests.kernel.durable import World, compensate, contract, counters, goodwill, refund, whole
 from tests.kernel.orders import recovered
 from tests.stores.records import alone
 
@@ -34,11 +34,9 @@ SHARED = "`ticket.refundable_minor` is declared as `fixed(2)`, and gate `claims`
 @pytest.fixture
 def euros(folder: Path) -> Iterator[World]:
     """A world whose first contract counts whole euros: a fare of 200."""
-    made = World(folder, terms=contract(*WHOLE))
-    made.tickets.put("T1", refundable_minor=200, mood="angry")
-    yield made
-    assert () == verify.verify(made.store).faults
-    made.close()
+    with whole(World(folder, terms=contract(*WHOLE))) as made:
+        made.tickets.put("T1", refundable_minor=200, mood="angry")
+        yield made
 
 
 def cents(version: str, *changes: tuple[str, str]) -> Contract:

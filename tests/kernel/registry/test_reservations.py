@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from sds.kernel.audit import verify
 from sds.kernel.canonical import digest
 from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.packet import DecisionPacket
@@ -32,6 +31,7 @@ from tests.kernel.durable import (
     refund,
     see_through,
     together,
+    whole,
 )
 from tests.kernel.outside import FARE_MINOR
 
@@ -45,14 +45,10 @@ LIMITS = (
 
 @contextmanager
 def opened(folder: Path, terms: Contract) -> Iterator[World]:
-    made = World(folder, terms=terms)
-    for number in range(2, 10):
-        made.tickets.put(f"T{number}")
-    try:
+    with whole(World(folder, terms=terms)) as made:
+        for number in range(2, 10):
+            made.tickets.put(f"T{number}")
         yield made
-        assert () == verify.verify(made.store).faults
-    finally:
-        made.close()
 
 
 @pytest.fixture
