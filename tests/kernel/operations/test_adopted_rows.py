@@ -81,7 +81,7 @@ class TestTheEntry:
 
 def test_stopped_at_any_step_each_order_is_taken_over_whole_or_not_at_all(world: World) -> None:
     listing(world)
-    for number in range(2):
+    for number in range(3):
         decided(world, number)
     restore(world, None)
     fresh = backup(world)
