@@ -169,7 +169,8 @@ def _copy(source: str, target: str) -> None:
     names = keys_of_tables()
     emptied = "; ".join(f"DELETE FROM {target}.{name}" for name in names)  # of few rows: quicker than TRUNCATE
     moved = "; ".join(f"INSERT INTO {target}.{name} SELECT * FROM {source}.{name}" for name in names)
-    _copying().execute(f"BEGIN; SET LOCAL session_replication_role = replica; {emptied}; {moved}; COMMIT")
+    # sent as one message: the server makes one transaction of it, and none is left open where a statement fails
+    _copying().execute(f"SET LOCAL session_replication_role = replica; {emptied}; {moved}")
 
 
 @cache
