@@ -140,10 +140,11 @@ class BoundedConnection(HttpToolsProtocol):
         if len(self.pipeline) >= WAITING_MAX:
             raise httptools.HttpParserError("too many wait behind another")
         self.expect_100_continue = self.expect_100_continue and version == "1.1"
-        self._in_head, self._upgrades = False, self.parser.should_upgrade()
+        self._upgrades = self.parser.should_upgrade()
         self._refused = not self._upgrades and self._refuses()
         if not self._upgrades and not self._refused:
-            super().on_headers_complete()
+            super().on_headers_complete()  # raises for a target that is none
+        self._in_head = False
 
     def _refuses(self) -> bool:
         """Answer a request that the service sheds at once, before a task is made for it: its body is read, and kept by nobody.

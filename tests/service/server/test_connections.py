@@ -65,6 +65,8 @@ def test_a_trailer_adds_nothing_to_what_was_asked(home: Path) -> None:
         GET + b"Host: y\r\n",
         b"GET /livez HTTP/2.0\r\nHost: x\r\n",
         b"CONNECT x:443 HTTP/1.1\r\nHost: x\r\n",
+        b"GET file:///livez HTTP/1.1\r\nHost: x\r\n",
+        b"GET http:///livez HTTP/1.1\r\nHost: x\r\n",
         POST + LENGTH + CHUNKED,
         POST + LENGTH + b"Content-Length: 1\r\n",
         POST + b"Content-Length: +1\r\n",
