@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
 
+from sds.gates.worlds import ROOM
 from sds.kernel.envelope.state import Value
 from sds.kernel.errors import StateError
 from sds.kernel.storage.private_files import make_private_file
@@ -87,7 +88,7 @@ def write_bank(path: Path, payments: Iterable[tuple[str, Mapping[str, Value]]]) 
             db.executescript(_SCHEMA)
             db.executemany(f"INSERT INTO payments VALUES ({marks})", rows)
     except (sqlite3.Error, OSError) as error:
-        raise StateError(f"`{path}` cannot be written: {error}") from error
+        raise StateError(f"`{path}` cannot be written: {error}", hint=ROOM) from error
 
 
 def compromise_account(path: Path, payment_id: str) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import astuple
 from pathlib import Path
 from random import Random
 
+from sds.gates.worlds import ROOM
 from sds.kernel.errors import StateError
 from sds.kernel.storage.private_files import make_private_file
 
@@ -90,7 +91,7 @@ def write_airline(path: Path, world: World) -> None:
             db.executemany("INSERT INTO flights VALUES (?,?,?,?,?,?,?,?,?,?,?)", flights)
             db.executemany("INSERT INTO tickets VALUES (?,?,?,?,?,?,?,1)", tickets)
     except (sqlite3.Error, OSError) as error:
-        raise StateError(f"`{path}` cannot be written: {error}") from error
+        raise StateError(f"`{path}` cannot be written: {error}", hint=ROOM) from error
 
 
 def move_ticket(path: Path, ticket_id: str, rng: Random) -> str | None:
