@@ -301,7 +301,7 @@ def _say_usage(error: Any) -> int:
 def _say(error: SdsError, otherwise: str = "") -> int:
     """Print what is wrong and its mend, `otherwise` where the error names none; return the exit code.
 
-    It is the same where nobody can be told.
+    It is the same where nobody can read that.
     """
     hint = error.hint or (A_GOOD_EVENT if isinstance(error, EventError) and not error.dfid else otherwise)
     said = {"error:": error, "mend: ": hint, "dfid: ": error.dfid}
