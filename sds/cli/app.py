@@ -62,8 +62,10 @@ MACHINE_MENDS = {
     errno.ENAMETOOLONG: "is the path right? SDS_HOME names a shorter one",
     errno.EMFILE: _FILES,
     errno.ENFILE: _FILES,
+    errno.EAGAIN: "raise the limit of processes and threads: ulimit -u",
     errno.ENOMEM: "end other programs, or raise the limit: ulimit -v",
 }
+_NO_THREAD = "can't start new thread"  # what Python says of it, in a RuntimeError
 # What every mistake in the words typed is; where it is defined depends on the version
 _TyperError: type[Exception] = typer.BadParameter.__mro__[2]
 
@@ -232,6 +234,8 @@ def _run(args: list[str]) -> int:
     except Exception as error:
         if os.environ.get("SDS_TRACEBACK") or isinstance(error, OSError | UnicodeError | MemoryError):  # the machine's
             raise
+        if str(error) == _NO_THREAD:
+            raise OSError(errno.EAGAIN, "no thread can be started") from error
         return _say(_unforeseen(error))
     return 0
 
@@ -297,7 +301,7 @@ def _say_usage(error: Any) -> int:
 def _say(error: SdsError, otherwise: str = "") -> int:
     """Print what is wrong and its mend, `otherwise` where the error names none; return the exit code.
 
-    It is the same where nobody hears it.
+    It is the same where nobody can read that.
     """
     hint = error.hint or (A_GOOD_EVENT if isinstance(error, EventError) and not error.dfid else otherwise)
     said = {"error:": error, "mend: ": hint, "dfid: ": error.dfid}

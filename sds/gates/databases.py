@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from sds.gates.worlds import ROOM
 from sds.kernel.errors import StateError, cause_of
 from sds.kernel.storage.private_files import make_private_file
 
@@ -105,7 +106,7 @@ def new_database(path: Path, schema: str) -> Iterator[sqlite3.Connection]:
             db.executescript(schema)
             yield db
     except (sqlite3.Error, OSError) as error:
-        raise StateError(f"`{path}` cannot be written: {error}") from error
+        raise StateError(f"`{path}` cannot be written: {error}", hint=ROOM) from error
 
 
 @contextmanager

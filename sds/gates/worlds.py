@@ -14,6 +14,8 @@ from sds.kernel.contract.schema import Contract, load_contract
 from sds.kernel.errors import NOT_AS_WRITTEN, StateError, cause_of
 from sds.kernel.storage.private_files import make_private_file, tighten
 
+ROOM = "is there room, and may this user write there? SDS_HOME names another folder"
+
 
 def make_once(
     database: Path, queue: Path, lines: Iterable[Mapping[str, object]], write: Callable[[Path], None]
@@ -34,7 +36,7 @@ def make_once(
             with suppress(FileExistsError):  # another process was first, and may be using its file already
                 database.hardlink_to(fresh_database)
     except OSError as error:
-        raise StateError(f"`{folder}` cannot be filled: {cause_of(error)}") from error
+        raise StateError(f"`{folder}` cannot be filled: {cause_of(error)}", hint=ROOM) from error
 
 
 def read_lines(queue: Path, case: Callable[[dict[str, str]], QueuedCase], *, gate: str) -> list[QueuedCase]:
@@ -58,4 +60,4 @@ def tighten_files(queue: Path, *databases: Path) -> None:
         for path in (queue, *files):
             tighten(path)
     except OSError as error:
-        raise StateError(f"`{queue.parent}` cannot be made private: {cause_of(error)}") from error
+        raise StateError(f"`{queue.parent}` cannot be made private: {cause_of(error)}", hint=ROOM) from error

@@ -129,6 +129,10 @@ def test_an_output_that_cannot_be_written_is_one_line() -> None:
             ["`/a/b`: permission denied", "may this user read and write there? "],
         ),
         (OSError(24, "Too many open files"), ["too many open files", "raise the limit of open files: ulimit -n"]),
+        (
+            RuntimeError("can't start new thread"),
+            ["no thread can be started", "raise the limit of processes and threads: ulimit -u"],
+        ),
         (MemoryError(), ["cannot allocate memory", "end other programs, or raise the limit: ulimit -v"]),
     ],
     ids=repr,

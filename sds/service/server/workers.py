@@ -47,7 +47,7 @@ class Worker:
         self.next_s: float | None = None  # when it is replaced, once it is known to be dead
         self.process: SpawnProcess = _spawn.Process(target=work, args=(settings, listener, says, lifeline))
         resource_tracker.ensure_running()  # which a first child begins, and lets signals through again after that
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until it knows what to do with it
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until it knows to ignore it
         try:
             self.process.start()
         finally:

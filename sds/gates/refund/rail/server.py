@@ -304,14 +304,21 @@ def main(arguments: list[str] | None = None) -> int:
         store = PayoutStore(options.db, lambda: time.time_ns() // 1_000_000)
         server = RailServer(options.port, store)
     except (sqlite3.Error, OSError, OverflowError) as error:
-        sys.stderr.write(f"rail: cannot start on `{options.db}`, port {options.port}: {error}\n")
-        return 2
-    sys.stdout.write(json.dumps({"ready": True, "port": server.server_port}) + "\n")
-    sys.stdout.flush()
-    Thread(target=_stop_with_input, args=(server,), daemon=True).start()
+        return _cannot_start(options, error)
     with server, suppress(KeyboardInterrupt):
+        try:
+            Thread(target=_stop_with_input, args=(server,), daemon=True).start()
+        except RuntimeError as error:  # the machine has no thread to give
+            return _cannot_start(options, error)
+        sys.stdout.write(json.dumps({"ready": True, "port": server.server_port}) + "\n")
+        sys.stdout.flush()
         server.serve_forever(poll_interval=0.05)
     return 0
+
+
+def _cannot_start(options: argparse.Namespace, error: Exception) -> int:
+    sys.stderr.write(f"rail: cannot start on `{options.db}`, port {options.port}: {error}\n")
+    return 2
 
 
 if __name__ == "__main__":
