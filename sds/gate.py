@@ -303,9 +303,8 @@ class Gate:
         self.on_close(every.close)
 
     def adopt(self, *, who: str, reason: str) -> tuple[str, ...]:
-        """Take over every order that the executor lists and this record does not know; return the flows they have.
-
-        Until then a record that was put back from a backup orders nothing.
+        """Take over every order that the executor lists and this record does not know; return the flows they have. Until
+        then a record that was put back from a backup orders nothing.
         """
         from sds.reconciliation import adopt  # noqa: PLC0415
 
@@ -313,9 +312,8 @@ class Gate:
             return adopt(kernel, who=who, reason=reason, now_ms=self._now_ms)
 
     def escalations(self) -> list[Case]:
-        """Return what waits for a human, oldest first: escalated cases, and orders whose end nobody knows.
-
-        Of one whose rows cannot be read, `damaged`, only its flow and since when it waits are known.
+        """Return what waits for a human, oldest first: escalated cases, and orders whose end nobody knows. Of one whose
+        rows cannot be read, `damaged`, only its flow and since when it waits are known.
         """
         return self._review().waiting()
 

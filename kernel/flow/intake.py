@@ -92,7 +92,10 @@ def read_event(contract: Contract, data: object) -> Event:
     """Validate a trigger: a JSON object with exactly the fields the contract names. Raises EventError."""
     if not isinstance(data, Mapping):
         raise EventError("an event is a JSON object")
-    data = _copied(data)
+    try:  # once: one that computes its values could give others the next time
+        data = {name: data[name] for name in data}
+    except Exception as error:
+        raise EventError(f"the event cannot be read: {one_line(in_words(error), 200)}") from error
     spec = contract.event
     named = [name for name in (spec.id, spec.key, spec.evidence) if name]
     for name in named:
@@ -100,10 +103,8 @@ def read_event(contract: Contract, data: object) -> Event:
             raise EventError(f"the event has no text `{name}`", hint=f"an event has the fields {', '.join(named)}")
     extra = sorted(str(name) for name in data if name not in named)
     if extra:
-        raise EventError(
-            f"the event has an unknown field `{one_line(extra[0], NAME_CHARS_MAX)}`",
-            hint=f"fields are {', '.join(named)}",
-        )
+        message = f"the event has an unknown field `{one_line(extra[0], NAME_CHARS_MAX)}`"
+        raise EventError(message, hint=f"fields are {', '.join(named)}")
     for name in (spec.id, spec.key):  # an event is recognised by the one, what is drawn is counted by the other
         check_identifier(name, data[name])
     try:
@@ -113,14 +114,6 @@ def read_event(contract: Contract, data: object) -> Event:
     if len(body.encode()) > EVENT_BYTES_MAX:
         raise EventError(f"the event is larger than {EVENT_BYTES_MAX} bytes")
     return masked(Event(data[spec.id], data[spec.key], data.get(spec.evidence, ""), body, spec.evidence or ""))
-
-
-def _copied(data: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return what a mapping holds, read once: one that computes its values could give others the next time."""
-    try:
-        return {name: data[name] for name in data}
-    except Exception as error:
-        raise EventError(f"the event cannot be read: {one_line(in_words(error), 200)}") from error
 
 
 def masked(event: Event) -> Event:

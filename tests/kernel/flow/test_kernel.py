@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from asyncio import CancelledError
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -14,12 +13,10 @@ from sds.kernel.audit import verify
 from sds.kernel.canonical import idempotency_key
 from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.envelope.proposal import PROPOSAL_BYTES_MAX
-from sds.kernel.envelope.state import StateRead
 from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.registry import registry
 from tests.kernel.authority import NARROWER, halt, newer_version, reactivate, revoke, status, suspend
 from tests.kernel.durable import World, compensate, contract, deny, escalate, nonsense, proposal, refund
-from tests.kernel.faults import WordlessError
 
 
 def test_a_refund_is_paid_once_and_recorded_whole(world: World):
@@ -363,46 +360,8 @@ def test_what_was_measured_while_deciding_is_recorded(world: World):
     assert () == verify.verify(world.store).faults
 
 
-class _Panic(BaseException):
-    """What a library in another language raises when it gives up."""
-
-
-@pytest.mark.parametrize(
-    "error", [WordlessError(), TimeoutError(), RuntimeError("no such\ntable"), CancelledError(), _Panic()]
-)
-def test_a_source_that_raises_leaves_only_the_human_and_says_why_in_one_line(world: World, error: BaseException):
-    def fail(_key: str) -> None:
-        raise error
-
-    world.tickets.on_read = fail
-    packet = world.packet()
-    said = {"RuntimeError": "no such table"}.get(type(error).__name__, type(error).__name__)
-    assert (f"state cannot be read: {said}", ("ESCALATE",)) == (packet.notes[0], packet.envelope.names)
-
-
-def test_who_interrupts_the_program_while_state_is_read_is_not_held_up(world: World):
-    def interrupt(_key: str) -> None:
-        raise KeyboardInterrupt
-
-    world.tickets.on_read = interrupt
-    with pytest.raises(KeyboardInterrupt):
-        world.packet()
-
-
 def test_what_was_measured_beyond_what_can_be_kept_leaves_the_flow_open(world: World):
     packet = world.packet()
     with pytest.raises(StoreError, match="the store cannot hold such a value"):
         world.kernel.decide(packet, deny(packet), Decoding(tokens=2**70))
     assert "CLOSED" == world.kernel.decide(packet, deny(packet)).state
-
-
-@pytest.mark.parametrize("read", [StateRead(None, "1"), StateRead({}, None), StateRead({}, "\ud800"), "text", 7])  # type: ignore[arg-type]  # what a careless source may return
-def test_a_source_that_returns_no_state_leaves_only_the_human(
-    world: World, read: object, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(world.tickets, "read", lambda _key: read)
-    packet = world.packet()
-    assert ("ESCALATE",) == packet.envelope.names
-    assert packet.notes
-    answer = world.kernel.decide(packet, escalate(packet))
-    assert ("ESCALATED", "ESCALATED_BY_RULE") == (answer.state, answer.reason_code)

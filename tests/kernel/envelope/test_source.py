@@ -1,0 +1,49 @@
+"""A state source may raise anything and return anything: what is no state leaves only the human."""
+
+from __future__ import annotations
+
+from asyncio import CancelledError
+
+import pytest
+
+from sds.kernel.envelope.state import StateRead
+from tests.kernel.durable import World, escalate
+from tests.kernel.faults import WordlessError
+
+
+class _Panic(BaseException):
+    """What a library in another language raises when it gives up."""
+
+
+@pytest.mark.parametrize(
+    "error", [WordlessError(), TimeoutError(), RuntimeError("no such\ntable"), CancelledError(), _Panic()]
+)
+def test_a_source_that_raises_leaves_only_the_human_and_says_why_in_one_line(world: World, error: BaseException):
+    def fail(_key: str) -> None:
+        raise error
+
+    world.tickets.on_read = fail
+    packet = world.packet()
+    said = {"RuntimeError": "no such table"}.get(type(error).__name__, type(error).__name__)
+    assert (f"state cannot be read: {said}", ("ESCALATE",)) == (packet.notes[0], packet.envelope.names)
+
+
+def test_who_interrupts_the_program_while_state_is_read_is_not_held_up(world: World):
+    def interrupt(_key: str) -> None:
+        raise KeyboardInterrupt
+
+    world.tickets.on_read = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        world.packet()
+
+
+@pytest.mark.parametrize("read", [StateRead(None, "1"), StateRead({}, None), StateRead({}, "\ud800"), "text", 7])  # type: ignore[arg-type]  # what a careless source may return
+def test_a_source_that_returns_no_state_leaves_only_the_human(
+    world: World, read: object, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(world.tickets, "read", lambda _key: read)
+    packet = world.packet()
+    assert ("ESCALATE",) == packet.envelope.names
+    assert packet.notes
+    answer = world.kernel.decide(packet, escalate(packet))
+    assert ("ESCALATED", "ESCALATED_BY_RULE") == (answer.state, answer.reason_code)
