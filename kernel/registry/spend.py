@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 from zoneinfo import ZoneInfo
 
 from sds.kernel.canonical import digest
 from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.sections import SpendLimit
 from sds.kernel.envelope.state import Fields
+from sds.kernel.errors import StoreError
 from sds.kernel.storage.ledger import BACK_MS, LAST, Step, steps
 from sds.kernel.storage.store import Reader, Row, Store
 
@@ -86,8 +87,17 @@ def _minutes(gate: str, limit: SpendLimit, who: str) -> str:
     return f"{gate}/{limit.name}/~/{who}/"
 
 
+def _moment(at_ms: int, zone: tzinfo) -> datetime:
+    """Raises StoreError: no calendar has that moment, so that no clock wrote it into the record."""
+    try:
+        return datetime.fromtimestamp(at_ms / 1000, zone)
+    except (ValueError, OverflowError, OSError) as error:
+        what = f"the record names a time that is none: {at_ms} ms"
+        raise StoreError(what, hint="sds ledger verify", retryable=False) from error
+
+
 def _utc(at_ms: int) -> str:
-    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat()
+    return _moment(at_ms, UTC).isoformat()
 
 
 def _minute(at_ms: int) -> str:
@@ -103,7 +113,7 @@ def _calendar(limit: SpendLimit, at_ms: int, utc: str) -> str:
     """In the hour that a zone's clocks show twice, its offset tells which of the two it is."""
     if limit.timezone is None:
         return utc[:13] if limit.window == "hour" else utc[:10]
-    local = datetime.fromtimestamp(at_ms / 1000, ZoneInfo(limit.timezone))
+    local = _moment(at_ms, ZoneInfo(limit.timezone))
     return f"{local:%Y-%m-%dT%H%z}@{limit.timezone}" if limit.window == "hour" else f"{local:%Y-%m-%d}@{limit.timezone}"
 
 

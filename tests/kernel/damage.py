@@ -123,7 +123,10 @@ def damage(path: Path, cell: Cell, value: Any, *, raw: bool, rechain: bool) -> N
         with closing(sqlite3.connect(path, isolation_level=None)) as db:
             where = " AND ".join(f"{column} IS ?" for column in cell.columns)
             put = "CAST(? AS TEXT)" if raw else "?"
-            db.execute(f"UPDATE {cell.table} SET {cell.column} = {put} WHERE {where}", (value, *cell.row))
+            another = f"{where} AND {cell.column} IS NOT {put}"
+            update = f"UPDATE {cell.table} SET {cell.column} = {put} WHERE {another}"
+            if 0 == db.execute(update, (value, *cell.row, value)).rowcount:
+                raise sqlite3.IntegrityError("that stands there, or SQLite makes of it what stands there")
             if rechain:
                 _chain(db)
     finally:

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from sds.kernel.contract.sections import SpendLimit
-from sds.kernel.errors import ContractError
+from sds.kernel.errors import ContractError, StoreError
 from sds.kernel.operations.recovery import Recovered
 from sds.kernel.registry import spend
 from tests.kernel.durable import START_MS
@@ -200,3 +200,11 @@ def world_of_a_till(folder: Path) -> Till:
 def test_a_limit_says_whether_a_moment_counts_at_another():
     sliding = SpendLimit(name="till", window="hour", max_minor=1, sliding=True)
     assert [False, True, True] == [spend.counts(sliding, at_ms, HOUR_MS) for at_ms in (0, 1, HOUR_MS)]
+
+
+@pytest.mark.parametrize("at_ms", [2**63 - 1, -(2**63)])
+@pytest.mark.parametrize("zone", [None, "Asia/Tokyo"])
+def test_a_time_of_the_record_that_is_none_is_told_in_one_typed_line(zone: str | None, at_ms: int):
+    limit = SpendLimit(name="till", window="day", max_minor=1, timezone=zone)
+    with pytest.raises(StoreError, match=f"^the record names a time that is none: {at_ms} ms$"):
+        spend.counts(limit, at_ms, HOUR_MS)
