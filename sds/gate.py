@@ -18,7 +18,7 @@ from sds.definitions.registry import find
 from sds.engines.protocol import Engine, Explains, HasLanguageModel
 from sds.engines.queueing import KeyLocks
 from sds.host import paths
-from sds.host.clock import now_ms
+from sds.host.clock import clock_given, now_ms
 from sds.host.keys import refuse_other_keys
 from sds.host.log import JsonLog
 from sds.kernel.contract.schema import Contract, load_contract
@@ -72,7 +72,7 @@ class Gate:
     ) -> None:
         self.contract = load_contract(contract) if isinstance(contract, Path) else contract
         opening.check_given(self.contract, source, executor, engine)
-        self._now_ms = now_ms = opening.clock_given(now_ms)
+        self._now_ms = now_ms = clock_given(now_ms)
         self._closed, self._process = False, os.getpid()
         folder, model = opening.paths_given(folder, model)
         paths.make_private(folder, hint="`folder` names one that is there, or one that can be made")

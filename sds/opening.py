@@ -8,14 +8,12 @@ from pathlib import Path
 
 from sds.definitions.definition import check_parts
 from sds.engines.protocol import Checks, Engine, Logs
-from sds.kernel.canonical import in_words, one_line
 from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.context import ContextReader, NoContext
 from sds.kernel.errors import UsageError
 from sds.kernel.flow.dispatch import Log
 from sds.kernel.storage.store import Reader
 
-AT_MS_MAX = 253_402_300_799_999  # the last millisecond of the year 9999
 THREADS_BESIDE = 2  # decide besides those that the engine is busy with: they look, wait for the disk, or send
 
 
@@ -46,22 +44,6 @@ def listener_given(listener: Log) -> Log:
     if not callable(listener):
         raise UsageError("the listener cannot be called: it is a function of `event` and `facts`")
     return listener
-
-
-def clock_given(now_ms: Callable[[], int]) -> Callable[[], int]:
-    """Return a clock that gives whole milliseconds since 1970, or raises UsageError: in the ledger nothing else would verify."""
-
-    def checked() -> int:
-        try:
-            at_ms = now_ms()
-        except Exception as error:
-            raise UsageError(f"the clock `now_ms` failed: {one_line(in_words(error), 200)}") from error
-        if type(at_ms) is int and 0 <= at_ms <= AT_MS_MAX:
-            return at_ms
-        message = f"the clock `now_ms` gave `{one_line(repr(at_ms), 40)}`"
-        raise UsageError(message, hint="it gives whole milliseconds since 1970, as an `int`")
-
-    return checked
 
 
 def deadline_given(contract: Contract, deadline_ms: object, decisions: int) -> int:

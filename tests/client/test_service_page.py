@@ -132,8 +132,7 @@ def test_the_image_runs_without_rights_and_asks_whether_it_lives() -> None:
 
 def test_the_sections_that_others_link_to_are_there() -> None:
     anchors = {
-        title.lower().replace(" ", "-").replace("`", "").replace(",", "").replace(".", "")
-        for title in re.findall(r"^#+ (.*)$", PAGE, re.MULTILINE)
+        re.sub("[`,.']", "", title.lower().replace(" ", "-")) for title in re.findall(r"^#+ (.*)$", PAGE, re.MULTILINE)
     }
     assert set() == set(re.findall(r"\]\(#([^)]*)\)", PAGE)) - anchors
     for target in re.findall(r"\]\(([^)#h][^)#]*)", PAGE):

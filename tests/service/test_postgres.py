@@ -142,7 +142,7 @@ def test_a_server_that_is_away_is_503_for_now_and_found_again(bed_on_server: tup
     key = bed.key_for("shop", ("submit",), ("toll",))
     asked = {"Idempotency-Key": "k", "Authorization": f"Bearer {key}"}
     by_hand(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
-    by_hand(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")
+    by_hand(f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = '{name}'")
     problem = check(bed.post(headers=asked), 503, "STORE_UNAVAILABLE")  # the caller's key cannot be looked up
     assert (True, "the service's database gives no connection") == (problem["retryable"], problem["detail"])
     check(bed.post(headers={"Idempotency-Key": "k"}), 503, "STORE_UNAVAILABLE")

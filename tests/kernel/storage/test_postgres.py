@@ -46,7 +46,7 @@ def drawn(store: PostgresStore) -> list[int]:
 
 def end_connections(schema: str) -> None:
     """Have the server end every connection to a record, as a restart does."""
-    by_hand(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = '{schema}'")
+    by_hand(f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = '{schema}'")
 
 
 def test_a_store_has_every_table_index_and_trigger_that_sqlites_has(store: PostgresStore):

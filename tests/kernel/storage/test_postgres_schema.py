@@ -95,7 +95,7 @@ def test_a_server_that_was_long_away_is_found_although_nobody_asks(
         (way := Path(folder, ".s.PGSQL.5432")).symlink_to(host / way.name)
         with closing(PostgresStore(f"postgresql://postgres@/postgres?host={folder}", schema)) as store:
             way.unlink()
-            by_hand(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = '{schema}'")
+            by_hand(f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = '{schema}'")
             with pytest.raises(StoreError, match="gives no connection within"):
                 store.value("SELECT 1")
             given_up = (caplog.text.count("reconnection attempt") >= 8 or time.sleep(0.1) for _ in range(100))
