@@ -6,8 +6,9 @@ import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
+from secrets import token_hex
 from urllib.parse import urlsplit
 
 import pytest
@@ -16,8 +17,9 @@ from sds.host.clock import now_ms
 from sds.kernel.errors import StoreError
 from sds.kernel.storage.postgres.pipelined import Connection
 from sds.kernel.storage.postgres.store import PostgresStore
-from sds.service.callers import add_key, stored_keys
+from sds.service.callers import Callers, add_key, stored_keys
 from sds.service.console import taken
+from sds.service.console.session import OF_KEY_MAX, Sessions
 from sds.service.console.taken import Taken
 from sds.service.database import open_database
 from sds.service.database import taken as taken_cases
@@ -128,6 +130,17 @@ def test_two_who_take_a_case_at_once_have_both_taken_it_one_after_the_other(stor
         second.result(10)
     assert {"019a": Taken("bob", "b", 1_800_000_000_001)} == taken.of_gate(database, "toll", 1_800_000_000_001)
     database.close()
+
+
+def test_of_the_sessions_of_one_key_the_oldest_end(store: str) -> None:
+    with closing(open_database(store)) as database:
+        keys = [add_key(database, name, ["review"], ["all"], now_ms=1) for name in ("ada", "bob")]
+        times = iter(range(1, 1_000))
+        callers = Callers(database, now_ms=lambda: 1, rate_per_s=1.0, rate_burst=1_000, cache_ms=0)
+        sessions = Sessions(database, callers, now_ms=lambda: next(times), token=token_hex)
+        begun = [sessions.open(key) for key in (keys[1], *[keys[0]] * (OF_KEY_MAX + 2))]
+        there = [each is not None and sessions.find(each.cookie) is not None for each in begun]
+    assert [True, False, False] + [True] * OF_KEY_MAX == there
 
 
 def test_a_database_that_is_down_is_said_without_its_address_and_password() -> None:
