@@ -215,7 +215,7 @@ def _wrong(checkpoint: Checkpoint, stored: str | None, public: PublicKeys | None
 def forged(checkpoint: Checkpoint, name: str, public: PublicKeys | None) -> str:
     """Return why a checkpoint is none of these keys'; empty when it is. Without keys: why it is not even its own's."""
     if public is not None and checkpoint.public_key not in public.keys:
-        return f"{name}: signed with another key, `{checkpoint.public_key[:_SHOWN]}`"
+        return f"{name}: signed with another key, `{str(checkpoint.public_key)[:_SHOWN]}`"
     return "" if checkpoint.genuine else f"{name}: its signature is not that of its key"
 
 

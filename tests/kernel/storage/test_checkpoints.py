@@ -379,3 +379,11 @@ def test_stopped_at_any_step_of_its_first_entry_a_record_begins_all_the_same(fol
         return finished
 
     assert every_step(fresh, stop_once) > 20
+
+
+def test_a_key_that_is_no_text_is_said_to_be_another(folder: Path):
+    with closing(opened_store(folder / "k.db", witness=witness())) as store:
+        act(store)
+        (checkpoint,) = ledger.read_checkpoints(store)
+    damaged = replace(checkpoint, public_key=-1)  # type: ignore[arg-type]  # that is what is damaged
+    assert "it: signed with another key, `-1`" == ledger.forged(damaged, "it", PUBLIC)
