@@ -27,6 +27,7 @@ _NEWER = "run the version of this program that opened it last; the way back is i
 
 _KEY = "put `kernel.key` back beside the record: from a backup, readable by you alone"
 
+_VERSION = re.compile("[0-9]{1,9}")
 _WRITES = re.compile(r"\b(INSERT|UPDATE|DELETE|REPLACE|MERGE)\b", re.IGNORECASE)
 
 Row = tuple[Any, ...]
@@ -41,9 +42,12 @@ def refuse_writing(sql: str) -> None:
         raise StoreError("the store cannot be read: this statement is no SELECT", retryable=False)
 
 
-def refuse_newer(version: str | None, record: str = "it") -> None:
-    """Raise StoreError for a record that a newer version of this program has opened: what it means is not known here."""
-    if version is not None and version.isdecimal() and int(version) > int(SCHEMA_VERSION):
+def refuse_newer(version: object, record: str = "it") -> None:
+    """Raise StoreError for a record that a newer version of this program has opened: what it means is not known here.
+
+    `version`: as it stands in the record, which may be damaged.
+    """
+    if isinstance(version, str) and _VERSION.fullmatch(version) and int(version) > int(SCHEMA_VERSION):
         said = f"{record} has schema version `{version}`, of a newer version of this program: this one needs `{SCHEMA_VERSION}`"
         raise StoreError(said, hint=_NEWER, retryable=False)
 

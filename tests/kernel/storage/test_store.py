@@ -16,7 +16,7 @@ import pytest
 from sds.kernel.audit import verify
 from sds.kernel.errors import StoreError
 from sds.kernel.storage.sqlite import SqliteStore, connect, expected_schema
-from sds.kernel.storage.store import SCHEMA_VERSION, Store
+from sds.kernel.storage.store import SCHEMA_VERSION, Store, refuse_newer
 from tests.scale import scale
 
 pytestmark = pytest.mark.sqlite_alone("its file and its settings; `test_postgres` is the same for a server")
@@ -149,6 +149,11 @@ def test_a_store_of_another_version_is_refused_and_a_newer_one_with_what_to_do(f
         SqliteStore(path)
     newer = version == "999"
     assert (newer, newer) == ("run the version" in caught.value.hint, not caught.value.retryable)
+
+
+@pytest.mark.parametrize("version", [None, 999, "9" * 5_000, "\u00b29", ""])
+def test_a_version_that_damage_has_made_is_no_newer_one(version: object):
+    refuse_newer(version)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody who may not write here")
