@@ -199,7 +199,7 @@ def _parsed(store: Reader, row: tuple[Any, ...]) -> Case:
         state=state,
         since_ms=since_ms or opened_ms,
         trigger=event,
-        key=snapshot.get("key") or (str(about["resource_key"]) if about else _key(store, dfid, event)),
+        key=_text(snapshot.get("key") or (str(about["resource_key"]) if about else _key(store, dfid, event))),
         snapshot_id=snapshot_id or "",
         fields=dict(snapshot.get("fields", {})),
         said=texts.data(PROPOSAL, said or b""),
@@ -231,6 +231,12 @@ def _object(text: str) -> dict[str, Any]:
     found = json.loads(text)
     if not isinstance(found, dict):
         raise TypeError("not an object")
+    return found
+
+
+def _text(found: object) -> str:
+    if not isinstance(found, str):
+        raise TypeError("not a text")
     return found
 
 

@@ -57,7 +57,7 @@ def test_an_order_that_is_unknown_is_listed_as_it_was_sent_and_not_as_it_was_pro
 @pytest.mark.parametrize(
     ("table", "column", "value"),
     [
-        *(("context_snapshots", "body", value) for value in ("x", "[]", "5")),
+        *(("context_snapshots", "body", value) for value in ("x", "[]", "5", '{"key":5,"fields":{}}')),
         *(("policy_proposals", "params", value) for value in ("x", "[]", '{"amount":"4"}')),
         *(("policy_proposals", "alternatives", value) for value in ("x", "[5]")),
         *(("dim_validations", "reasons", value) for value in ("x", "[5]", '{"a":1}', "[" * 100_000)),
