@@ -46,7 +46,7 @@ _DECLARED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One value of one row. `kind`: what its column is declared as."""
+    """One value of one row. `kind`: what its column is declared as; `rowid`: SQLite makes whole numbers of texts in it."""
 
     table: str
     column: str
@@ -54,6 +54,7 @@ class Cell:
     not_null: bool
     row: tuple[Any, ...]
     columns: tuple[str, ...]
+    rowid: bool
 
     @property
     def value(self) -> Any:
@@ -63,6 +64,8 @@ class Cell:
         """Whether a STRICT table would refuse the value for its type; `raw`: bytes stored as a text."""
         if raw or value is None:
             return self.kind != "TEXT" if raw else self.not_null
+        if self.rowid and isinstance(value, str) and value.isdecimal():
+            return False
         return type(value) not in _TYPES[self.kind]
 
 
@@ -78,7 +81,8 @@ def cells(path: Path, rng: Random) -> Iterator[Cell]:
     while True:
         table, column = columns[number] if number < len(columns) else rng.choice(columns)
         named = tuple(str(each[1]) for each in tables[table])
-        yield Cell(table, column[1], column[2], bool(column[3]), rng.choice(rows[table]), named)
+        rowid = column[2] == "INTEGER" and [column] == [each for each in tables[table] if each[5]]
+        yield Cell(table, column[1], column[2], bool(column[3]), rng.choice(rows[table]), named, rowid)
         number += 1
 
 
