@@ -35,12 +35,13 @@ class AsyncDecisionClient:
         key: str,
         *,
         timeout_s: float = TIMEOUT_S,
+        plain_http: bool = False,
         transport: httpx2.AsyncBaseTransport | None = None,
         random: Random | None = None,
         now_s: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._connection = Connection(url, key, timeout_s)
+        self._connection = Connection(url, key, timeout_s, plain_http)
         self._random, self._now_s, self._sleep = random or SystemRandom(), now_s, sleep
         self._calls = Calls(self._connection, now_s=now_s, random=self._random)
         self._http = httpx2.AsyncClient(base_url=url, transport=transport, limits=limits())

@@ -25,7 +25,8 @@ class DecisionClient:
     """Asks a decision service. Use it as a context manager, or call `close()`. Safe in several threads.
 
     `url`: of the service; `key`: what `sds keys add` showed; `timeout_s`: how long a call without a deadline of its own may
-    take, retries included. Every call raises UsageError (yours: key, gate, event) or WorldError (the service's).
+    take, retries included; `plain_http`: `url` may be http:// of another machine. Every call raises
+    UsageError (yours: key, gate, event) or WorldError (the service's).
     """
 
     def __init__(
@@ -34,12 +35,13 @@ class DecisionClient:
         key: str,
         *,
         timeout_s: float = TIMEOUT_S,
+        plain_http: bool = False,
         transport: httpx2.BaseTransport | None = None,
         random: Random | None = None,
         now_s: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._connection = Connection(url, key, timeout_s)
+        self._connection = Connection(url, key, timeout_s, plain_http)
         self._random, self._now_s, self._sleep = random or SystemRandom(), now_s, sleep
         self._calls = Calls(self._connection, now_s=now_s, random=self._random)
         self._http = httpx2.Client(base_url=url, transport=transport, limits=limits())

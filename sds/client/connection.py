@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from sds.client.steps import HttpRequest
+from sds.host.machine import is_loopback
 from sds.kernel.errors import UsageError
 
 TIMEOUT_S, TIMEOUT_S_MAX = 60.0, 3600.0
@@ -15,12 +16,14 @@ CONNECT_S_MAX = 5.0
 @dataclass(frozen=True)
 class Connection:
     """`url`: of the service, as `https://decisions.example`; `key`: what `sds keys add` showed, never shown here;
-    `timeout_s`: how long a call without a deadline of its own may take, retries included.
+    `timeout_s`: how long a call without a deadline of its own may take, retries included. `plain_http`: the key and the
+    events may go to another machine unencrypted.
     """
 
     url: str
     key: str = field(repr=False)
     timeout_s: float = TIMEOUT_S
+    plain_http: bool = False
 
     def __post_init__(self) -> None:
         try:
@@ -30,6 +33,11 @@ class Connection:
             good = False
         if not good or parts.username is not None or parts.query or parts.fragment:
             raise UsageError("the service's address is not one like https://decisions.example, without a key in it")
+        if parts.scheme == "http" and not (self.plain_http or is_loopback(parts.hostname or "")):
+            raise UsageError(
+                "http:// would send the key and every event unencrypted to another machine",
+                hint="https://, or plain_http=True within a network that you trust",
+            )
         if not self.key or not (self.key.isascii() and self.key.isprintable()) or " " in self.key:
             raise UsageError("the key is not one that `sds keys add` shows", hint="it begins with `sds_`")
         if not 0 < self.timeout_s <= TIMEOUT_S_MAX:

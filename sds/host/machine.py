@@ -1,11 +1,14 @@
-"""What computes here, in words: results are compared only where this is the same."""
+"""This machine: what computes here, in words (results are compared only where that is the same), and which hosts it is."""
 
 from __future__ import annotations
 
 import os
 import platform
 from functools import cache
+from ipaddress import ip_address
 from pathlib import Path
+
+_LOOPBACK_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhost"})
 
 
 @cache
@@ -17,6 +20,16 @@ def machine_name() -> str:
 def usable_cores() -> int:
     """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether a host is this machine alone; a name that has to be looked up is not."""
+    if host.lower() in _LOOPBACK_NAMES:
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _processor() -> str:

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from typing import Any
 
 import orjson
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sds.service import console, problems
@@ -19,6 +19,7 @@ from sds.service.admission import Admission
 from sds.service.callers import Callers
 from sds.service.database import Database
 from sds.service.deciding.idempotency import KeptAnswers
+from sds.service.fields import check_query
 from sds.service.gates import OpenGates
 from sds.service.operations import Operations
 from sds.service.operations.metrics import Metrics
@@ -145,7 +146,9 @@ def create_app(
     app.state.operations = Operations(app.state.service)
     app.state.token = token
     problems.add_to(app)
-    for module in (health, catalog, decisions, looking, escalations, agents, halt, events, console):
+    for module in (catalog, decisions, looking, escalations, agents, halt, events):
+        app.include_router(module.router, responses=described.PROBLEMS, dependencies=[Depends(check_query)])
+    for module in (health, console):
         app.include_router(module.router, responses=described.PROBLEMS)
     described.describe(app, gates)
     metrics = app.state.operations.metrics

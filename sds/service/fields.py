@@ -1,8 +1,9 @@
-"""A small JSON object in a request's body: named fields of known kinds, and nothing else."""
+"""What a request names, and nothing else: the parameters of a query, and the fields of a small JSON object in its body."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ from sds.kernel.canonical import one_line
 from sds.kernel.errors import EventError
 from sds.kernel.flow.intake import in_utf8, once
 from sds.service.body import read_body
-from sds.service.problems import Problem
+from sds.service.problems import Problem, unknown_parameter
 
 TEXT, FLAG, OBJECT = "string", "boolean", "object"  # JSON Schema's words
 _TYPES: Mapping[str, type] = {TEXT: str, FLAG: bool, OBJECT: dict}
@@ -33,6 +34,23 @@ def body_schema(required: Mapping[str, str], optional: Mapping[str, str]) -> dic
     properties = {name: {"type": kind} for name, kind in kinds.items()}
     schema = {"type": "object", "properties": properties, "required": sorted(required), "additionalProperties": False}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def check_query(request: Request) -> None:
+    """Refuse what a route does not take in its query, by what /openapi.json says of it: a misspelt filter would list
+    everything. Raises Problem: USAGE.
+    """
+    described = request.query_params and request.app.openapi()["paths"].get(request.scope["route"].path)
+    if not described:
+        return
+    route = described[request.method.lower()]
+    known = {each["name"]: each["schema"] for each in route.get("parameters", ()) if each["in"] == "query"}
+    given = Counter(name for name, _ in request.query_params.multi_items())
+    for name, times in given.items():
+        if name not in known:
+            raise unknown_parameter(name, known)
+        if times > 1 and "array" not in {form.get("type") for form in known[name].get("anyOf", ())}:
+            raise Problem("USAGE", f"the parameter `{name}` is given twice")
 
 
 async def read_fields(request: Request, required: Mapping[str, str], optional: Mapping[str, str]) -> dict[str, Any]:

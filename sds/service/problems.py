@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import orjson
@@ -74,6 +74,11 @@ class Problem(Exception):  # noqa: N818  what RFC 9457 calls it
     @property
     def status(self) -> int:
         return REASONS[self.code].status
+
+
+def unknown_parameter(name: str, known: Collection[str]) -> Problem:
+    hint = f"parameters: {', '.join(known)}" if known else "this takes none"
+    return Problem("USAGE", f"there is no parameter `{one_line(name, 40)}`", hint=hint)
 
 
 def of_error(error: SdsError) -> Problem:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from pathlib import Path
 
+from sds.host.machine import is_loopback
 from sds.kernel.errors import UsageError
 
 WORKERS_MAX = PARALLEL_MAX = 64
-LOOPBACK_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhost"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,13 +60,3 @@ class ServiceSettings:
             raise UsageError("no gate is named", hint="sds serve --gate refund")
         if self.dev and not is_loopback(self.host):
             raise UsageError(f"--dev serves this machine alone, not `{self.host}`", hint="leave out --host or --dev")
-
-
-def is_loopback(host: str) -> bool:
-    """Tell whether a host is this machine alone; a name that has to be looked up is not."""
-    if host.lower() in LOOPBACK_NAMES:
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -64,13 +64,13 @@ class Service:
             raise said
         return httpx2.Response(said.status_code, headers=said.headers, content=said.content)  # one is read only once
 
-    def client(self, url: str = "http://service.example", **given: Any) -> DecisionClient:
+    def client(self, url: str = "https://service.example", **given: Any) -> DecisionClient:
         clock, transport = self.clock, httpx2.MockTransport(self.handle)
         return DecisionClient(
             url, KEY, transport=transport, random=Random(1), now_s=clock.now_s, sleep=clock.sleep, **given
         )
 
-    def async_client(self, url: str = "http://service.example", **given: Any) -> AsyncDecisionClient:
+    def async_client(self, url: str = "https://service.example", **given: Any) -> AsyncDecisionClient:
         clock, transport = self.clock, httpx2.MockTransport(self.handle)
         return AsyncDecisionClient(
             url, KEY, transport=transport, random=Random(1), now_s=clock.now_s, sleep=clock.asleep, **given

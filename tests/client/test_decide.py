@@ -269,15 +269,34 @@ def test_an_address_that_is_none_is_refused(url: str) -> None:
         Service().client(url)
 
 
+@pytest.mark.parametrize(
+    "url", ["http://service.example", "http://10.0.0.5:8080", "http://[2001:db8::1]", "http://127.0.0.1.a"]
+)
+def test_another_machine_is_asked_unencrypted_only_if_that_is_asked_for(url: str) -> None:
+    with pytest.raises(UsageError, match=r"^http:// would send the key and every event unencrypted") as caught:
+        Service().client(url)
+    assert "plain_http" in (caught.value.hint or "")
+    service = Service(decided())
+    with service.client(url, plain_http=True) as client:
+        assert "CLOSED" == client.decide("toll", EVENT).state
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:8080", "http://localhost", "http://[::1]:1"])
+def test_this_machine_may_be_asked_unencrypted(url: str) -> None:
+    service = Service(decided())
+    with service.client(url) as client:
+        assert "CLOSED" == client.decide("toll", EVENT).state
+
+
 @pytest.mark.parametrize("key", ["", "a b", "a\n", "ä"])
 def test_a_key_that_is_none_is_refused_and_not_repeated(key: str) -> None:
     with pytest.raises(UsageError, match=r"^the key is not one that `sds keys add` shows$"):
-        DecisionClient("http://a", key)
+        DecisionClient("https://a", key)
 
 
 def test_the_key_is_never_shown() -> None:
     for client in (Service().client(), Service().async_client()):
-        assert "http://service.example" in repr(client)
+        assert "https://service.example" in repr(client)
         assert KEY not in repr(client)
 
 

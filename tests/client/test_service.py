@@ -19,7 +19,7 @@ from tests.kernel.durable import proposal
 from tests.proposers import Says
 from tests.service.testbed import EVENT, Bed, opened_bed
 
-URL = "http://testserver"
+URL = "https://testserver"
 T = TypeVar("T")
 
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from ipaddress import ip_address
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from sds.executors.http.templates import KEY_FACTS, ORDER_FACTS, PERIOD_FACTS, texts_in, unknown_place
+from sds.host.machine import is_loopback
 from sds.kernel.contract.types import ContradictionError
 
 # What says nothing certain of an order, whoever wrote the file: who is asking, try again, in the middle of it, broken.
@@ -49,16 +49,9 @@ def _address(text: str) -> str:
         raise ValueError("must be a URL") from None
     if url.username is not None or url.password is not None or url.query or url.fragment or not text.isprintable():
         raise ValueError("must be a URL without a name, a password, a query or a fragment")
-    if not host or not (url.scheme == "https" or (url.scheme == "http" and _is_here(host))):
+    if not host or not (url.scheme == "https" or (url.scheme == "http" and is_loopback(host))):
         raise ValueError("must begin with https://; http:// only for this machine")
     return text.rstrip("/")
-
-
-def _is_here(host: str) -> bool:
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _path(text: str) -> str:

@@ -16,9 +16,9 @@ import sqlalchemy as sa
 from starlette.requests import Request
 from starlette.responses import Response
 
+from sds.host.machine import is_loopback
 from sds.service.callers import Caller, Callers, digest_of, is_key
 from sds.service.database import Database, sessions
-from sds.service.settings import is_loopback
 from sds.service.state import came_through_proxy
 
 PATH = "/console"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from starlette.datastructures import QueryParams
 from starlette.types import Scope
 
-from sds.service.problems import Problem
+from sds.service.problems import Problem, unknown_parameter
 
 DEADLINE_HEADER, DEADLINE_QUERY = "Deadline-Ms", "deadline_ms"
 KEY_CHARS_MAX = 255
@@ -54,7 +54,11 @@ def terms_of(headers: Headers, query: bytes, deadline_ms_max: int) -> Terms:
 
 
 def _deadline(headers: Headers, query: bytes, most: int) -> int | None:
-    given = [*headers.get(DEADLINE_HEADER.lower(), ()), *(QueryParams(query).getlist(DEADLINE_QUERY) if query else ())]
+    given = list(headers.get(DEADLINE_HEADER.lower(), ()))
+    for name, value in QueryParams(query).multi_items() if query else ():
+        if name != DEADLINE_QUERY:
+            raise unknown_parameter(name, (DEADLINE_QUERY,))
+        given.append(value)
     if not given:
         return None
     if len(given) > 1:

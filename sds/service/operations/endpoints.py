@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 
 import sqlalchemy as sa
 
+from sds.host.machine import is_loopback
 from sds.kernel.errors import UsageError
 from sds.kernel.storage.store import Reader
 from sds.service.database import Database, webhook_positions, webhooks
-from sds.service.settings import is_loopback
 
 ENDPOINTS_MAX = 64
 URL_CHARS_MAX = 2_000

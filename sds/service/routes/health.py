@@ -9,10 +9,10 @@ from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
+from sds.host.machine import is_loopback
 from sds.service.operations import operations
 from sds.service.operations.metrics import CONTENT_TYPE
 from sds.service.problems import Problem, response_of
-from sds.service.settings import is_loopback
 from sds.service.state import came_through_proxy, service
 
 router = APIRouter(tags=["health"])

@@ -44,6 +44,7 @@ class Recorded:
     folder: Path
     dfids: tuple[str, ...]
     open_flows: frozenset[str]
+    open_events: frozenset[str]
     now_ms: int
 
     def copied(self, name: str) -> Path:
@@ -67,10 +68,11 @@ class Recorded:
 def recorded(folder: Path) -> Recorded:
     made = full_record(folder)
     dfids = tuple(str(dfid) for dfid in made.column("SELECT dfid FROM decision_flows"))
-    unfinished = map(str, made.column("SELECT dfid FROM decision_flows WHERE state = 'ACTIVE'"))
+    unfinished = made.store.rows("SELECT dfid, event_id FROM decision_flows WHERE state = 'ACTIVE'")
+    open_flows, open_events = (frozenset(map(str, column)) for column in zip(*unfinished, strict=True))
     now_ms = made.clock()
     made.close()
-    return Recorded(folder, dfids, frozenset(unfinished), now_ms)
+    return Recorded(folder, dfids, open_flows, open_events, now_ms)
 
 
 def opened(recorded: Recorded, folder: Path) -> World:
@@ -138,6 +140,8 @@ def use_all(world: World, recorded: Recorded, *, bent: bool) -> None:
 def shows(cell: Cell, value: Any, recorded: Recorded, *, rechained: bool) -> bool:
     """Whether verification must find it: not a value that is the same, of an open flow, or chained anew."""
     of_open_flow = "dfid" in cell.columns and cell.row[cell.columns.index("dfid")] in recorded.open_flows
+    if cell.table == "case_keys":  # the ledger has the digest of a case's key from its first decision on
+        of_open_flow = cell.row[cell.columns.index("event_id")] in recorded.open_events
     of_open_saga = cell.table == "saga_reversals"
     same = cell.value == value
     return not (same or of_open_flow or of_open_saga or rechained or (cell.table, cell.column) in UNSEALED)

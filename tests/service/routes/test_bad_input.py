@@ -105,6 +105,34 @@ def test_a_parameter_that_cannot_be_used_is_400(untouched: Bed, query: str) -> N
 
 
 @pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("/v1/decisions?staet=ESCALATED", "no parameter `staet`"),
+        ("/v1/decisions?gate=toll&gate=other", "`gate` is given twice"),
+        ("/v1/decisions/x?texts=1", "no parameter `texts`"),
+        ("/v1/escalations?gates=toll", "no parameter `gates`"),
+        ("/v1/agents?gate=toll", "no parameter `gate`"),
+        ("/v1/halt?gate=toll", "no parameter `gate`"),
+        ("/v1/events?gates=toll", "no parameter `gates`"),
+    ],
+)
+def test_a_parameter_that_is_not_known_is_400_for_it_would_have_been_ignored(
+    untouched: Bed, path: str, why: str
+) -> None:
+    assert why in check(untouched.client.get(path), 400, "USAGE")["detail"]
+
+
+def test_a_misspelt_deadline_in_the_query_is_400(untouched: Bed) -> None:
+    refused = untouched.client.post("/v1/gates/toll/decisions?dealine_ms=100", json=EVENT)
+    assert "`dealine_ms`" in check(refused, 400, "USAGE")["detail"]
+
+
+@pytest.mark.parametrize("path", ["/livez?x=1", "/readyz?x=1", "/errors?x=1", "/openapi.json?x=1"])
+def test_what_machines_look_at_may_be_asked_with_anything(untouched: Bed, path: str) -> None:
+    assert 200 == untouched.client.get(path).status_code
+
+
+@pytest.mark.parametrize(
     ("method", "path"), [("GET", "/v1/gates/toll/decisions"), ("DELETE", "/v1/decisions"), ("PUT", "/livez")]
 )
 def test_another_method_is_405_and_says_which_there_are(untouched: Bed, method: str, path: str) -> None:
