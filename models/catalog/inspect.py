@@ -14,7 +14,7 @@ import llama_cpp as lib
 from sds.models.files.fingerprint import gguf_fingerprint
 from sds.models.files.safetensors import read_safetensors
 from sds.models.llamacpp.weights import chat_template, load_gguf, metadata, unfit
-from sds.models.protocol import BackendError, ChatFrame, extra_hint, importing
+from sds.models.protocol import BackendError, ChatFrame
 from sds.models.tokenizer.json_file import read_json_object
 from sds.models.tokenizer.tokenizer import Tokenizer, model_frame, tokens_of
 
@@ -146,8 +146,8 @@ def _folder(path: Path) -> Inspected:
 
 
 def _folder_words(path: Path, size: int) -> tuple[Tokenizer, str | None, str]:
-    with importing(f"`{path}` is a checkpoint folder, which needs the extra `hf`", extra_hint("hf")):
-        from sds.models.tokenizer.tokenizer_json import JsonTokenizer  # noqa: PLC0415  only with the extra `hf`
+    from sds.models.tokenizer.tokenizer_json import JsonTokenizer  # noqa: PLC0415  most models are no such folder
+
     if not (path / "tokenizer.json").exists():
         raise BackendError(f"`{path}` has no tokenizer.json", hint="save the tokenizer with the fast library, too")
     try:

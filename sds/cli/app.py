@@ -25,6 +25,7 @@ from sds.cli.render import plain
 from sds.cli.service import keys as service_keys
 from sds.cli.service import serve, webhooks
 from sds.cli.setup import agents, bench, context, contracts, doctor, models, new
+from sds.host.paths import OTHER_HOME
 from sds.kernel.canonical import in_words, one_line
 from sds.kernel.errors import (
     ErasedError,
@@ -49,14 +50,11 @@ WORLD_MENDS: dict[type[WorldError], str] = {
     WorldError: "sds doctor says what is not as it has to be",
 }
 # What helps where the machine refuses
-_MAY, _FILES = (
-    "may this user read and write there? SDS_HOME names another folder",
-    "raise the limit of open files: ulimit -n",
-)
+_FILES = "raise the limit of open files: ulimit -n"
 MACHINE_MENDS = {
-    errno.EACCES: _MAY,
-    errno.EPERM: _MAY,
-    errno.EROFS: _MAY,
+    errno.EACCES: OTHER_HOME,
+    errno.EPERM: OTHER_HOME,
+    errno.EROFS: OTHER_HOME,
     errno.ENOSPC: "make room on the disk",
     errno.EDQUOT: "make room on the disk",
     errno.ENAMETOOLONG: "is the path right? SDS_HOME names a shorter one",

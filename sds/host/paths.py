@@ -28,7 +28,7 @@ from sds.models.protocol import extra_hint, missing_package
 SCHEMA_PREFIX = "sds_"  # of a gate's record in PostgreSQL
 _NAMES_A_SCHEMA = re.compile("[a-z][a-z0-9_]{0,58}")
 _COPY = "copy kernel.key from the machine that began the record; if it is lost there, too"
-_OTHER_HOME = "may this user read and write there? SDS_HOME names another folder"
+OTHER_HOME = "may this user read and write there? SDS_HOME names another folder"
 
 
 def home() -> Path:
@@ -80,7 +80,7 @@ def is_there(path: Path) -> bool:
     try:
         return path.exists()
     except OSError as error:
-        raise StoreError(f"`{path}` cannot be looked for: {cause_of(error)}", hint=_OTHER_HOME) from error
+        raise StoreError(f"`{path}` cannot be looked for: {cause_of(error)}", hint=OTHER_HOME) from error
 
 
 def decisions_path(folder: Path) -> Path:

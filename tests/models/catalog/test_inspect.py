@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -172,14 +171,6 @@ def test_a_folder_that_lacks_a_file_says_which(lacking: str, message: str, folde
 def test_a_damaged_folder_says_where(file: str, content: bytes, message: str, folder: Path):
     (folder / file).write_bytes(content)
     assert message.format(folder) == str(refusal(folder))
-
-
-def test_without_the_extra_a_folder_names_it(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delitem(sys.modules, "sds.models.tokenizer.tokenizer_json", raising=False)
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    error = refusal(folder)
-    assert f"`{folder}` is a checkpoint folder, which needs the extra `hf`" == str(error)
-    assert "`make install` in the source folder; elsewhere pip install 'PATH_TO_THAT_FOLDER[hf]'" == error.hint
 
 
 def test_models_of_ones_own_are_listed_by_name_and_nothing_else(folder: Path, tmp_path: Path):
