@@ -12,6 +12,7 @@ import typer
 from sds.cli.common import GateOption, JsonFlag, open_store
 from sds.cli.render import print_either
 from sds.definitions.definition import NAME
+from sds.definitions.registry import installed
 from sds.host.backup import BackupManifest, back_up
 from sds.host.clock import now_ms, when
 from sds.host.keys import KEY_FILE, read_public
@@ -76,8 +77,11 @@ def _restored(gate: str, done: Restored) -> Iterator[str]:
         yield f"put `{gate_home(gate) / KEY_FILE}` back, too: until then no text can be read and nothing decided"
     yield "what was halted, suspended, revoked or erased since then no longer is: do that again first"
     yield "it does not know what was decided since; nothing is paid twice if you now, in this order:"
-    yield f"  sds recover --gate {gate}"
-    yield f'  sds reconcile {gate} --adopt --reason "restored"     # where the executor lists its orders'
+    definition = gate if gate in installed() else "PATH"
+    if definition != gate:
+        yield f"  (PATH: where the definition of `{gate}` lies, for no gate of this name is installed)"
+    yield f"  sds recover --gate {definition}"
+    yield f'  sds reconcile {definition} --adopt --reason "restored"     # where the executor lists its orders'
     yield "  send the events since then again"
     if _has_service():
         yield "keys of callers and webhooks are as they were; answers that this record did not give are given no more"

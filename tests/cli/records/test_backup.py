@@ -43,11 +43,12 @@ def test_a_backup_says_whether_the_key_is_in_it_and_a_restore_what_is_to_be_done
     assert [
         "what was halted, suspended, revoked or erased since then no longer is: do that again first",
         "it does not know what was decided since; nothing is paid twice if you now, in this order:",
-        "  sds recover --gate claims",
-        '  sds reconcile claims --adopt --reason "restored"     # where the executor lists its orders',
+        "  (PATH: where the definition of `claims` lies, for no gate of this name is installed)",
+        "  sds recover --gate PATH",
+        '  sds reconcile PATH --adopt --reason "restored"     # where the executor lists its orders',
         "  send the events since then again",
     ] == said[2:]
-    assert 5 == len(sds.ok("restore", "--from", str(whole), *HERE).splitlines()) - 1
+    assert 6 == len(sds.ok("restore", "--from", str(whole), *HERE).splitlines()) - 1
     sds.ok("ledger", "verify", *HERE)
 
 
