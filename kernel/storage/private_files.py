@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from stat import S_ISREG
-from tempfile import mkstemp
+from tempfile import mkdtemp, mkstemp
 
 OTHERS = 0o077  # what group and others may do with a file
+_RANDOM = "????????"  # what tempfile adds to a prefix
 
 
 def make_private_file(path: Path) -> None:
@@ -69,5 +74,30 @@ def sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def working_folder(beside: Path, prefix: str) -> Iterator[Path]:
+    """Yield a private folder in `beside`, deleted afterwards, as are those that killed processes left. Raises OSError."""
+    for left in beside.glob(f"{prefix}{_RANDOM}"):
+        with suppress(OSError), _at_work_in(left):
+            shutil.rmtree(left)
+    made = Path(mkdtemp(dir=beside, prefix=prefix))
+    with _at_work_in(made):
+        try:
+            yield made
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+
+
+@contextmanager
+def _at_work_in(folder: Path) -> Iterator[None]:
+    """Lock a folder as long as this process lives. Raises OSError where another has it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
     finally:
         os.close(descriptor)

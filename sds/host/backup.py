@@ -8,17 +8,15 @@ What is put back is verified first: the sums, the whole ledger with its tables, 
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import sqlite3
 import tarfile
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from hashlib import file_digest
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import IO, Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -29,7 +27,7 @@ from sds.kernel.canonical import one_line, sha256_hex
 from sds.kernel.errors import StoreError, UsageError, cause_of
 from sds.kernel.storage import copying, ledger
 from sds.kernel.storage.ledger import Checkpoint, Head, PublicKeys
-from sds.kernel.storage.private_files import replace_private_file, sync_folder
+from sds.kernel.storage.private_files import replace_private_file, sync_folder, working_folder
 from sds.kernel.storage.sqlite import SqliteStore
 from sds.kernel.storage.store import Store
 
@@ -106,35 +104,10 @@ def _made_beside(to: Path) -> Iterator[Path]:
     """Yield a private folder beside `to`, which is gone afterwards unless it was given that name. Raises StoreError."""
     try:
         to.absolute().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _working_folder(to.absolute().parent, _BACKING_UP) as made:
+        with working_folder(to.absolute().parent, _BACKING_UP) as made:
             yield made
     except OSError as error:
         raise StoreError(f"`{to}` cannot be written: {cause_of(error)}") from error
-
-
-@contextmanager
-def _working_folder(beside: Path, prefix: str) -> Iterator[Path]:
-    """Yield a private folder in `beside`, gone afterwards, as are those of whoever was killed: they hold texts and keys."""
-    for left in beside.glob(f"{prefix}*"):
-        with suppress(OSError), _at_work_in(left):
-            shutil.rmtree(left)
-    made = Path(mkdtemp(dir=beside, prefix=prefix))
-    with _at_work_in(made):
-        try:
-            yield made
-        finally:
-            shutil.rmtree(made, ignore_errors=True)
-
-
-@contextmanager
-def _at_work_in(folder: Path) -> Iterator[None]:
-    """Lock a folder as long as this process lives. Raises OSError where another has it."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def copy_record(store: Store, into: Path) -> None:
@@ -248,7 +221,7 @@ def unpacked(source: Path, beside: Path) -> Iterator[Unpacked]:
 
     Raises UsageError for what is no backup, StoreError for one that was altered or is not whole.
     """
-    with _working_folder(beside, _RESTORING) as made:
+    with working_folder(beside, _RESTORING) as made:
         with _opened(source) as take:
             manifest = _read_manifest(source, take, made)
             for name, wanted in manifest.files.items():

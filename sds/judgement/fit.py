@@ -13,7 +13,6 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any, Literal
 
 from sds.definitions.definition import LabelledCase
@@ -31,6 +30,7 @@ from sds.kernel.contract.compiler import parse_type
 from sds.kernel.contract.readings import ROOT
 from sds.kernel.contract.schema import Contract
 from sds.kernel.errors import UsageError, cause_of
+from sds.kernel.storage.private_files import working_folder
 from sds.models.protocol import BackendError
 from sds.models.readers.protocol import Reader
 from sds.policy.judgement import (
@@ -141,16 +141,14 @@ def fit_gate(
     paths.make_private(
         out.parent, hint="--out names a place in a folder that can be written; without it, $SDS_HOME has to be one"
     )
-    folder = Path(mkdtemp(prefix=f".{out.name}-", dir=out.parent))
-    try:
-        fitting = _Fitting(contract, parts, fitters, folder, on_progress)
-        manifest, judged = fitting.run(labels=labels_hash(cases), split=split_hash(parted(contract, cases)))
+    with working_folder(out.parent, f".{out.name}-") as folder:
+        try:
+            fitting = _Fitting(contract, parts, fitters, folder, on_progress)
+            manifest, judged = fitting.run(labels=labels_hash(cases), split=split_hash(parted(contract, cases)))
+        except BackendError as error:
+            raise UsageError(f"the readers cannot be fitted: {error}", hint=error.hint) from error
         _write(folder, manifest)
         _put(folder, out)
-    except BackendError as error:
-        raise UsageError(f"the readers cannot be fitted: {error}", hint=error.hint) from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     return FittedGate(out, manifest, judged)
 
 

@@ -157,6 +157,14 @@ def test_a_fit_that_fails_leaves_the_earlier_folder_as_it_is(tmp_path: Path) -> 
     assert ["out"] == [each.name for each in tmp_path.iterdir()]
 
 
+def test_what_a_killed_fit_left_is_gone_after_the_next_one(tmp_path: Path) -> None:
+    left = tmp_path / ".out-abcd1234"
+    left.mkdir()
+    (left / "model.onnx").write_bytes(b"half of it")
+    fit_gate(contract(), cases(300), fitters(), out=tmp_path / "out", on_progress=quiet)
+    assert ["out"] == [each.name for each in tmp_path.iterdir()]
+
+
 def test_one_byte_of_a_reader_that_changed_is_refused(tmp_path: Path) -> None:
     fit_gate(contract(), cases(300), fitters(), out=tmp_path / "out", on_progress=quiet)
     reader = tmp_path / "out" / "cause" / "reader.json"
