@@ -63,7 +63,14 @@ os.environ.update(dict.fromkeys(("SDS_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM
 
 
 GARBAGE = 20_000  # objects between two collections: at Python's 700 the tests spend much of their time in them
-LONG = ("tests/test_readme", "tests/test_storms", "tests/test_attack", "tests/test_wheel", "tests/benchmarks/test_card")
+LONG = (
+    "tests/decoding/test_reference",
+    "tests/test_readme",
+    "tests/test_storms",
+    "tests/test_attack",
+    "tests/test_wheel",
+    "tests/benchmarks/test_card",
+)
 
 
 @pytest.hookimpl(tryfirst=True)
