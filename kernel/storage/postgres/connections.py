@@ -27,6 +27,7 @@ CONNECTIONS_MAX = 12  # of one store in one process; the last ones are for readi
 WAIT_S = 5.0  # for a connection, and for the record's lock
 CONNECT_S = 5
 STOPPED_S = 30  # so long may a process stop in the middle of a transaction, and hold up all others
+_DIRECTLY = f"name the server itself: each process pools its own connections, {CONNECTIONS_MAX} a record at most"
 LOST_MAX = 3  # so often a statement that begins something is tried again on another connection
 
 # Quietly: whoever asks a pool that cannot connect gets an error.
@@ -74,8 +75,11 @@ class _Bit(Dumper):
 def set_up(db: Connection, schema: str, *, only_reads: bool = False) -> None:
     """Make a connection one to a record: numbers, its schema, how long it waits, that commits are on the disk.
 
-    `only_reads`: nothing is written over it but in a transaction that says it writes (`BEGIN`).
+    `only_reads`: nothing is written over it but in a transaction that says it writes (`BEGIN`). Raises UsageError where it
+    is one to a pooler such as PgBouncer: that may give each transaction a connection on which another record is set up.
     """
+    if db.execute("SELECT pg_backend_pid()", prepare=False).fetchone() != (db.info.backend_pid,):
+        raise UsageError("a connection pooler answers, not PostgreSQL itself", hint=_DIRECTLY)
     db.adapters.register_loader("numeric", _Whole)
     db.adapters.register_loader("bool", _Truth)
     db.adapters.register_dumper(bool, _Bit)

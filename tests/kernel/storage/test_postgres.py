@@ -12,14 +12,15 @@ from typing import Any
 import psycopg
 import pytest
 
-from sds.kernel.errors import StoreError
+from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.flow.monitored import REACTIVATED
 from sds.kernel.storage.ledger import KEYS_LOST
 from sds.kernel.storage.postgres import store as stores
-from sds.kernel.storage.postgres.connections import Url
+from sds.kernel.storage.postgres.connections import Pool, Url
 from sds.kernel.storage.postgres.store import PostgresStore
 from sds.kernel.storage.sqlite import SqliteStore, statements
 from sds.kernel.storage.sqlite import expected_schema as sqlite_schema
+from tests.stores.pooler import pooled
 from tests.stores.server import by_hand, fresh_schema, server_url
 
 
@@ -285,6 +286,22 @@ def test_a_host_that_is_gone_is_noticed_within_seconds_unless_the_url_says_other
     assert "tcp_user_timeout=10000" in usual.conninfo
     assert "keepalives_idle=10" in usual.conninfo
     assert "tcp_user_timeout=60000" in own.conninfo
+
+
+def test_a_connection_pooler_is_refused_for_it_may_hand_over_a_connection_to_another_record(
+    schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pooled(server_url()) as pooler:
+        with psycopg.connect(pooler) as db:
+            assert (1,) == db.execute("SELECT 1").fetchone()
+        with pytest.raises(UsageError, match="a connection pooler answers, not PostgreSQL itself"):
+            PostgresStore(pooler, schema)
+        with pytest.raises(UsageError, match="a connection pooler"):
+            stores.look_at(pooler, schema)
+        monkeypatch.setattr("sds.kernel.storage.postgres.connections.WAIT_S", 0.5)
+        pool = Pool(Url(pooler), schema)
+        with closing(pool), pytest.raises(StoreError, match="gives no connection"):
+            pool.take()
 
 
 def test_a_record_is_another_once_connections_to_it_have_ended_or_its_schema_was_replaced(store: PostgresStore) -> None:
