@@ -35,6 +35,9 @@ class Tables:
         self._decided: set[str] = set()
         self._differences: set[str] = set()  # cases about the outside's statement: no event stands for them
         self._adopted: set[str] = set()  # flows made for orders of the outside: known by name, if their event comes
+        self._ordered_outside: set[str] = (
+            set()
+        )  # those, and flows of the record that turned out to have ordered something
         self._humans: set[str] = set()  # flows that a human has resolved
         self._attested: set[str] = set()  # flows whose order was settled by a human's word
         self._kept: set[str] = set()  # flows whose draws stay subtracted
@@ -122,6 +125,7 @@ class Tables:
             raise ValueError("ordered already, or no end")
         if dfid not in self._flows:
             self._adopted.add(dfid)
+        self._ordered_outside.add(dfid)
         self._orders[dfid] = body["status"], body["reference"] or None, body["at_ms"]
         self._flows[dfid] = body["state"], body["tag"]
         if body["kept"]:
@@ -196,7 +200,7 @@ class Tables:
 
     def _compare_events(self) -> None:
         """Every event points to the last flow of its chain, and is recognised by what that flow's trigger has of it; or it
-        points to an adopted flow that has its name.
+        points to a flow that has its name and whose order was adopted, where nobody has decided the last one.
         """
         flows = self._store.rows("SELECT dfid, gate, event_id, trigger_event, parent_dfid FROM decision_flows")
         superseded = {(flow[4], *flow[1:3]) for flow in flows}  # a saga has children, but of other events
@@ -212,7 +216,9 @@ class Tables:
                 wanted[name] = (fingerprint or _digest(trigger), dfid)
         rows = self._store.rows("SELECT gate, event_id, body_hash, dfid FROM events")
         for gate, event_id, body_hash, dfid in rows:
-            if dfid in self._adopted and is_named(dfid, gate, event_id, body_hash):
+            _, last = wanted.get(f"{gate}/{event_id}", ("", ""))
+            free = not last or self._flows.get(last, ("",))[0] == "ABORTED"
+            if free and dfid in self._ordered_outside and is_named(dfid, gate, event_id, body_hash):
                 wanted[f"{gate}/{event_id}"] = body_hash, dfid
         self._same("event", ((f"{row[0]}/{row[1]}", row[2:]) for row in rows), wanted)
         self._found += self._erasures.faults(self._store, cases)

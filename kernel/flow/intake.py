@@ -17,7 +17,7 @@ from sds.kernel.canonical import canonical, check_identifier, digest, flow_id, i
 from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.sections import EventSpec
 from sds.kernel.errors import EventError, UsageError
-from sds.kernel.flow import states, undecided
+from sds.kernel.flow import adopted, states, undecided
 from sds.kernel.flow.states import ADOPTED, EXECUTION_FAILED, Answer, known_answer, transition
 from sds.kernel.storage import vault
 from sds.kernel.storage.store import Reader, Row, Store
@@ -45,7 +45,6 @@ _POINT = (
     "INSERT INTO events (gate, event_id, body_hash, dfid) VALUES (?, ?, ?, ?)"
     " ON CONFLICT (gate, event_id) DO UPDATE SET body_hash = excluded.body_hash, dfid = excluded.dfid"
 )
-_ADOPTED_NAMED = f"SELECT dfid, state FROM decision_flows WHERE gate = ? AND tag = '{ADOPTED}' AND dfid IN ({{marks}})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +175,9 @@ def claim(
     saga = authorization.parent if authorization else None
     with store.transaction(*asking_for_seen(contract, event, saga)) as rows:
         parent, restarts, seen = saga, 0, rows[0]
-        known = _flow_of(store, event, seen[7:]) or (_take_over(store, contract, event) if seen[6] else None)
+        known = _flow_of(store, event, seen[7:])
+        if seen[6]:
+            known = _taken_over(store, contract, event, known)
         if known is not None:
             last, state, tag, restarts, created_ms, lease_ms = known
             if state == "ACTIVE" and not states.is_held(created_ms, lease_ms, now_ms):
@@ -218,9 +219,11 @@ def flow_named(store: Reader, contract: Contract, event: Event, *, now_ms: int) 
     """Return, by reading alone, the id of the flow that `claim` would return now, on record or not. Raises EventError."""
     seen = store.rows(*asking_for_seen(contract, event))[0]
     known, body_hash = _flow_of(store, event, seen[7:]), digest(event.body)
+    found = _adopted_of(store, contract, event, known) if seen[6] else None
+    if found is not None:
+        return found.dfid
     if known is None:
-        adopted = adopted_flow(store, contract.gate, event.id, body_hash) if seen[6] else None
-        return adopted[0] if adopted else flow_id(contract.gate, event.id, body_hash, 0)
+        return flow_id(contract.gate, event.id, body_hash, 0)
     held = states.is_held(known[4], known[5], now_ms)
     return undecided.next_name(store, known[:4], body_hash, held=held, restarts_max=contract.retry.restarts_max)
 
@@ -288,35 +291,27 @@ def _trigger(store: Store, event: Event, seen: Row) -> str:
     return vault.seal_trigger(key, event.body, event.text_field, _fingerprint(store, event))
 
 
-def _take_over(store: Store, contract: Contract, event: Event) -> Row | None:
-    """Let an event that nobody has seen stand for the adopted flow it gives its name to; return that as `_known_flow`."""
-    named = digest(event.body)
-    adopted = adopted_flow(store, contract.gate, event.id, named)
-    if adopted is None:
-        return None
-    dfid, restarts = adopted
-    store.insert("events", gate=contract.gate, event_id=event.id, body_hash=named, dfid=dfid)
-    known = _flow_of(store, event, store.rows(*asking_for_seen(contract, event))[0][7:])
-    return known and (*known[:3], restarts, *known[4:])
-
-
-def adopted_flow(store: Reader, gate: str, event_id: str, body_hash: str) -> tuple[str, int] | None:
-    """Return the adopted flow of an event and how often it had been started anew by then; None for an event of none.
-
-    Of several, one that was carried out counts, else the last.
+def _adopted_of(store: Reader, contract: Contract, event: Event, last: Row | None) -> adopted.AdoptedFlow | None:
+    """Return the adopted flow that decides an event: of one that nobody has seen any, of one whose `last` flow nobody has
+    decided one that was carried out.
     """
-    restarts = dict(undecided.names_of_flows(gate, event_id, body_hash))
-    sql = _ADOPTED_NAMED.format(marks=", ".join("?" * len(restarts)))
-    found = [(state == "CLOSED", restarts[dfid], dfid) for dfid, state in store.rows(sql, (gate, *restarts))]
-    if not found:
+    if last is not None and not undecided.is_undecided(last[1], last[2]):
         return None
-    _, number, dfid = max(found)
-    return dfid, number
+    found = adopted.flow_of_event(store, contract.gate, event.id, digest(event.body))
+    return found if found and (found.settled or last is None) else None
 
 
-def is_adopted(trigger: str) -> bool:
-    """Tell whether a trigger is that of an adopted flow: an event's fields are text."""
-    return isinstance(json.loads(trigger).get("adopted"), dict)
+def _taken_over(store: Store, contract: Contract, event: Event, last: Row | None) -> Row | None:
+    """Let an event stand for the adopted flow that decides it, if there is one; return its flow as `_flow_of` does."""
+    found = _adopted_of(store, contract, event, last)
+    if found is None:
+        return last
+    if last is None:
+        store.insert("events", gate=contract.gate, event_id=event.id, body_hash=digest(event.body), dfid=found.dfid)
+    else:
+        adopted.stand_for(store, found.dfid, contract.gate, event.id, digest(event.body))
+    known = _flow_of(store, event, store.rows(*asking_for_seen(contract, event))[0][7:])
+    return known and (*known[:3], found.restarts, *known[4:])
 
 
 def _known_answer(store: Reader, dfid: str, event: Event) -> Answer:

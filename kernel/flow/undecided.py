@@ -15,7 +15,7 @@ from sds.kernel.canonical import canonical, flow_id, one_line
 from sds.kernel.decision.dim import AFTER_THE_GATES
 from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.flow.decision_record import SEALED, seal
-from sds.kernel.flow.states import DECIDED_TAGS, RESTARTABLE_TAGS, State, may_restart, move_on, transition
+from sds.kernel.flow.states import DECIDED_TAGS, NOT_DECIDED, RESTARTABLE_TAGS, State, may_restart, move_on, transition
 from sds.kernel.storage import ledger
 from sds.kernel.storage.store import Reader, Row, Store
 
@@ -52,6 +52,11 @@ WITH RECURSIVE chain(dfid, parent, gate, event_id, back) AS (
 )
 SELECT dfid FROM chain ORDER BY back DESC LIMIT 1
 """
+
+_BEING_DECIDED = (
+    "SELECT f.dfid FROM decision_flows f LEFT JOIN sagas s ON s.dfid = f.dfid"
+    " WHERE f.gate = ? AND f.state = 'ACTIVE' AND s.dfid IS NULL ORDER BY f.created_at_ms, f.dfid"
+)
 
 # Of `decision_flows f`: the last flow of its event, which nobody has decided and no human is asked about, or whose order
 # nobody has answered yet.
@@ -95,6 +100,13 @@ def interrupt(store: Store, dfid: str, *, restarts_max: int, now_ms: int) -> Sta
     move_on(store, "decision_flows", dfid, state, was=("ACTIVE",), tag=INTERRUPTED)
     _write_end(store, dfid, state, INTERRUPTED, "who was deciding it is gone", now_ms)
     return state
+
+
+def set_aside(store: Store, gate: str, why: str, *, now_ms: int) -> None:
+    """End all flows of a gate that are being decided, but for sagas: their events wait, and whoever decides one begins anew."""
+    for (dfid,) in store.rows(_BEING_DECIDED, (gate,)):
+        move_on(store, "decision_flows", dfid, transition("ACTIVE", "ABORTED"), was=("ACTIVE",), tag=NOT_DECIDED)
+        _write_end(store, dfid, "ABORTED", NOT_DECIDED, why, now_ms)
 
 
 def is_child(store: Reader, dfid: str) -> bool:

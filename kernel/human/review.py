@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import get_args
 
+from sds.kernel.canonical import digest
 from sds.kernel.contract.human_terms import Impact, impact
 from sds.kernel.decision import jit
 from sds.kernel.decision.dim import Verdict
@@ -22,11 +23,12 @@ from sds.kernel.envelope.envelope import ESCALATE, format_literal
 from sds.kernel.envelope.proposal import write_proposal
 from sds.kernel.errors import SdsError, UsageError, WorldError, unreadable
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
+from sds.kernel.flow import adopted
 from sds.kernel.flow.attempts import Attempt
 from sds.kernel.flow.commit import ALREADY_ORDERED, ORDERED_BEFORE
 from sds.kernel.flow.dispatch import Log, no_log
 from sds.kernel.flow.in_flight import orders_in_flight
-from sds.kernel.flow.intake import saga_child
+from sds.kernel.flow.intake import recorded_event, saga_child
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.flow.states import Answer, State, known_answer, transition
 from sds.kernel.human import cases
@@ -230,8 +232,10 @@ class HumanReview:
             attempt = Attempt(view.packet, data, Decoding(), verdict, now_ms=now_ms)
             self._refuse_withdrawn(case, view, now_ms)
             order, code = self._kernel.reserve(attempt, view.observed)
-            if code == ALREADY_ORDERED:
-                raise UsageError(ORDERED_BEFORE, reason_code=code, hint="end it with --abort", dfid=case.dfid)
+            if code == ALREADY_ORDERED or (order and self._was_carried_out(case)):
+                raise UsageError(
+                    ORDERED_BEFORE, reason_code=ALREADY_ORDERED, hint="end it with --abort", dfid=case.dfid
+                )
             if code is not None:
                 raise WorldError(
                     f"what this takes is not free now: {code.lower()}",
@@ -251,6 +255,12 @@ class HumanReview:
             )
             self._write(case, made, transition("ESCALATED", "ACCEPTED", "EXECUTING" if order else "CLOSED"), now_ms)
         return made, order
+
+    def _was_carried_out(self, case: Case) -> bool:
+        """Tell whether an order of the case's event was adopted from the outside, under whatever amounts and flow."""
+        event = recorded_event(self._store, self.contract, case.dfid)
+        found = adopted.flow_of_event(self._store, self.contract.gate, case.event_id, digest(event.body))
+        return found is not None and found.settled
 
     def _refuse_withdrawn(self, case: Case, view: CaseView, now_ms: int) -> None:
         authority = authority_now(self._store, self.contract.agent_id)

@@ -7,6 +7,7 @@ Money that moved is counted as drawn and spent, as far as the outside says what 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +16,12 @@ from sds.kernel.contract.human_terms import human_contract
 from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.sections import KindSpec
 from sds.kernel.envelope.state import Fields
+from sds.kernel.errors import UsageError
 from sds.kernel.executor.protocol import ExecutionIntent
 from sds.kernel.executor.statement import Difference, StatementLine, known_keys
-from sds.kernel.flow import decision_record, intake, undecided
+from sds.kernel.flow import adopted, decision_record, intake, undecided
 from sds.kernel.flow.kernel import Kernel
-from sds.kernel.flow.states import ADOPTED, move_on
+from sds.kernel.flow.states import ADOPTED, UNDECIDED_TAGS, move_on
 from sds.kernel.human import cases
 from sds.kernel.human.cases import HumanDecision
 from sds.kernel.human.parsing import said
@@ -33,6 +35,13 @@ _FLOW = (
     "SELECT f.gate, f.state, e.dfid IS NULL AND s.dfid IS NULL FROM decision_flows f"
     " LEFT JOIN execution_log e ON e.dfid = f.dfid LEFT JOIN sagas s ON s.dfid = f.dfid WHERE f.dfid = ?"
 )
+
+
+_LAST = (
+    "SELECT e.dfid FROM decision_flows f"
+    " JOIN events e ON e.gate = f.gate AND e.event_id = f.event_id AND e.dfid <> f.dfid WHERE f.dfid = ?"
+)
+MEANWHILE = "an order that the record did not know was taken over meanwhile"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +87,9 @@ def _adopt(kernel: Kernel, difference: Difference, by: Mapping[str, str], now_ms
             return None
         dfid = _flow(store, contract, line, now_ms)
         _write(kernel, dfid, order, by, now_ms)
+        undecided.set_aside(store, contract.gate, MEANWHILE, now_ms=now_ms)
+        if order.settled:
+            _decide_event(store, contract, dfid, by, now_ms)
         _close_case(store, contract, case_of(contract.gate, difference), by, now_ms)
     kernel.log("order.adopted", {"dfid": dfid, "status": order.status})
     return dfid
@@ -166,6 +178,20 @@ def _signed(kernel: Kernel, dfid: str, line: StatementLine) -> ExecutionIntent:
     intent = ExecutionIntent(dfid, line.key, line.kind, tuple(sorted(line.params.items())), line.resource_key, "")
     ours = idempotency_key(dfid, decision_record.STEP_ID, {"action": line.kind, **line.params}) == line.key
     return intent.signed_by(kernel.signer) if ours else intent
+
+
+def _decide_event(store: Store, contract: Contract, dfid: str, by: Mapping[str, str], now_ms: int) -> None:
+    """Let the event of an order that was carried out stand for its flow: whatever followed that here is not to be decided."""
+    last = store.row(_LAST, (dfid,))
+    if last is None:  # nobody has sent the event since, or it has no later flow
+        return
+    (later,) = last
+    _close_case(store, contract, later, by, now_ms)
+    tag = store.value("SELECT tag FROM decision_flows WHERE dfid = ? AND state = 'ABORTED'", (later,))
+    if tag in UNDECIDED_TAGS or tag == cases.ABORT_TAG:
+        with suppress(UsageError):  # erased: nobody can send it again
+            event = intake.recorded_event(store, contract, later)
+            adopted.stand_for(store, dfid, contract.gate, event.id, digest(event.body))
 
 
 def _close_case(store: Store, contract: Contract, dfid: str, by: Mapping[str, str], now_ms: int) -> None:

@@ -21,18 +21,19 @@ from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.sections import EventSpec, SagaSpec
 from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.flow import decision_record, intake, undecided
+from sds.kernel.flow.adopted import is_adopted
+from sds.kernel.flow.commit import ALREADY_ORDERED
 from sds.kernel.flow.intake import (
     Event,
     begin,
     event_fields,
     event_in,
-    is_adopted,
     masked,
     refuse_another,
     saga_child,
     write_event,
 )
-from sds.kernel.flow.states import DECIDED_TAGS, SAGA_DIRTY, Answer, State, answer, move_on, transition
+from sds.kernel.flow.states import ADOPTED, DECIDED_TAGS, SAGA_DIRTY, Answer, State, answer, move_on, transition
 from sds.kernel.storage import ledger
 from sds.kernel.storage.store import Reader, Store
 from sds.kernel.storage.vault import Texts
@@ -40,6 +41,8 @@ from sds.kernel.storage.vault import Texts
 DIRTY = SAGA_DIRTY
 COMPENSATED = "COMPENSATED"
 MOVED_ON = "SAGA_MOVED_ON"
+STEP_ADOPTED = "a step of it was carried out, as the outside says: begun anew, it would be carried out again"
+_STEP_ADOPTED = f"SELECT 1 FROM decision_flows WHERE parent_dfid = ? AND state = 'CLOSED' AND tag = '{ADOPTED}'"
 COMPENSATION = 0  # the number of the child that chooses from the menu; steps count from 1
 
 Phase = Literal["STEPS", "DIRTY", "ENDED"]
@@ -123,7 +126,7 @@ def claim(
     """Return the dfid of the event's saga: begun now, or the one that is known.
 
     A saga that ended before anything was done, for a reason that says nothing about the case, is begun afresh as any
-    flow is. `deadline_ms`: kept with what is begun; past it no step is sent. Raises EventError when the event is known
+    flow is; one of which a step was carried out all the same is a human's (UsageError). `deadline_ms`: kept with what is begun; past it no step is sent. Raises EventError when the event is known
     with another body, as an ordinary decision or another saga.
     """
     spec = spec_of(contract, name)
@@ -139,10 +142,21 @@ def claim(
             fingerprint, last, state, tag, before = known
             refuse_another(store, parent, fingerprint, dfid=last)
             if state != "ABORTED" or not undecided.has_restart(store, last, tag, contract.retry.restarts_max):
-                return str(last)
+                return _begun(store, last)
             restarts = before + 1
-        dfid = write_event(store, contract.gate, parent, restarts)
-        _begin(store, contract, name, spec, parent, dfid, last, restarts, now_ms, deadline_ms)
+        if last is not None and store.value(_STEP_ADOPTED, (last,)) is not None:
+            dfid = undecided.hand_over(store, last, ALREADY_ORDERED, STEP_ADOPTED, now_ms=now_ms)
+        else:
+            dfid = write_event(store, contract.gate, parent, restarts)
+            _begin(store, contract, name, spec, parent, dfid, last, restarts, now_ms, deadline_ms)
+    return _begun(store, dfid)
+
+
+def _begun(store: Reader, dfid: str) -> str:
+    """Return the flow of a saga that was begun. Raises UsageError for one that is a human's instead."""
+    if store.value("SELECT 1 FROM sagas WHERE dfid = ?", (dfid,)) is None:
+        hint = f"sds escalations show {dfid}"
+        raise UsageError(STEP_ADOPTED, reason_code=ALREADY_ORDERED, hint=hint, dfid=dfid)
     return dfid
 
 

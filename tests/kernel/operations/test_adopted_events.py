@@ -1,0 +1,198 @@
+"""Events that come again while the record does not know that they were paid: once that is taken over, nothing is paid again.
+
+A caller sends what was refused for now as often as it likes, and each time a flow is begun and ends undecided. Which of them
+the order was given by the outside says, and whatever followed it in this record is not decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sds.kernel.decision.packet import DecisionPacket
+from sds.kernel.errors import UsageError
+from sds.kernel.flow import intake
+from sds.kernel.flow.kernel import Kernel
+from sds.kernel.flow.states import Answer
+from sds.kernel.human.cases import waiting
+from sds.kernel.human.review import HumanReview, Resolution
+from sds.kernel.saga import driver
+from sds.kernel.saga import state as saga
+from tests.kernel.durable import Propose, World, escalate, refund, whole
+from tests.kernel.sagas import Script, executions, most, parent, run, terms
+from tests.kernel.statements import adopted, backup, decided, listing, restore
+
+BEHIND = "RECORD_BEHIND"
+
+
+@pytest.fixture
+def world(folder: Path) -> Iterator[World]:
+    with whole(World(folder, terms=terms())) as made:
+        for number in range(4):
+            made.tickets.put(f"T{number}", mood="angry")
+        yield made
+
+
+def paid_and_lost(world: World) -> tuple[str, list[tuple[str, int]]]:
+    """Pay an event, put the record back as it was before; return the flow that ordered it, and what was paid."""
+    rail = listing(world)
+    decided(world, 2, refund("10.00"))  # so that the record is not an empty one
+    data = backup(world)
+    dfid = decided(world, 1, refund("40.00")).dfid
+    world.clock.advance(60_000)
+    restore(world, data)
+    return dfid, rail.paid()
+
+
+def sent(world: World, number: int, propose: Propose) -> Answer:
+    """Send an event once, as whoever sends it again later does."""
+    packet = world.packet(f"C{number}", f"T{number}")
+    return world.kernel.decide(packet, propose(packet))
+
+
+@pytest.mark.parametrize("amount", ["40.00", "70.00"])
+@pytest.mark.parametrize("times", [1, 2, 5])
+def test_however_often_it_was_sent_meanwhile_it_is_paid_once(world: World, times: int, amount: str) -> None:
+    dfid, paid = paid_and_lost(world)
+    assert [BEHIND] * times == [sent(world, 1, refund(amount)).tag for _ in range(times)]
+    assert (dfid,) == adopted(world)
+    again = decided(world, 1, refund(amount))
+    assert (dfid, "CLOSED", "SUCCESS", "C1") == (again.dfid, again.state, again.execution, again.event_id)
+    assert paid == world.rail.paid()
+
+
+@pytest.mark.parametrize("times", [0, 2])
+def test_whoever_is_deciding_it_while_it_is_taken_over_orders_nothing(world: World, times: int) -> None:
+    dfid, paid = paid_and_lost(world)
+    for _ in range(times):
+        sent(world, 1, refund())
+    packet = world.packet("C1", "T1")
+    adopted(world)
+    with pytest.raises(UsageError, match="no longer open"):
+        world.kernel.decide(packet, refund("70.00")(packet))
+    assert (dfid, "SUCCESS") == ((again := decided(world, 1, refund("70.00"))).dfid, again.execution)
+    assert paid == world.rail.paid()
+
+
+def test_another_event_that_is_being_decided_meanwhile_begins_anew(world: World) -> None:
+    paid_and_lost(world)
+    packet = world.packet("C3", "T3")
+    adopted(world)
+    with pytest.raises(UsageError, match="no longer open"):
+        world.kernel.decide(packet, refund()(packet))
+    again = decided(world, 3, refund())
+    assert ("CLOSED", "SUCCESS", packet.dfid) == (again.state, again.execution, again.parent_dfid)
+
+
+@pytest.mark.parametrize("times", [0, 1])
+def test_a_case_about_an_event_that_was_paid_is_closed_and_cannot_be_carried_out(world: World, times: int) -> None:
+    dfid, paid = paid_and_lost(world)
+    for _ in range(times):
+        assert BEHIND == sent(world, 1, refund()).tag
+    case = decided(world, 1, escalate)
+    assert "ESCALATED" == case.state
+    assert (dfid,) == adopted(world)
+    assert [] == waiting(world.store, world.contract)
+    assert (dfid, "SUCCESS") == ((again := decided(world, 1, refund())).dfid, again.execution)
+    assert paid == world.rail.paid()
+
+
+def test_a_human_cannot_pay_what_was_paid_by_a_flow_of_which_the_record_knows_nothing(world: World) -> None:
+    """The order was given by the event's second flow; here its first one waits for a human."""
+    rail = listing(world)
+    packet = world.packet("C1", "T1")
+    world.kernel.not_decided(packet, "NO_TURN", "there is no turn")
+    decided(world, 1, refund("40.00"))
+    restore(world, None)
+    case = decided(world, 1, escalate)
+    assert case.dfid == packet.dfid
+    adopted(world)
+    desk = HumanReview(world.kernel, now_ms=world.clock)
+    (waits,) = waiting(world.store, world.contract)
+    seen = desk.view(desk.case(waits.dfid)).seen
+    change = '{"action":"REFUND_TICKET","params":{"amount":1.00},"reason":"NOT_TRAVELLED"}'
+    with pytest.raises(UsageError, match="this very order is in the record already") as refused:
+        desk.resolve(waits.dfid, Resolution("MODIFY", "ada", "why", change, seen, acknowledged=True))
+    assert "ALREADY_ORDERED" == refused.value.reason_code
+    assert "ABORTED" == desk.resolve(waits.dfid, Resolution("ABORT", "ada", "it was paid")).state
+    assert 1 == len(rail.paid())
+
+
+def test_a_flow_that_nobody_recognises_at_first_decides_its_event_once_that_comes(world: World) -> None:
+    """The order was given by the event's second flow; this record knows the first, undecided."""
+    rail = listing(world)
+    packet = world.packet("C1", "T1")
+    world.kernel.not_decided(packet, "NO_TURN", "there is no turn")
+    data = backup(world)
+    second = decided(world, 1, refund("40.00"))
+    restore(world, data)
+    assert (second.dfid,) == adopted(world)
+    named = intake.flow_named(world.store, world.contract, world.event("C1", "T1"), now_ms=world.clock())
+    again = decided(world, 1, refund("70.00"))
+    assert (second.dfid, second.dfid, "SUCCESS") == (named, again.dfid, again.execution)
+    assert 1 == len(rail.paid())
+
+
+def test_what_was_declined_outside_is_decided_anew_though_its_event_came_meanwhile(world: World) -> None:
+    rail = listing(world)
+    data = backup(world)
+    rail.misfortunes = ["refuse"]
+    first = world.decide(refund(), "C1", "T1").dfid
+    restore(world, data)
+    assert [BEHIND] * 2 == [sent(world, 1, refund()).tag for _ in range(2)]
+    assert (first,) == adopted(world)
+    again = decided(world, 1, refund())
+    assert ("SUCCESS", True) == (again.execution, again.dfid != first)
+    assert 1 == len(rail.paid())
+
+
+@pytest.mark.parametrize("times", [0, 1, 2, 3])
+def test_a_saga_that_came_again_meanwhile_pays_each_of_its_steps_once(world: World, times: int) -> None:
+    rail = listing(world)
+    decided(world, 2, refund("10.00"))
+    data = backup(world)
+    run(world.kernel, world, Script())
+    paid = rail.paid()
+    world.clock.advance(60_000)
+    restore(world, data)
+    for _ in range(times):
+        assert "ACTIVE" == parent(sent_as_saga(world))[0]
+    adopted(world)
+    again = run(world.kernel, world, Script())
+    assert (("CLOSED", None, None), ["SUCCESS", "SUCCESS"]) == (parent(again), executions(again))
+    assert paid == rail.paid()
+
+
+def test_a_saga_that_ended_meanwhile_goes_to_a_human_once_one_of_its_steps_is_found_to_be_paid(world: World) -> None:
+    rail = listing(world)
+    decided(world, 2, refund("10.00"))
+    data = backup(world)
+    run(world.kernel, world, Script())
+    paid = rail.paid()
+    restore(world, data)
+    until_ms = world.clock() + 1000
+    assert "ACTIVE" == parent(sent_as_saga(world, until_ms))[0]
+    world.clock.advance(2000)
+    assert ("ABORTED", "RECORD_BEHIND") == parent(sent_as_saga(world, until_ms))[:2]
+    adopted(world)
+    for _ in range(2):
+        with pytest.raises(UsageError, match="a step of it was carried out") as refused:
+            run(world.kernel, world, Script())
+        assert "ALREADY_ORDERED" == refused.value.reason_code
+    (case,) = waiting(world.store, world.contract)
+    assert (case.dfid, True) == (refused.value.dfid, case.of_saga)
+    assert paid == rail.paid()
+
+
+def sent_as_saga(world: World, deadline_ms: int | None = None) -> saga.SagaAnswer:
+    """Send the event of a saga once: what is not decided is not tried again."""
+
+    def ask(child: Kernel, trigger: intake.Event) -> Answer:
+        opened = child.open(trigger)
+        return child.decide(opened, most(opened)) if isinstance(opened, DecisionPacket) else opened
+
+    event, now_ms = world.event("C1"), world.clock()
+    dfid = saga.claim(world.store, world.contract, "BOTH", event, now_ms=now_ms, deadline_ms=deadline_ms)
+    return driver.drive(world.kernel, dfid, ask, now_ms=world.clock)
