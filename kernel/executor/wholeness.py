@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from sds.kernel.errors import WorldError
 from sds.kernel.executor.breaker import EXECUTOR_DOWN
 from sds.kernel.executor.statement import CLOCKS_APART_MS, Statement, known_keys
-from sds.kernel.storage.store import Reader
+from sds.kernel.storage.store import Generation, Reader
 
 RECORD_BEHIND = "RECORD_BEHIND"
 PAUSE_MS_MIN, PAUSE_MS_MAX = 1_000, 30_000  # after a statement that could not be read: doubles with each
 DOUBLINGS_MAX = 5  # enough for that
-_NOT_YET: object = object()  # no record's generation
+SERVER_REPLACED = "the record's server was replaced: what the one before had ordered may still be sent for {} ms"
 
 # The latest order by its time, and whether the clock was set back since: only then another may have come after it.
 _LATEST_ORDER = (
@@ -56,14 +56,32 @@ class Wholeness:
     """Of one open record and one executor. That it is whole is remembered for as long as it is that record (`generation`),
     that it is not is asked again each time; that nobody can tell, for a pause.
 
-    `statement`: lists what the executor was ordered (`Dispatcher.statement`); None where it cannot. Safe in several
-    threads: one asks, the others wait for its answer, unless the last could not be had.
+    `statement`: lists what the executor was ordered (`Dispatcher.statement`); None where it cannot. `sent_within_ms`: how
+    long after it was reserved an order may still arrive at the outside. Safe in several threads: one asks, the others wait
+    for its answer, unless the last could not be had.
     """
 
-    def __init__(self, record: Reader, gate: str, statement: Statement | None, *, now_ms: Callable[[], int]) -> None:
-        self._record, self._gate, self._statement, self._now_ms = record, gate, statement, now_ms
-        self._lock, self._whole = threading.Lock(), _NOT_YET
+    def __init__(
+        self,
+        record: Reader,
+        gate: str,
+        statement: Statement | None,
+        *,
+        now_ms: Callable[[], int],
+        sent_within_ms: int = 0,
+    ) -> None:
+        self._record, self._gate, self._statement = record, gate, statement
+        self._now_ms, self._sent_within_ms = now_ms, sent_within_ms
+        self._lock = threading.Lock()
+        self._whole: Generation | None = None  # which was found to be whole; None: none yet, or it is behind
+        self._before: Generation | None = None  # the last that was whole
+        self._replaced: tuple[Generation, int] | None = None  # the one in its place, and when that was seen first
         self._unreadable: Unreadable | None = None
+
+    @property
+    def holds(self) -> bool:
+        """Tell whether the record, as the caller's transaction has it, is one that `doubt` has found to be whole."""
+        return self._statement is None or self._whole == self._record.generation
 
     def doubt(self) -> Doubt | None:
         """Return why nothing may be ordered yet, None when the record is whole or its executor cannot tell.
@@ -81,11 +99,22 @@ class Wholeness:
                 return None
             if (last := self._unreadable) is not None and last.holds(self._now_ms()):
                 return last.doubt
-            doubt = self._compare(self._statement)
-            self._whole = _NOT_YET if doubt else generation
+            doubt = self._on_its_way(generation) or self._compare(self._statement)
+            self._whole = None if doubt else generation
+            self._before = self._whole or self._before
         finally:
             self._lock.release()
         return doubt
+
+    def _on_its_way(self, generation: Generation) -> Doubt | None:
+        """Return why to wait before comparing: orders that were reserved at a server which is lost may still be sent."""
+        if self._before is None or not generation.replaced(self._before):
+            return None
+        now_ms = self._now_ms()
+        if self._replaced is None or self._replaced[0] != generation or now_ms < self._replaced[1]:
+            self._replaced = generation, now_ms
+        left_ms = self._replaced[1] + self._sent_within_ms - now_ms
+        return Doubt(RECORD_BEHIND, SERVER_REPLACED.format(left_ms)) if left_ms > 0 else None
 
     def _compare(self, statement: Statement) -> Doubt | None:
         now_ms = self._now_ms()

@@ -22,6 +22,7 @@ from sds.kernel.envelope.proposal import PROPOSAL_BYTES_MAX
 from sds.kernel.errors import UsageError
 from sds.kernel.executor import breaker
 from sds.kernel.executor.protocol import ExecutionIntent
+from sds.kernel.executor.wholeness import RECORD_BEHIND, Wholeness
 from sds.kernel.flow import decision_record, monitored, undecided
 from sds.kernel.flow.attempts import Attempt, asking_for_open, open_flow, write_attempt
 from sds.kernel.flow.dispatch import Log
@@ -49,13 +50,14 @@ class Committer:
         store: Store,
         signer: Signer,
         context: ContextReader,
+        whole: Wholeness,
         *,
         now_ms: Callable[[], int],
         log: Log,
     ) -> None:
         self._contract, self._store, self._signer, self._context = contract, store, signer, context
         self._contract_hash, self._orders = contract.hash, contract.orders
-        self._now_ms, self._log = now_ms, log
+        self._whole, self._now_ms, self._log = whole, now_ms, log
         self._monitors = monitored.DecisionMonitors(contract)
 
     def commit(self, judged: Attempt) -> ExecutionIntent | None:
@@ -171,6 +173,8 @@ class Committer:
         kind = verdict.proposal.action if verdict.proposal else ""
         if kind not in self._orders:  # a choice from a saga's menu is no kind: what follows is the saga's
             return None, None, None
+        if not self._whole.holds:  # the transaction found another server than the drift check did
+            return None, RECORD_BEHIND, None
         now = flow.breaker if flow else breaker.read(self._store, self._contract.gate)
         if not breaker.lets_through(self._store, self._contract.gate, now, attempt.now_ms):
             return None, breaker.EXECUTOR_DOWN, None

@@ -9,6 +9,7 @@ from sds.kernel.decision.dim import amounts_minor
 from sds.kernel.decision.safeguards import LiveState
 from sds.kernel.envelope.envelope import DecisionEnvelope
 from sds.kernel.envelope.proposal import parse_recorded
+from sds.kernel.errors import StoreError
 from sds.kernel.executor.protocol import ExecutionIntent
 from sds.kernel.flow import decision_record, states
 from sds.kernel.registry import spend
@@ -101,9 +102,14 @@ def deadline_ms(record: Reader, dfid: str) -> int | None:
 
 
 def times_ms(record: Reader, dfid: str) -> tuple[int, int | None]:
-    """Return when a flow's order was reserved, by the clock inside that transaction, and until when it may be sent."""
-    reserved_at_ms, until_ms = record.rows(_TIMES, (dfid,))[0]
-    return int(reserved_at_ms), until_ms
+    """Return when a flow's order was reserved, by the clock inside that transaction, and until when it may be sent.
+
+    Raises StoreError where the record has lost it since: a standby took over that had not heard of it. It is not sent.
+    """
+    found = record.row(_TIMES, (dfid,))
+    if found is None:
+        raise StoreError("the record no longer has an order that it had just reserved: it was not sent", dfid=dfid)
+    return int(found[0]), found[1]
 
 
 def orders_in_flight(record: Reader, gate: str, now_ms: int) -> list[ExecutionIntent]:

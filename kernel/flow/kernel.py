@@ -65,9 +65,10 @@ class Kernel:
         self.authorization: intake.ChildAuthorization | None = None
         self.dispatcher = Dispatcher(contract, store, executor, signer, now_ms=now_ms, log=log)
         listing = self.dispatcher.statement if self.dispatcher.executor.lists else None
-        self.whole = Wholeness(store, contract.gate, listing, now_ms=now_ms)
+        within_ms = 2 * contract.budget.dispatch_ms_max  # before it is sent, and until it arrives
+        self.whole = Wholeness(store, contract.gate, listing, now_ms=now_ms, sent_within_ms=within_ms)
         self._observer = Observer(contract, store, source, self.context, self.rules)
-        self._committer = Committer(contract, store, signer, self.context, now_ms=now_ms, log=log)
+        self._committer = Committer(contract, store, signer, self.context, self.whole, now_ms=now_ms, log=log)
         self._safeguards = safeguards_of(contract)
         self.tolerances = jit.tolerances(contract)
         if registry.lookup(store, contract.agent_id) is None:

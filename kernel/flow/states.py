@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from sds.kernel.errors import NOT_AS_WRITTEN, SdsError, TransitionError, unreadable
+from sds.kernel.errors import NOT_AS_WRITTEN, StoreError, TransitionError, unreadable
 from sds.kernel.executor.breaker import EXECUTOR_DOWN
 from sds.kernel.executor.wholeness import RECORD_BEHIND
 from sds.kernel.storage.store import Reader, Store
@@ -191,10 +191,10 @@ def _justified(texts: Texts, code: str | None, proposal: bytes | None, entry: st
 
 
 def known_answer(store: Reader, dfid: str) -> Answer:
-    """Return the answer of a flow that is in the record. Raises SdsError when it is not, StoreError: unreadable."""
+    """Return the answer of a flow that is in the record. Raises StoreError when it is not, or cannot be read."""
     found = answer(store, dfid)
     if found is None:
-        raise SdsError(f"flow `{dfid}` is not in the record", dfid=dfid)
+        raise StoreError(f"flow `{dfid}` is not in the record", dfid=dfid)
     return found
 
 

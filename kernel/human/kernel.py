@@ -36,7 +36,9 @@ class HumanKernel(Kernel):
         self.rules = Rules(self.contract)
         self._safeguards = safeguards_of(self.contract, for_human=True)
         self.tolerances = jit.tolerances(self.contract)
-        self._committer = Committer(self.contract, self.store, self.signer, self.context, now_ms=now_ms, log=kernel.log)
+        self._committer = Committer(
+            self.contract, self.store, self.signer, self.context, self.whole, now_ms=now_ms, log=kernel.log
+        )
 
     def permits(self, authority: Authority) -> bool:
         """Tell whether a human may act for the agent now."""

@@ -11,6 +11,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
@@ -52,6 +53,21 @@ def refuse_newer(version: object, record: str = "it") -> None:
         raise StoreError(said, hint=_NEWER, retryable=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """Which record this is, of all that may stand at one address. `record`: the server's own number for it; `began`: when the
+    server was started; `timeline`: of its history, "" where it does not say. Promoted, a standby begins another.
+    """
+
+    record: object = None
+    began: str = ""
+    timeline: str = ""
+
+    def replaced(self, before: Generation) -> bool:
+        """Tell whether another server may have taken the place of the one before, rather than that one come again."""
+        return self != before and (self.timeline != before.timeline or not self.timeline)
+
+
 class Reader(ABC):
     """Reading statements. Once it is unlocked, the texts of cases can be read, too."""
 
@@ -70,9 +86,9 @@ class Reader(ABC):
         return self._keyring
 
     @property
-    def generation(self) -> object:
+    def generation(self) -> Generation:
         """Return what differs once the record may have been replaced beneath whoever has it open. A file is held."""
-        return None
+        return Generation()
 
     def unlock(self, keyring: Keyring) -> None:
         """Take the keys that the texts of cases lie under; those of whoever was first stay."""

@@ -19,10 +19,10 @@ def opened_failing(schema: str, faults: Faults, witness: Witness | None) -> stor
     class Failing(connections.Connection):
         """A connection that asks before and after every round trip whether the process still lives."""
 
-        def together(self, *asked: tuple[str, Row]) -> Done:
+        def each(self, *asked: tuple[str, Row]) -> list[Done]:
             name = asked[-1][0][:40]
             faults.step(f"before {name}", len(asked))
-            done = super().together(*asked)
+            done = super().each(*asked)
             faults.step(f"after {name}", len(asked))
             return done
 

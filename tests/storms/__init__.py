@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tests.attack.figures import Figure
 
-from . import clock, crash, disk, duplicates, gateway, kill, kill_serve, limits, pg_restarts, served, zombie
+from . import clock, crash, disk, duplicates, failover, gateway, kill, kill_serve, limits, pg_restarts, served, zombie
 from .ground import STORES, Ground
 
 
@@ -35,4 +35,5 @@ ALL: Mapping[str, Storm] = {
     "disk": Storm(disk.WHAT, disk.storm, (48, 2_000), disk.STORES),
     "clock": Storm(clock.WHAT, clock.storm, (40, 2_000)),
     "pg-restarts": Storm(pg_restarts.WHAT, pg_restarts.storm, (60, 3_000), pg_restarts.STORES),
+    "failover": Storm(failover.WHAT, failover.storm, (60, 3_000), failover.STORES),
 }

@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from functools import partial
+from traceback import print_exception
 
 from sds import Gate
 from sds.kernel.errors import SdsError, StoreError
@@ -33,39 +34,41 @@ def storm(ground: Ground) -> list[Figure]:
     bed = bed_of(ground, contract(ttl_ms=LEASE_MS // 2, dispatch_ms=LEASE_MS // 2))
     bed.open_accounts(range(ground.n))
     in_child(lambda: bed.gate().close())
-    workers = [fork(partial(_work, bed, part, ground.n)) for part in range(PROCESSES)]
-    while sum(line.endswith("OPEN") for line in _said(bed)) < PROCESSES // 2:  # some are open, some are to be
+    workers = [fork(partial(work, bed, part, ground.n)) for part in range(PROCESSES)]
+    while sum(line.endswith("OPEN") for line in said(bed)) < PROCESSES // 2:  # some are open, some are to be
         time.sleep(0.01)
     restarts = 0
-    while any(_lives(worker) for worker in workers):
+    while any(lives(worker) for worker in workers):
         wait_for_an_answer(bed)
         time.sleep(ground.rng.random() * UP_S_MAX)
         ground.server.stop(ground.rng.choice([signal.SIGINT, signal.SIGQUIT]))
         time.sleep(ground.rng.random() * DOWN_S_MAX)
         ground.server.start()
         restarts += 1
-    codes = [line.split() for line in _said(bed)]
-    refused = [code for _, code in codes if code in REFUSED]
-    others = sorted({code for _, code in codes if code not in (*REFUSED, "DONE", "OPEN")})
+    return [told("restarts", restarts), *ended(bed, REFUSED), *reckon(bed, range(ground.n))]
+
+
+def ended(bed: Testbed, refused: tuple[str, ...]) -> list[Figure]:
+    """Count how processes that `work` ended, and what they were refused; `refused`: as what."""
+    codes = [line.split()[1] for line in said(bed)]
+    others = sorted({*codes} - {*refused, "DONE", "OPEN"})
     for code in others:
         print(f"  refused as {code}")
     return [
-        told("restarts", restarts),
-        told("decisions refused meanwhile", len(refused)),
+        told("decisions refused meanwhile", sum(code in refused for code in codes)),
         none("refused in another way than as an error of the store, retryable", len(others)),
-        every("processes that came to their end by themselves", sum(code == "DONE" for _, code in codes), PROCESSES),
-        *reckon(bed, range(ground.n)),
+        every("processes that came to their end by themselves", codes.count("DONE"), PROCESSES),
     ]
 
 
-def _lives(worker: int) -> bool:
+def lives(worker: int) -> bool:
     try:
         return os.waitpid(worker, os.WNOHANG)[0] == 0
     except ChildProcessError:
         return False
 
 
-def _said(bed: Testbed) -> list[str]:
+def said(bed: Testbed) -> list[str]:
     path = bed.folder / "said"
     return path.read_text().splitlines() if path.exists() else []
 
@@ -75,7 +78,7 @@ def _say(bed: Testbed, part: int, code: str) -> None:
         file.write(f"{part} {code}\n")
 
 
-def _work(bed: Testbed, part: int, n: int) -> None:
+def work(bed: Testbed, part: int, n: int) -> None:
     """Decide one share, each event until it is answered, in one process with one gate."""
     with _opened(bed, part) as gate:
         _say(bed, part, "OPEN")
@@ -105,9 +108,11 @@ def _decide(gate: Gate, bed: Testbed, number: int) -> str:
     try:
         answer = gate.decide(bed.event(number))
     except SdsError as error:
+        if not error.retryable:
+            print_exception(error)
         return error.reason_code if error.retryable else f"{error.reason_code}-not-retryable"
     except Exception as error:  # noqa: BLE001  that is what is counted
-        print(f"  {type(error).__name__}: {error}")
+        print_exception(error)
         return type(error).__name__
     acknowledged_in(bed).write(number, answer)
     return answer.tag or "RETRYABLE" if answer.retryable else ""

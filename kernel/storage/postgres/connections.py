@@ -16,6 +16,7 @@ from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.storage.postgres.errors import REFUSED, is_lost, mend, refused, said
 from sds.kernel.storage.postgres.pipelined import Connection
+from sds.kernel.storage.store import Generation
 
 # What was committed before a transaction had its lock must be seen in it, whatever a server, role or URL sets.
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
@@ -94,6 +95,21 @@ def set_up(db: Connection, schema: str, *, only_reads: bool = False) -> None:
     )
 
 
+def _set_up_for_writing(db: Connection, schema: str) -> None:
+    """Set a connection up, and note which server it is one to. Raises StoreError for a standby: it would be one to another
+    server, once promoted.
+    """
+    set_up(db, schema, only_reads=True)
+    began, standby = db.execute("SELECT pg_postmaster_start_time()::text, pg_is_in_recovery()").fetchone() or ("", True)
+    if standby:
+        raise StoreError("a standby answers", hint="name the primary: this server only reads")
+    timeline = ""
+    with suppress(psycopg.DatabaseError):  # not every service that speaks as PostgreSQL does has files of its log
+        row = db.execute("SELECT left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)").fetchone()
+        timeline = str(row[0]) if row else ""
+    db.server = Generation(began=began, timeline=timeline)
+
+
 def connected(url: Url, schema: str, *, only_reads: bool = False) -> Connection:
     """Return a connection apart from the pool. Raises StoreError."""
     try:
@@ -129,12 +145,12 @@ class Pool:
     """Connections that are set up and in use by one thread at a time. One that died is replaced."""
 
     def __init__(self, url: Url, schema: str) -> None:
-        self._url, self.lost = url, 0  # how many connections were found to have ended
+        self._url = url
         self._pool: ConnectionPool[Connection] = ConnectionPool(
             url.conninfo,
             connection_class=Connection,
             kwargs={"autocommit": True},
-            configure=lambda db: set_up(db, schema, only_reads=True),
+            configure=lambda db: _set_up_for_writing(db, schema),
             min_size=1,
             max_size=CONNECTIONS_MAX,
             num_workers=1,
@@ -167,7 +183,6 @@ class Pool:
                 return db, begin(db)
             except REFUSED as error:
                 lost = is_lost(error) and db.closed
-                self.lost += lost
                 self._abandon(db)
                 if not lost or not left:
                     raise refused(error, what) from error

@@ -17,7 +17,7 @@ from psycopg.pq import ExecStatus
 from psycopg.pq.abc import PGresult
 
 from sds.kernel.storage.postgres.dialect import translated
-from sds.kernel.storage.store import Row
+from sds.kernel.storage.store import Generation, Row
 
 PREPARED_MAX = 256  # of one connection: what comes on top of them is parsed each time
 
@@ -36,10 +36,15 @@ class Connection(psycopg.Connection[Any]):
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
+        self.server = Generation()  # which the pool has found it to be
         self._statements: dict[tuple[bytes, tuple[int, ...]], bytes] = {}
         self._numbers = count()
 
     def together(self, *asked: tuple[str, Row]) -> Done:
+        """Execute statements and return what the last came to: see `each`."""
+        return self.each(*asked)[-1]
+
+    def each(self, *asked: tuple[str, Row]) -> list[Done]:
         """Execute statements, values bound in the place of `?`, in their order. Raises the psycopg.Error of the first that
         is refused: none after it is executed. A value that cannot be sent raises before anything is.
         """
@@ -55,10 +60,9 @@ class Connection(psycopg.Connection[Any]):
         for result in results:
             if result.status == ExecStatus.FATAL_ERROR:
                 raise error_from_result(result, encoding=self.info.encoding)
-        last = results[-2]  # behind it is the end of all
-        values.set_pgresult(last)
-        rows: list[Row] = values.load_rows(0, last.ntuples, tuple) if last.ntuples else []
-        return Done(rows, last.command_tuples or 0, (last.command_status or b"").decode())
+        return [
+            _done(values, result) for result in results[:-1]
+        ]  # behind them is the end of all; preparing has no rows
 
     def _dumped(self, dumping: Transformer, sql: str, values: Row) -> tuple[Any, ...]:
         """Return a statement as it is sent: its text, and the types, bytes and formats of its values."""
@@ -91,3 +95,11 @@ class Connection(psycopg.Connection[Any]):
             if results[place].status == ExecStatus.COMMAND_OK:
                 self._statements[key] = names[key]
         return results
+
+
+def _done(values: Transformer, result: PGresult) -> Done:
+    rows: list[Row] = []
+    if result.ntuples:
+        values.set_pgresult(result)
+        rows = values.load_rows(0, result.ntuples, tuple)
+    return Done(rows, result.command_tuples or 0, (result.command_status or b"").decode())

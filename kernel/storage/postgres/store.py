@@ -10,6 +10,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -25,6 +26,7 @@ from sds.kernel.storage.store import (
     SCHEMA_VERSION,
     SUPERSEDED,
     UPGRADABLE,
+    Generation,
     Reader,
     Result,
     Row,
@@ -147,7 +149,8 @@ class PostgresStore(_CatalogueReader, Store):
             raise UsageError(f"`{schema}` is no name of a schema")
         self._url, self._schema_name, self.witness = Url(url), schema, witness
         self._lock_number = schemas.lock_number(schema)
-        self._lock = f"SELECT pg_advisory_xact_lock({self._lock_number})"
+        self._number = f"to_regnamespace('{schema}')::oid"  # another once the schema was made anew
+        self._lock = f"SELECT pg_advisory_xact_lock({self._lock_number}), {self._number}"
         self._own = threading.local()
         self._writers = threading.Semaphore(WRITERS_MAX)
         self._prepare()
@@ -158,9 +161,14 @@ class PostgresStore(_CatalogueReader, Store):
         return f"{self._url.name}, schema {self._schema_name}"
 
     @property
-    def generation(self) -> object:
-        """Return what changes when the schema is another, or a server may have been put back, or another took its place."""
-        return self.value("SELECT to_regnamespace(?)::oid", (self._schema_name,)), self._pool.lost
+    def generation(self) -> Generation:
+        """Return which record this is: inside this thread's transaction the one that that is of."""
+        if (own := self._transaction_of_thread()) is not None:
+            return own.generation
+        found: Generation = self._on_connection(
+            lambda db: replace(db.server, record=db.together((f"SELECT {self._number}", ())).rows[0][0])
+        )
+        return found
 
     def _prepare(self) -> None:
         """Make the record, or add what an older version lacks. Raises StoreError."""
@@ -230,8 +238,8 @@ class PostgresStore(_CatalogueReader, Store):
         if not self._writers.acquire(timeout=TURN_S):
             raise StoreError(f"{NO_WRITE}: too many threads wait to write")
         try:
-            db, found = self._pool.begun(lambda db: self._begin(db, first, values), NO_WRITE)
-            own = Transaction(db)
+            db, (generation, found) = self._pool.begun(lambda db: self._begin(db, first, values), NO_WRITE)
+            own = Transaction(db, generation)
             try:
                 self._own.transaction = own
                 yield found
@@ -245,14 +253,13 @@ class PostgresStore(_CatalogueReader, Store):
         finally:
             self._writers.release()
 
-    def _begin(self, db: Connection, first: str, values: Row) -> list[Row]:
+    def _begin(self, db: Connection, first: str, values: Row) -> tuple[Generation, list[Row]]:
         """Begin a transaction, take the record's lock, and read, in one round trip."""
-        begin = (BEGIN, ()), (self._lock, ())
         if first:
             refuse_writing(first)
-            return db.together(*begin, (first, values)).rows
-        db.together(*begin)
-        return []
+        done = db.each((BEGIN, ()), (self._lock, ()), *([(first, values)] if first else ()))
+        locked = next(each.rows for each in done if each.rows)
+        return replace(db.server, record=locked[0][1]), done[-1].rows if first else []
 
     def atomically(self, work: Callable[[], Result]) -> Result:
         for left in reversed(range(AGAIN_MAX)):
@@ -270,7 +277,7 @@ class PostgresStore(_CatalogueReader, Store):
         try:
             yield PostgresReader(db, self._schema_name, lambda: self.expected_schema, self._keyring)
         finally:
-            Transaction(db).roll_back()
+            Transaction(db, db.server).roll_back()
             self._pool.give_back(db)
 
     @contextmanager

@@ -13,16 +13,18 @@ import psycopg
 from sds.kernel.errors import StoreError
 from sds.kernel.storage.postgres.errors import NO_WRITE, REFUSED, UNKNOWN_END, is_lost, mend, refused
 from sds.kernel.storage.postgres.pipelined import Connection, Done
-from sds.kernel.storage.store import Row
+from sds.kernel.storage.store import Generation, Row
 
 Found = TypeVar("Found")
 
 
 class Transaction:
-    """A transaction that has begun. `waiting`: statements that are still to be executed, in their order."""
+    """A transaction that has begun. `waiting`: statements that are still to be executed, in their order; `generation`: of the
+    record that it is one of.
+    """
 
-    def __init__(self, db: Connection) -> None:
-        self._db = db
+    def __init__(self, db: Connection, generation: Generation) -> None:
+        self._db, self.generation = db, generation
         self.waiting: list[tuple[str, Row]] = []
 
     def ask(self, ask: Callable[[Connection], Found], what: str) -> Found:

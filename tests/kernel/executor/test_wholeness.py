@@ -5,13 +5,17 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from sds.kernel.errors import WorldError
+from sds.kernel.decision.jit import JitReport
+from sds.kernel.errors import StoreError, WorldError
 from sds.kernel.executor.statement import CLOCKS_APART_MS, StatementLine
-from sds.kernel.executor.wholeness import PAUSE_MS_MAX, PAUSE_MS_MIN, Wholeness
+from sds.kernel.executor.wholeness import PAUSE_MS_MAX, PAUSE_MS_MIN, RECORD_BEHIND, Wholeness
+from sds.kernel.storage.store import Generation
 from tests.kernel.durable import START_MS, World, refund
+from tests.kernel.statements import listing
 
 PATIENCE_S = 20
 
@@ -65,7 +69,7 @@ def test_once_it_can_be_read_again_that_is_remembered_and_the_next_pause_is_the_
     outside.up = True
     assert [None, None] == [outside.said, outside.said]
     assert 4 == len(outside.asked)
-    monkeypatch.setattr(type(world.store), "generation", "another")  # it was put back meanwhile
+    monkeypatch.setattr(type(world.store), "generation", Generation(1))  # it was put back meanwhile
     outside.up = False
     assert "EXECUTOR_DOWN" == outside.said
     world.clock.advance(PAUSE_MS_MIN)
@@ -123,3 +127,74 @@ def test_while_one_asks_again_the_others_do_not_wait_for_it(world: World) -> Non
         assert ("EXECUTOR_DOWN", False) == (doubt.code, slow.done())
         answered.set()
         assert slow.result(PATIENCE_S) is not None
+
+
+class Replaced:
+    """A record of which one can say that another server has taken the place of its own."""
+
+    def __init__(self, world: World) -> None:
+        self.generation = Generation(1, "began", "00000001")
+        self.row, self.rows, self.value = world.store.row, world.store.rows, world.store.value
+
+
+def test_after_another_server_took_over_nothing_is_compared_until_no_order_can_be_on_its_way(world: World) -> None:
+    asked = list[int]()
+
+    def statement(since_ms: int, _: int) -> tuple[StatementLine, ...]:
+        asked.append(since_ms)
+        return ()
+
+    record = Replaced(world)
+    whole = Wholeness(record, "claims", statement, now_ms=world.clock, sent_within_ms=4_000)  # type: ignore[arg-type]
+    assert (None, 1, True) == (whole.doubt(), len(asked), whole.holds)
+    record.generation = Generation(1, "came again", "00000001")  # the same server: nothing that it had said is lost
+    assert not whole.holds
+    assert (None, 2, True) == (whole.doubt(), len(asked), whole.holds)
+
+    record.generation = Generation(1, "promoted", "00000002")
+    for left in (4_000, 3_000, 2_000, 1_000):
+        doubt = whole.doubt()
+        assert (RECORD_BEHIND, True) == (doubt and doubt.code, f" {left} ms" in str(doubt))
+        assert (2, False) == (len(asked), whole.holds)
+        world.clock.advance(1_000)
+    assert (None, 3, True) == (whole.doubt(), len(asked), whole.holds)
+
+
+def test_where_a_server_does_not_say_which_history_it_has_another_start_may_be_another_server(world: World) -> None:
+    record = Replaced(world)
+    record.generation = Generation(1, "began")
+    whole = Wholeness(record, "claims", lambda *_: (), now_ms=world.clock, sent_within_ms=4_000)  # type: ignore[arg-type]
+    assert whole.doubt() is None
+    record.generation = Generation(1, "came again")
+    assert whole.doubt() is not None
+
+
+def test_nothing_is_reserved_at_another_server_than_the_one_that_was_compared(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took over between the drift check and the transaction that reserves."""
+    world.kernel = world.open_kernel(executor=listing(world))
+    packet = world.packet("C1", "T1")
+    just_in_time = world.kernel.just_in_time
+
+    def then_replaced(*given: Any) -> JitReport:
+        report = just_in_time(*given)
+        monkeypatch.setattr(type(world.store), "generation", Generation(1, "promoted", "00000002"))
+        return report
+
+    monkeypatch.setattr(world.kernel, "just_in_time", then_replaced)
+    answer = world.kernel.decide(packet, refund()(packet))
+    assert ("ABORTED", RECORD_BEHIND, True) == (answer.state, answer.tag, answer.retryable)
+    assert [] == world.rail.paid()
+
+
+def test_an_order_that_the_record_has_lost_since_it_was_reserved_is_not_sent(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server that confirmed it is lost, and the one in its place had not heard of it."""
+    packet = world.packet("C1", "T1")
+    monkeypatch.setattr("sds.kernel.flow.in_flight._TIMES", "SELECT 1, 1 FROM meta WHERE key = ?")
+    with pytest.raises(StoreError, match="it was not sent") as lost:
+        world.kernel.decide(packet, refund()(packet))
+    assert (packet.dfid, True) == (lost.value.dfid, lost.value.retryable)
+    assert [] == world.rail.paid()

@@ -13,6 +13,7 @@ from sds.kernel.executor.protocol import ExecutionIntent, Receipt
 from sds.kernel.executor.wholeness import Wholeness
 from sds.kernel.flow import decision_record
 from sds.kernel.operations.recovery import recover
+from sds.kernel.storage.store import Generation
 from tests.kernel.authority import halt, revoke, suspend
 from tests.kernel.durable import LEASE_MS, World, refund
 
@@ -106,13 +107,13 @@ def test_an_unknown_order_is_resolved_by_recovery_all_the_same(world: World, ord
 
 def test_that_a_record_is_whole_holds_for_that_record_alone(world: World) -> None:
     asked = list[int]()
-    generation = [1]
+    generation = [Generation(1)]
 
     class Replaced:
         """The record, or one that was put in its place."""
 
         @property
-        def generation(self) -> int:
+        def generation(self) -> Generation:
             return generation[0]
 
         row, value = world.store.row, world.store.value
@@ -124,7 +125,7 @@ def test_that_a_record_is_whole_holds_for_that_record_alone(world: World) -> Non
 
     whole = Wholeness(Replaced(), "claims", statement, now_ms=world.clock)  # type: ignore[arg-type]
     assert [None, None, 1] == [whole.doubt(), whole.doubt(), len(asked)]
-    generation[0] = 2
+    generation[0] = Generation(2)
     assert [None, None, 2] == [whole.doubt(), whole.doubt(), len(asked)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -304,12 +305,22 @@ def test_a_connection_pooler_is_refused_for_it_may_hand_over_a_connection_to_ano
             pool.take()
 
 
-def test_a_record_is_another_once_connections_to_it_have_ended_or_its_schema_was_replaced(store: PostgresStore) -> None:
-    before = store.generation
-    assert before == store.generation
-    end_connections(store._schema_name)
-    drawn(store)
-    assert before != store.generation
+def test_a_record_is_another_once_its_schema_was_replaced_and_not_because_connections_ended() -> None:
+    schema = fresh_schema()
+    with closing(PostgresStore(server_url(), schema)) as store:
+        before = store.generation
+        with store.transaction():
+            assert before == store.generation
+        end_connections(schema)
+        assert before == store.generation
+        assert re.fullmatch("[0-9A-F]{8}", before.timeline)
+        assert before.began == str(by_hand("SELECT pg_postmaster_start_time()::text")[0][0])
+        by_hand(f"DROP SCHEMA {schema} CASCADE")
+        with closing(PostgresStore(server_url(), schema)):
+            assert before != (now := store.generation)
+            with store.transaction():
+                assert now == store.generation
+            assert not now.replaced(before)
 
 
 def test_a_select_that_writes_is_refused_by_the_server(store: PostgresStore):
