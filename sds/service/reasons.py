@@ -1,6 +1,6 @@
-"""Every reason code that the service can answer a request with: its status, what it means and how it is mended.
+"""Every reason code that the service can answer a request with: its status, what it means and what to do about it.
 
-`docs/errors.md` is written from this list: `python -m sds.service.reasons`.
+`docs/errors.md` is generated from this list: `python -m sds.service.reasons > docs/errors.md`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from sds.kernel.errors import SdsError, UsageError, WorldError
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One reason code. `retryable`: whether the same request may succeed later; `hint`: what mends it."""
+    """One reason code. `retryable`: whether the same request may succeed later; `hint`: what to do."""
 
     status: int
     title: str
@@ -168,6 +168,46 @@ REASONS: dict[str, Reason] = {
     ),
 }
 
+# What the page says in place of `meaning`, where that is too short for a reader without the request at hand.
+EXPLANATIONS: dict[str, str] = {
+    "EVENT_INVALID": "The body is not a valid event of this gate. An event is a JSON object with exactly the fields"
+    " that the gate names, all of them texts.",
+    "HEADER_INVALID": "A request header has an invalid value. `Idempotency-Key` has 1 to 255 printable characters,"
+    " and is sent once.",
+    "DEADLINE_INVALID": "The deadline is not a whole number of milliseconds from 1 to the gate's limit, or it is"
+    " given twice.",
+    "CURSOR_INVALID": "This service did not issue the cursor or `Last-Event-ID`, or it is ahead of a restored record.",
+    "USAGE": "A parameter or a field of the body is missing, unknown or invalid, or the gate refuses what it asks for.",
+    "DFID_UNKNOWN": "No record that this key may read has a decision with this id. An event that waits for its turn"
+    " is not on record yet, although `Location` of a 409 may already name its decision. It never comes on record if"
+    " nobody waits for it any more.",
+    "METHOD_NOT_ALLOWED": "The resource does not support this HTTP method.",
+    "FLOW_IN_PROGRESS": "Another request or another process is deciding this event, or will decide it. The deadline"
+    " of this request passed while it waited.",
+    "CONFLICT": "The resource is in a state that does not permit this request: the case is closed, say, or an"
+    " operator has halted the system.",
+    "ACKNOWLEDGEMENT_REQUIRED": "The human's decision cannot be undone, and the request does not acknowledge that."
+    " Nothing has changed.",
+    "STATE_DRIFT_DETECTED": "The case has changed since the human looked at it. Nothing was carried out.",
+    "ERASED": "The key that encrypted the texts was destroyed.",
+    "EVENT_CONFLICT": "This event id was used before, with another body. An event id names one event for ever. `dfid`"
+    " is the decision of the first event.",
+    "KEY_CONFLICT": "This idempotency key was used before, with another body. A key stands for one request. `dfid` is"
+    " the decision of the first request.",
+    "RATE_LIMITED": "The key has sent more requests than its rate permits, or has too many event streams open.",
+    "INTERNAL": "The service failed in a way that nobody foresaw. If the problem has an `instance`, the log has a"
+    " line with the same `instance`.",
+    "OVERLOADED": "With the decisions under way, this one might not be ready in the time that the request has left."
+    " Nothing was written.",
+    "QUEUE_FULL": "As many decisions wait as the service permits. The event was not decided: nothing was written or,"
+    " if there is a `dfid`, its flow ended NOT_DECIDED.",
+    "DRAINING": "The service accepts nothing new. Decisions under way that do not end in time end undecided.",
+    "NOT_READY": "`/readyz` answers this while the process should get no requests. `checks` lists what is wrong.",
+    "EXECUTOR_REFUSED": "The executor, which carries out orders, does not answer.",
+    "UNAVAILABLE": "Something else that the request needs is unavailable, for example room for one more event stream.",
+    "NOT_DECIDED": "Nobody decided the event within its deadline, and nothing was sent. If there is a `dfid`, its"
+    " flow ended NOT_DECIDED and is charged to no agent.",
+}
 
 _AS = {
     "TRANSITION_FORBIDDEN": "CONFLICT",
@@ -194,15 +234,18 @@ def page() -> str:
     lines = [
         "# Errors of the service",
         "",
-        "Every error is `application/problem+json` (RFC 9457): `type` is its place on this page, beside `title`, `status` and",
-        "`detail` stand `reason_code`, `retryable` (whether the same request may succeed later), `hint` and, where a decision",
-        "is meant, its `dfid`. Codes never change their meaning. This page is generated: `python -m sds.service.reasons`.",
+        "Every error response is a problem document, `application/problem+json` (RFC 9457). Its `type` leads to a section of this",
+        "page. Besides `title`, `status` and `detail` it has `reason_code`, `retryable`, `hint` and, if the error is about a decision,",
+        "its `dfid`. `retryable` tells whether the same request may succeed later.",
+        "",
+        "Each section gives the status, whether the code is retryable, the title, what the code means, and its usual hint. A code",
+        "never changes its meaning. This page is generated: `python -m sds.service.reasons`.",
         "",
     ]
     for code, reason in REASONS.items():
         again = "retryable" if reason.retryable else "not retryable"
-        lines += [f"## {code}", "", f"{reason.status}, {again}. {reason.title}. {reason.meaning}", ""]
-        lines += [f"Mend: {reason.hint}.", ""]
+        lines += [f"## {code}", "", f"{reason.status}, {again}. *{reason.title}.*", ""]
+        lines += [EXPLANATIONS.get(code, reason.meaning), "", f"Hint: {reason.hint}.", ""]
     return "\n".join(lines[:-1]) + "\n"
 
 
