@@ -1,6 +1,6 @@
-"""Whether the record knows all that was ordered in its name: asked before the first order after it is opened.
+"""Whether the record knows all that was ordered in its name: asked before the first order after the record is opened.
 
-A record that was put back from a backup, or begun anew, knows less than the outside. What it would pay may be paid.
+A record that was put back from a backup, or begun anew, knows less than the outside: what it would pay may be paid.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from sds.kernel.executor.statement import CLOCKS_APART_MS, Statement, known_keys
 from sds.kernel.storage.store import Reader
 
 RECORD_BEHIND = "RECORD_BEHIND"
-PAUSE_MS_MIN, PAUSE_MS_MAX = 1_000, 30_000  # after a statement that could not be read: doubles with each
-DOUBLINGS_MAX = 5  # enough for that
-_NOT_YET: object = object()  # no record's generation
+PAUSE_MS_MIN, PAUSE_MS_MAX = 1_000, 30_000  # the pause after an unreadable statement; each further one doubles it
+DOUBLINGS_MAX = 5  # enough to reach PAUSE_MS_MAX
+_NOT_YET: object = object()  # differs from every record's generation
 
-# The latest order by its time, and whether the clock was set back since: only then another may have come after it.
+# The order with the latest time, and whether the clock was set back since: only then it may not be the last order.
 _LATEST_ORDER = (
     "SELECT l.at_ms, EXISTS (SELECT 1 FROM clock_steps s WHERE s.idx > l.idx) FROM execution_log e"
     " CROSS JOIN decision_flows f ON f.dfid = e.dfid CROSS JOIN ledger l ON l.dfid = e.dfid AND l.kind = 'RESERVED'"
@@ -41,23 +41,23 @@ class Doubt:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """That a statement could not be read, `times` in a row: until `due_ms` nobody asks for it again."""
+    """`times` statements in a row could not be read. Until `due_ms` nobody asks for another."""
 
     doubt: Doubt
     times: int
     due_ms: int
 
     def holds(self, now_ms: int) -> bool:
-        """Tell whether it is too early to ask again. A clock that was set back delays no longer."""
+        """Tell whether it is too early to ask again. A clock that was set back does not lengthen the pause."""
         return self.due_ms - PAUSE_MS_MAX <= now_ms < self.due_ms
 
 
 class Wholeness:
-    """Of one open record and one executor. That it is whole is remembered for as long as it is that record (`generation`),
-    that it is not is asked again each time; that nobody can tell, for a pause.
+    """The answer for one open record and one executor. A yes is remembered while the record stays the same one
+    (`generation`). A no is asked again each time. When nobody can tell, the answer holds for a pause.
 
-    `statement`: lists what the executor was ordered (`Dispatcher.statement`); None where it cannot. Safe in several
-    threads: one asks, the others wait for its answer, unless the last could not be had.
+    `statement`: lists the executor's orders (`Dispatcher.statement`); None: it cannot. Threads may share this object: one
+    asks and the others wait for its answer, unless the last statement could not be read.
     """
 
     def __init__(self, record: Reader, gate: str, statement: Statement | None, *, now_ms: Callable[[], int]) -> None:
@@ -66,15 +66,15 @@ class Wholeness:
         self._unreadable: Unreadable | None = None
 
     def doubt(self) -> Doubt | None:
-        """Return why nothing may be ordered yet, None when the record is whole or its executor cannot tell.
+        """Return why nothing may be ordered yet; None: the record is whole, or its executor cannot tell.
 
-        It asks the executor: never inside a transaction.
+        It asks the executor, so it must not be called inside a transaction.
         """
         if self._statement is None or self._whole == (generation := self._record.generation):
             return None
         if (last := self._unreadable) is None:
             self._lock.acquire()
-        elif not self._lock.acquire(blocking=False):  # somebody asks again: nobody else needs to wait for that
+        elif not self._lock.acquire(blocking=False):  # another thread asks again: no need to wait for it
             return last.doubt
         try:
             if self._whole == generation:
@@ -109,7 +109,7 @@ class Wholeness:
         return Doubt(RECORD_BEHIND, why)
 
     def _since_ms(self, now_ms: int) -> int:
-        """Return from when on to look: a record that was cut off somewhere knows all up to its last order.
+        """Return from when on the statement is needed: a record that was cut off knows everything up to its last order.
 
         What operators wrote since does not count, and neither does a clock that was ahead.
         """
