@@ -78,6 +78,7 @@ def well_typed(specs: tuple[FieldSpec, ...], fields: Fields) -> dict[str, Value]
 
 
 def _fits(spec: FieldSpec, value: Value) -> bool:
+    """Tell whether a value is of a field's declared type, and within the limits of that type."""
     kind = type(value)  # not `isinstance`, which a foreign object can answer as it likes
     if spec.kind.name == "bool":
         return kind is bool

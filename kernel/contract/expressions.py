@@ -217,7 +217,7 @@ class _Parser:
             side = below()
             sides.append(self.want(side, "bool"))
             trees.append(side.tree)
-        return Term(BOOL, _in_turn(operator, sides), first.at, Tree(operator, tuple(trees)))
+        return Term(BOOL, _as_conditions(operator, sides), first.at, Tree(operator, tuple(trees)))
 
     def relation(self) -> Term:
         left = self.sum()
@@ -346,7 +346,7 @@ def _variable(path: str) -> str:
     return path.replace("_", "__").replace(".", "_d_")
 
 
-def _in_turn(operator: str, sides: list[str]) -> str:
+def _as_conditions(operator: str, sides: list[str]) -> str:
     """Write `||` and `&&` as conditions, evaluated from the left until the result is known, so that no failure is lost.
 
     Balanced, because a CEL library limits how deep an expression may be nested.
@@ -354,7 +354,7 @@ def _in_turn(operator: str, sides: list[str]) -> str:
     if len(sides) == 1:
         return sides[0]
     half = len(sides) // 2
-    left, right = _in_turn(operator, sides[:half]), _in_turn(operator, sides[half:])
+    left, right = _as_conditions(operator, sides[:half]), _as_conditions(operator, sides[half:])
     return f"({left} ? true : {right})" if operator == "||" else f"({left} ? {right} : false)"
 
 

@@ -26,6 +26,7 @@ def human_contract(contract: Terms) -> Terms:
 
 
 def _changes(contract: ContractFields) -> dict[str, Any]:
+    """Return the fields in which a human's terms differ from the agent's contract."""
     human, watched = contract.human, contract.aggregate_thresholds  # monitors watch an agent, not a human
     kinds = {name: kind for name, kind in contract.kinds.items() if name not in human.kinds}
     return {

@@ -68,7 +68,7 @@ class PolicyRules:
             if line.kind is None or line.reason is None:
                 return Proposed(line.otherwise or ESCALATE, "", (), index)
             names, program = self._params[index]
-            params = tuple(zip(names, _whole(program.evaluate(values)), strict=True))
+            params = tuple(zip(names, _whole_numbers(program.evaluate(values)), strict=True))
             return Proposed(line.kind, line.reason, params, index)
         raise ContractError("no line of the policy holds, and none says what is done otherwise")
 
@@ -78,7 +78,7 @@ def kind_of(spec: ReadingSpec) -> Kind:
     return Kind("string", frozenset(spec.values)) if spec.values else SCORE
 
 
-def _whole(values: Sequence[object]) -> list[int]:
+def _whole_numbers(values: Sequence[object]) -> list[int]:
     if not all(type(value) is int for value in values):
         raise ContractError("a parameter of the policy is no whole number")
     return [value for value in values if isinstance(value, int)]

@@ -210,6 +210,10 @@ class SagaSpec(Section):
 
 
 class RetrySpec(Section):
+    """How many attempts a flow has, how many fresh flows an event, and after how many rejections in a row an agent is
+    suspended.
+    """
+
     attempts_max: int = Field(default=3, ge=1, le=10)
     restarts_max: int = Field(default=3, ge=0, le=10)
     rejections_to_suspend: int = Field(default=10, ge=1, le=1_000_000)

@@ -104,6 +104,7 @@ def _mapping(node: yaml.MappingNode, path: Path, lines: Lines, name: str) -> dic
 
 
 def _scalar(tag: str, text: str, where: str) -> bool | int | str:
+    """Return a plain value by its YAML tag. Raises ContractError for a form that contracts do not use."""
     kind = tag.removeprefix("tag:yaml.org,2002:")
     if kind == "bool":
         return text.lower() in ("true", "yes", "on")

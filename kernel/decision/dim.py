@@ -6,8 +6,9 @@
     4 resources   nobody else holds what it draws on                  RESOURCE_CONTENTION
     5 mission     the registered mission is the one it was given      MISSION_DISSONANCE
 
-Every gate is evaluated, and the verdict carries every reason. An exception in the kernel is a rejection. Objections of the
-just-in-time check and of the reserving transaction, which come later, are recorded as gate 6.
+Every gate is evaluated, and the verdict carries every reason; only a proposal that its flow has had rejected before goes to
+a human at once. An exception in the kernel is a rejection. Objections of the just-in-time check and of the reserving
+transaction, which come later, are recorded as gate 6.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ WHY_ESCALATED = {
     "POLICY_ESCALATES": "the policy has no decision for this case",
 }
 PROBABILITY_MAX = 1 + 1e-9  # rounding may bring a sum of probabilities slightly above 1
+# After one of these objections another attempt cannot help.
 FINAL_CODES = frozenset(
     {"AGENT_SUSPENDED", "CONTRACT_REVOKED", "HALTED", "MISSION_DISSONANCE", "PROPOSAL_EXPIRED", "TOKEN_BUDGET_EXCEEDED"}
 )
@@ -108,6 +110,7 @@ def judge(
 def _judge(
     contract: Contract, packet: DecisionPacket, data: bytes, now: AuthorityState, decoding: Decoding, now_ms: int
 ) -> Verdict:
+    """Ask all five gates, and return the verdict that follows."""
     parsed = parse_proposal(data)
     proposal = None if isinstance(parsed, str) else parsed
     if proposal is not None and data in now.rejected:

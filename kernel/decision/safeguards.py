@@ -120,6 +120,7 @@ def with_notes(live: LiveState, envelope: DecisionEnvelope) -> LiveState:
 
 
 def _within_draws(contract: ContractFields, kind: KindBound, fields: Fields) -> KindBound | None:
+    """Narrow a kind to what the fields that it draws on still hold; None when nothing is left of it."""
     spec = contract.kinds.get(kind.kind)
     for path, drawn in (spec.draws if spec else {}).items():
         left = fields.get(path)
@@ -151,15 +152,13 @@ def _at_most(kind: KindBound, name: str | int, limit: int) -> KindBound | None:
     for param, allowed in kind.params:
         if param == name and allowed.lo >= 0 and allowed.hi <= limit:
             return kind
-        narrowed = _between(allowed, 0, limit) if param == name else allowed
+        narrowed = _capped(allowed, limit) if param == name else allowed
         if narrowed is None:
             return None
         params.append((param, narrowed))
     return KindBound(kind.kind, kind.reasons, tuple(params), kind.fills)
 
 
-def _between(allowed: Bound, lo: int, hi: int) -> Bound | None:
-    if lo <= allowed.lo and allowed.hi <= hi:
-        return allowed
-    lo, hi = max(lo, allowed.lo), min(hi, allowed.hi)
+def _capped(allowed: Bound, limit: int) -> Bound | None:
+    lo, hi = max(0, allowed.lo), min(limit, allowed.hi)
     return bound(lo, hi, step=allowed.step, residue=allowed.residue, scale=allowed.scale) if lo <= hi else None

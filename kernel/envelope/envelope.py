@@ -199,6 +199,7 @@ class DecisionEnvelope:
 
 
 def _objections(permitted: KindBound, proposal: Proposal) -> list[tuple[str, str]]:
+    """Return every way in which a proposal is outside its permitted kind, as (code, message)."""
     found: list[tuple[str, str]] = []
     if proposal.reason_code not in permitted.reasons:
         found.append(("SCHEMA_INVALID", f"`{proposal.reason_code}` is not a reason of `{proposal.action}`"))
@@ -276,6 +277,7 @@ def _meet_two(a: DecisionEnvelope, b: DecisionEnvelope) -> DecisionEnvelope:
 
 
 def _meet_kinds(a: KindBound, b: KindBound) -> KindBound | None:
+    """Return what both permit of one kind; None: nothing."""
     if a == b:
         return a
     same_shape = [n for n, _ in a.params] == [n for n, _ in b.params] and a.fills == b.fills

@@ -60,6 +60,7 @@ class _Call(Generic[T]):
             self._late(came)
 
     def result(self, timeout_s: float) -> T:
+        """Return what the call returns, or raise what it raises. Raises LateError after `timeout_s` seconds."""
         try:
             came = self._came.get(timeout=timeout_s)
         except queue.Empty:
@@ -68,10 +69,10 @@ class _Call(Generic[T]):
             if self._abandoned:
                 raise LateError from None
             came = self._came.get()
-        if isinstance(came, BaseException) and not isinstance(came, Exception):
-            raise EndingError(type(came).__name__).with_traceback(came.__traceback__) from came
-        if isinstance(came, BaseException):
+        if isinstance(came, Exception):
             raise came
+        if isinstance(came, BaseException):
+            raise EndingError(type(came).__name__).with_traceback(came.__traceback__) from came
         return came
 
 

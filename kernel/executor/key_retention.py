@@ -1,7 +1,7 @@
 """How long an executor's outside remembers a key. After that its `absent` says nothing.
 
-A payment gateway that forgets keys after a day says `absent` of what it paid two days ago, voids the key, or pays it again.
-So when an order may be forgotten, neither is believed and nothing is sent: only a human can find out its end.
+A payment gateway that forgets keys after a day says `absent` of what it paid two days ago; it would void the key, or pay it
+again. So when a key may be forgotten, `absent` is not believed, and nothing is sent or voided: a human must find out.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def _checked(line: object) -> StatementLine:
     if not isinstance(params, Mapping) or len(params) > NUMBERS_MAX or not all(isinstance(n, str) for n in params):
         raise unreadable_statement(f"the params of key `{line.key}` are none")
     amounts = () if line.amount_minor is None else (line.amount_minor,)
-    if not all(_whole(number) for number in (line.at_ms, *amounts, *params.values())):
+    if not all(_is_whole_number(number) for number in (line.at_ms, *amounts, *params.values())):
         raise unreadable_statement(f"a number of key `{line.key}` is no whole number of a size that can be kept")
     if not 0 <= line.at_ms <= AT_MS_MAX:
         raise unreadable_statement(f"the time of key `{line.key}` is none")
@@ -110,7 +110,7 @@ def _checked(line: object) -> StatementLine:
     return line
 
 
-def _whole(number: object) -> bool:
+def _is_whole_number(number: object) -> bool:
     return type(number) is int and -MAGNITUDE_MAX <= number <= MAGNITUDE_MAX
 
 
@@ -205,7 +205,7 @@ def compare(record: Reader, gate: str, statement: Statement, *, since_ms: int, u
     judged = [order for order in orders if not order.in_flight]
     found += [made for order in judged if (made := _judge(order, listed.get(order.key, ()), until_ms))]
     found += _paid_again(judged, listed, {difference.key for difference in found})
-    return Comparison(_still_so(record, gate, found, orders), len(orders), len(lines), len(orders) - len(judged))
+    return Comparison(_unchanged(record, gate, found, orders), len(orders), len(lines), len(orders) - len(judged))
 
 
 def read_orders(record: Reader, gate: str, since_ms: int, until_ms: int) -> list[Order]:
@@ -260,16 +260,17 @@ def _judge(order: Order, lines: Iterable[StatementLine], until_ms: int) -> Diffe
 
 
 def _at_odds(order: Order, lines: tuple[StatementLine, ...], until_ms: int) -> str | None:
+    """Return the code of the first difference between an order and its lines; None: they agree."""
     if not lines:
         in_time = order.executed_at_ms is not None and order.executed_at_ms <= until_ms
         return "NOT_CARRIED_OUT" if order.status == "SUCCESS" and in_time else None
     if len(lines) > 1:
         return "CARRIED_OUT_TWICE"
     (line,) = lines
-    return _other_end(order, line.outcome) or _other_order(order, line)
+    return _compare_end(order, line.outcome) or _compare_order(order, line)
 
 
-def _other_end(order: Order, outcome: str) -> str | None:
+def _compare_end(order: Order, outcome: str) -> str | None:
     """Compare how an order ended. DIRTY is known as a contradiction already. An order undone completely counts as never
     carried out: when a refused order was paid and taken back, nothing moved.
     """
@@ -284,7 +285,7 @@ def _other_end(order: Order, outcome: str) -> str | None:
     return "REVERSED_OUTSIDE" if outcome == "reverted" else "NOT_REVERSED"
 
 
-def _other_order(order: Order, line: StatementLine) -> str | None:
+def _compare_order(order: Order, line: StatementLine) -> str | None:
     """Compare what was ordered, as far as the outside says it."""
     if line.outcome != "rejected" and line.amount_minor is not None and not order.moved(line.amount_minor):
         return "AMOUNT_DIFFERS"
@@ -308,7 +309,7 @@ def _paid_again(
         )
 
 
-def _still_so(record: Reader, gate: str, found: list[Difference], before: list[Order]) -> tuple[Difference, ...]:
+def _unchanged(record: Reader, gate: str, found: list[Difference], before: list[Order]) -> tuple[Difference, ...]:
     """Leave out differences whose order has changed meanwhile, say by a reversal: the next comparison sees it whole."""
     then = {order.key: order for order in before}
 

@@ -88,6 +88,7 @@ class Wholeness:
         return doubt
 
     def _compare(self, statement: Statement) -> Doubt | None:
+        """Look the statement's keys up in the record; return why orders may be missing there, or why nobody can tell."""
         now_ms = self._now_ms()
         try:
             lines = statement(self._since_ms(now_ms), now_ms + CLOCKS_APART_MS)

@@ -1,8 +1,9 @@
 """How one attempt ends, in one durable transaction: reject, escalate, close, or reserve and return the order to send.
 
-Inside the transaction everything that can have changed since the proposal was judged is asked again. Is the flow still open
-and in time, the agent active, the contract in force, nothing halted, the snapshot young enough? (Time has passed while the
-state was read again and the write lock was awaited.) Was anything of this key reserved or settled since the drift check?
+The proposal was judged before, and time has passed since: the state was read again, and the write lock was awaited. So the
+transaction checks again what can have changed. The flow must still be open and in time, the agent active, the contract in
+force, the system not halted and the snapshot young enough. Nothing of this key may have been reserved or settled since the
+drift check.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Committer:
 
     def commit(self, judged: Attempt) -> ExecutionIntent | None:
         """Reserve and write the outcome of one attempt; return the order to send, if any. Raises UsageError: not open."""
-        intent: ExecutionIntent | None = None
+        order: ExecutionIntent | None = None
         with self._ending(judged) as attempt:
             deadline_ms = attempt.open_flow.deadline_ms
             if deadline_ms is not None and attempt.now_ms > deadline_ms:
@@ -70,15 +71,15 @@ class Committer:
             elif attempt.verdict.outcome == "ESCALATED":
                 watched = self._escalate(attempt)
             else:
-                intent, watched = self._accept(attempt)
+                order, watched = self._accept(attempt)
         monitored.tell(self._log, judged.packet.dfid, judged.packet.agent_id, watched)
-        return intent
+        return order
 
     @contextmanager
     def _ending(self, attempt: Attempt) -> Iterator[Attempt]:
         """Begin the transaction that ends an attempt; yield the attempt with its flow. Raises UsageError: not open."""
         dfid = attempt.packet.dfid
-        key = self._order_key(attempt, dfid) if attempt.verdict.outcome == "ACCEPTED" else ""
+        key = self._idempotency_key(attempt, dfid) if attempt.verdict.outcome == "ACCEPTED" else ""
         resources = reservations.named(self._contract, attempt.packet.key)
         counters = self._counters(attempt)
         asking = asking_for_open(dfid, self._contract.agent_id, key, resources, counters)
@@ -95,8 +96,8 @@ class Committer:
         checked_ms = attempt.packet.snapshot.taken_at_ms + attempt.report.age_ms
         return spend.scopes(self._contract, attempt.report.observed.situation.fields, checked_ms).names
 
-    def _order_key(self, attempt: Attempt, named_by: str) -> str:
-        """Return the order's idempotency key. `named_by`: the flow that it is made of (`undecided.named_by`)."""
+    def _idempotency_key(self, attempt: Attempt, named_by: str) -> str:
+        """Return the key of the order. `named_by`: the flow whose id goes into it (`undecided.named_by`)."""
         verdict = attempt.verdict
         kind = verdict.proposal.action if verdict.proposal else ""
         return idempotency_key(named_by, decision_record.STEP_ID, {"action": kind, **dict(verdict.amounts_minor)})
@@ -172,10 +173,10 @@ class Committer:
         kind = verdict.proposal.action if verdict.proposal else ""
         if kind not in self._orders:  # this includes a choice from a saga's menu: the saga carries that out
             return None, None, None
-        now = flow.breaker if flow else breaker.read(self._store, self._contract.gate)
-        if not breaker.lets_through(self._store, self._contract.gate, now, attempt.now_ms):
+        circuit = flow.breaker if flow else breaker.read(self._store, self._contract.gate)
+        if not breaker.lets_through(self._store, self._contract.gate, circuit, attempt.now_ms):
             return None, breaker.EXECUTOR_DOWN, None
-        key, is_ordered = self._named(attempt)
+        key, is_ordered = self._check_key(attempt)
         if is_ordered:
             return None, ALREADY_ORDERED, None
         amounts = dict(verdict.amounts_minor)
@@ -189,23 +190,21 @@ class Committer:
         if code is not None:
             return None, code, None
         order = ExecutionIntent(packet.dfid, key, kind, tuple(sorted(amounts.items())), packet.key, observed.version)
-        intent = order.signed_by(self._signer)
+        order = order.signed_by(self._signer)
         taken = {
             "reservations": reservations.taken(self._contract, packet.dfid, packet.key, claim),
             "spend": spend.taken(packet.dfid, spending, claim.spends),
         }
         needs, after = (claim.draws, claim.spends), flow.head if flow else None
-        head = decision_record.write_reservation(self._store, intent, needs, taken, attempt.now_ms, after=after)
-        return intent, None, head
+        head = decision_record.write_reservation(self._store, order, needs, taken, attempt.now_ms, after=after)
+        return order, None, head
 
-    def _named(self, attempt: Attempt) -> tuple[str, bool]:
-        """Return the order's key, and whether an order has it already. Where the flow has no parent, both were read with
-        it.
-        """
+    def _check_key(self, attempt: Attempt) -> tuple[str, bool]:
+        """Return the order's key, and whether the record has an order under it. A flow without parent has read both."""
         dfid, flow = attempt.packet.dfid, attempt.flow
         if flow and flow.parent is None:
-            return self._order_key(attempt, dfid), bool(flow.ordered)
-        key = self._order_key(attempt, undecided.named_by(self._store, dfid))
+            return self._idempotency_key(attempt, dfid), bool(flow.ordered)
+        key = self._idempotency_key(attempt, undecided.named_by(self._store, dfid))
         return key, decision_record.is_ordered(self._store, key)
 
     def _reject(self, attempt: Attempt) -> Watched:
@@ -213,11 +212,10 @@ class Committer:
 
         Return what the monitors found, and why the agent was suspended for it, if it was.
         """
-        watched = Watched()
-        attempt = replace(attempt, data=attempt.data[:PROPOSAL_BYTES_MAX])
-        verdict = attempt.verdict
+        attempt, verdict = replace(attempt, data=attempt.data[:PROPOSAL_BYTES_MAX]), attempt.verdict
         if verdict.contended:
-            return self._undecided(attempt, verdict.reason_code or CONTENTION)
+            return self._undecided(attempt, CONTENTION)
+        watched = Watched()
         if verdict.final or attempt.number >= self._contract.retry.attempts_max:
             ends = (reason.code for reason in verdict.reasons if reason.code in dim.FINAL_CODES)
             watched = self._undecided(attempt, next(ends, "REASONING_EXHAUSTION"))

@@ -85,10 +85,11 @@ class Dispatcher:
         left_s = self._deadline_s if deadline_ms is None else min(self._deadline_s, (deadline_ms - now_ms) / 1000)
         receipt = self._send(intent, left_s)
         # settle before anything else may fail, so that what is known of the order is not lost
-        status, failures = self._settled(intent, receipt, None, until_ms)
+        status, failures = self._settle(intent, receipt, None, until_ms)
         answered = receipt.status in _ANSWERED
-        # an executor that was given less than its full time has not failed
-        if failures > 0 if answered else left_s == self._deadline_s:
+        # an answer ends a row of failures; an executor that was given less than its full time has not failed
+        counts = failures > 0 if answered else left_s == self._deadline_s
+        if counts:
             self._tell_breaker(answered=answered)
         return status
 
@@ -104,35 +105,34 @@ class Dispatcher:
         if changed:
             self._log("executor.up" if answered else "executor.down", {"gate": self._gate})
 
-    def _send(self, intent: ExecutionIntent, within_s: float | None = None) -> Receipt:
-        """Send an order once, within `within_s` seconds, and look it up unless the executor says that it settled. A look-up
-        that contradicts a refusal makes it `unknown`. An executor that did not answer in time is not asked again.
+    def _send(self, intent: ExecutionIntent, send_s: float) -> Receipt:
+        """Send an order once, with `send_s` seconds to carry it out, and look it up unless the executor says that it settled.
+        A look-up that contradicts a refusal makes it `unknown`. An executor that did not answer in time is not asked again.
         """
-        send_s = self._deadline_s if within_s is None else within_s
 
         def send() -> Receipt:
             return _cleaned(self.executor.dispatch(intent, intent.idempotency_key, send_s))
 
         try:
-            receipt = within(self._deadline_s, send, late=lambda receipt: self._came_late(intent, receipt))
+            receipt = within(self._deadline_s, send, late=lambda receipt: self._record_late_answer(intent, receipt))
         except LateError:
             facts = {"dfid": intent.dfid, "waited_ms": round(self._deadline_s * 1000)}
             self._log("executor.late", facts)
             return Receipt("unknown", detail=f"the executor did not answer within {facts['waited_ms']} ms")
         except Exception as error:  # noqa: BLE001  whatever it raises, it may have acted
-            receipt = Receipt("unknown", detail=self._failed(intent, "the executor failed", error))
+            receipt = Receipt("unknown", detail=self._log_failure(intent, "the executor failed", error))
         if receipt.status == "settled":
             return receipt
         known = self._lookup(intent)
         if receipt.status in ("rejected", "unsent"):
             contradiction = f"told to be {receipt.status}, and carried out by its own look-up"
             return replace(known, status="unknown", detail=contradiction) if known.status == "settled" else receipt
+        if not receipt.detail:
+            return known
         found = f"looked up: {known.status}{': ' if known.detail else ''}{known.detail}"
-        return (
-            replace(known, detail=one_line(f"{receipt.detail}; {found}", DETAIL_CHARS_MAX)) if receipt.detail else known
-        )
+        return replace(known, detail=one_line(f"{receipt.detail}; {found}", DETAIL_CHARS_MAX))
 
-    def _came_late(self, intent: ExecutionIntent, receipt: Receipt) -> None:
+    def _record_late_answer(self, intent: ExecutionIntent, receipt: Receipt) -> None:
         """Record the late answer to an order that is UNKNOWN by now, unless somebody else has settled it meanwhile."""
         try:
             if receipt.status in ("settled", "rejected"):
@@ -141,16 +141,16 @@ class Dispatcher:
         except Exception as error:  # noqa: BLE001  nobody waits here; recovery looks the order up again
             self._log("executor.late_answer_lost", {"dfid": intent.dfid, "error": type(error).__name__})
 
-    def _asked(self, intent: ExecutionIntent, what: str, ask: Callable[[], Receipt]) -> Receipt:
+    def _ask(self, intent: ExecutionIntent, what: str, ask: Callable[[], Receipt]) -> Receipt:
         """Ask the executor a question within its deadline. No answer, or an exception, is `unknown`."""
         try:
             return within(self._deadline_s, lambda: _cleaned(ask()))
         except LateError:
             return Receipt("unknown", detail=f"{what} failed: no answer within {round(self._deadline_s * 1000)} ms")
         except Exception as error:  # noqa: BLE001  as above
-            return Receipt("unknown", detail=self._failed(intent, f"{what} failed", error))
+            return Receipt("unknown", detail=self._log_failure(intent, f"{what} failed", error))
 
-    def _failed(self, intent: ExecutionIntent, what: str, error: Exception) -> str:
+    def _log_failure(self, intent: ExecutionIntent, what: str, error: Exception) -> str:
         """Log what was raised and where; return it as one line."""
         frames = extract_tb(error.__traceback__)
         place = f"{PurePath(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "?"
@@ -159,9 +159,7 @@ class Dispatcher:
         return one_line(f"{what}: {text} ({place})", DETAIL_CHARS_MAX)
 
     def _lookup(self, intent: ExecutionIntent) -> Receipt:
-        return self._asked(
-            intent, "the look-up", lambda: self.executor.lookup(intent.idempotency_key, self._deadline_s)
-        )
+        return self._ask(intent, "the look-up", lambda: self.executor.lookup(intent.idempotency_key, self._deadline_s))
 
     def resolve(self, intent: ExecutionIntent, still_valid: Callable[[ExecutionIntent], bool]) -> str:
         """Learn what became of an order whose sender is gone, by its key. Return the execution status.
@@ -265,7 +263,7 @@ class Dispatcher:
         return self.settle(intent, _cleaned(stated), by=by)
 
     def _void(self, intent: ExecutionIntent) -> Receipt:
-        return self._asked(intent, "voiding", lambda: self.executor.void(intent.idempotency_key, self._deadline_s))
+        return self._ask(intent, "voiding", lambda: self.executor.void(intent.idempotency_key, self._deadline_s))
 
     def statement(self, since_ms: int, until_ms: int) -> tuple[StatementLine, ...]:
         """Return what the executor lists of a time. Raises UsageError when it lists nothing, WorldError: unreadable."""
@@ -275,19 +273,19 @@ class Dispatcher:
             raise unreadable_statement(f"it is not there within {STATEMENT_S_MAX:.0f} s") from None
 
     def revert(self, intent: ExecutionIntent, *, sent_before: bool) -> Receipt:
-        """Undo an order that was carried out. If that was asked for before, only when it is certainly not undone yet."""
+        """Undo an order that was carried out. `sent_before`: only if a look-up says that it is certainly not undone."""
         if sent_before:
             known = self.reverted(intent)
             if known.status != "absent":
                 return known
             if not self.keeps_key(intent.dfid, "REVERSAL"):
                 return Receipt("unknown", detail=FORGOTTEN)
-        receipt = self._asked(intent, "taking it back", lambda: self.executor.revert(intent, self._deadline_s))
+        receipt = self._ask(intent, "taking it back", lambda: self.executor.revert(intent, self._deadline_s))
         return receipt if receipt.status in ("settled", "rejected") else self.reverted(intent)
 
     def reverted(self, intent: ExecutionIntent) -> Receipt:
         """Look up whether an order was undone."""
-        return self._asked(intent, "the look-up", lambda: self.executor.reverted(intent, self._deadline_s))
+        return self._ask(intent, "the look-up", lambda: self.executor.reverted(intent, self._deadline_s))
 
     def settle(
         self, intent: ExecutionIntent, receipt: Receipt, *, by: Mapping[str, object] | None = None, until_ms: int = 0
@@ -299,9 +297,9 @@ class Dispatcher:
         the human whose word it is. `until_ms`: until then only its sender can have sent it. `unsent` later, or of an
         UNKNOWN order, only means that this sender did not send it.
         """
-        return self._settled(intent, receipt, by, until_ms)[0]
+        return self._settle(intent, receipt, by, until_ms)[0]
 
-    def _settled(
+    def _settle(
         self, intent: ExecutionIntent, receipt: Receipt, by: Mapping[str, object] | None, until_ms: int
     ) -> tuple[str, int]:
         """Do what `settle` does; return the status, and how many orders in a row the executor had not answered before."""
@@ -335,18 +333,13 @@ class Dispatcher:
         return (was, status) == ("SUCCESS", "FAILED") and self._store.value(_ATTESTED, (intent.dfid,)) is not None
 
     def _write_dirty(self, intent: ExecutionIntent, receipt: Receipt, was: str) -> str:
+        """Mark a contradicted order as DIRTY, and reserve again what it took; return DIRTY."""
         now_ms = self._now_ms()
         reservations.reserve_again(self._store, intent.dfid, succeeded=was == "SUCCESS")
         self._write_status(intent, receipt, was, "DIRTY", now_ms)
         self._store.run("UPDATE decision_flows SET tag = 'DIRTY' WHERE dfid = ?", (intent.dfid,))
-        body = {
-            "status": "DIRTY",
-            "reference": receipt.reference,
-            "detail": receipt.detail,
-            "kept": True,
-            "tag": "DIRTY",
-        }
-        ledger.append(self._store, now_ms, "CONTRADICTED", intent.dfid, body)
+        body = {"reference": receipt.reference, "detail": receipt.detail, "kept": True, "tag": "DIRTY"}
+        ledger.append(self._store, now_ms, "CONTRADICTED", intent.dfid, {"status": "DIRTY", **body})
         return "DIRTY"
 
     def _write_status(self, intent: ExecutionIntent, receipt: Receipt, was: str, status: str, now_ms: int) -> None:
@@ -356,6 +349,7 @@ class Dispatcher:
     def _write(
         self, intent: ExecutionIntent, receipt: Receipt, order: StandingOrder, by: Mapping[str, object] | None
     ) -> None:
+        """Write the new status; for an end also what it releases and the flow's end. Hand over what is a human's now."""
         status, now_ms = _STATUS[receipt.status], self._now_ms()
         self._write_status(intent, receipt, order.status, status, now_ms)
         tag = self._failure_tag(intent, receipt, by) if status == "FAILED" else None

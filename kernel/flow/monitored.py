@@ -81,14 +81,13 @@ def spends_at(contract: Contract) -> int | None:
 
 def decided(contract: Contract, attempt: Attempt, state: str) -> MonitoredDecision:
     """Return what is counted of an attempt that ends its flow in `state`."""
-    proposal, amounts = attempt.verdict.proposal, dict(attempt.verdict.amounts_minor)
-    spec = contract.kinds.get(proposal.action) if proposal else None
-    executed = state == "EXECUTING"
-    paid = executed and spec is not None and spec.spends is not None
+    proposal, executed = attempt.verdict.proposal, state == "EXECUTING"
+    spec = contract.kinds.get(proposal.action) if proposal and executed else None
+    spends = spec.spends if spec else None
     return MonitoredDecision(
         executed=executed,
-        paid=paid,
-        paid_minor=amounts.get(spec.spends, 0) if paid and spec and spec.spends else None,
+        paid=spends is not None,
+        paid_minor=None if spends is None else dict(attempt.verdict.amounts_minor).get(spends, 0),
         reason=proposal.reason_code if proposal else None,
         confidence=attempt.decoding.confidence,
         readings=_likeliest(attempt.decoding.facts.get("readings")),
@@ -138,7 +137,7 @@ def _recorded(
     """
     scale = counter_scale.spends_at(spec) if spec else None
     executed = body["state"] == "EXECUTING"
-    paid = executed and spec is not None and scale is not None
+    paid = executed and scale is not None
     return MonitoredDecision(
         executed=executed,
         paid=paid,

@@ -40,11 +40,14 @@ class Observer:
     ) -> LiveState:
         """Read live state, reservations, spend limits, artifacts and authority.
 
-        A field that is not of its declared type is left out, and `notes` say so: a foreign source may return anything. The
-        epochs of resources are read before the state: what is reserved in between, the reserving transaction finds. It
-        reads authority again, too; an order in flight is not reserved again, so its authority is read here. `dfid`: the
-        flow this is for, "" for one that would be created now. `without`: an order in flight that is counted as if it had
-        taken nothing. `seen`: what the record says of agent, key and flow, where that has been read already.
+        A foreign source may return anything: a field that is not of its declared type is left out, and `notes` say so. The
+        epochs of resources are read before the state, so that the reserving transaction notices what is reserved in
+        between. That transaction also reads authority again. An order in flight is not reserved again, so its authority is
+        read here.
+
+        `dfid`: the flow this is for; "" stands for one that would be created now. `without`: an order in flight that is
+        counted as if it had taken nothing. `seen`: what the record says of agent, key and flow, where that has been read
+        already.
         """
         seen = seen or standing(self._store, self._contract, self._contract.agent_id, key, dfid)
         authority, usage = seen.authority, seen.usage

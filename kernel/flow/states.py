@@ -1,7 +1,7 @@
 """The life of a decision flow (DIR 4.3): which state may follow which, as a pure table; its lease; and its answer.
 
-A lease is the time in which the holder of a flow may be at work on it: others leave the flow alone. Leases, and so clocks,
-are not what keeps an order's effect to at most once. A holder whose lease was taken over finds its flow closed in the
+While a flow's lease runs its holder may be at work on it, and others leave it alone. That an order has its effect at most
+once does not depend on leases, and so on no clock. A holder whose lease was taken over finds its flow closed in the
 transaction that would reserve. A reserved order has one key: recovery looks it up, and sends it again only under that key,
 to an executor that honours it. Otherwise recovery voids the key, or leaves the order UNKNOWN.
 
@@ -97,9 +97,9 @@ def transition(start: State, *path: State) -> State:
 def is_held(begun_ms: int, until_ms: int, now_ms: int) -> bool:
     """Tell whether a lease from `begun_ms` until `until_ms` (milliseconds since 1970) still runs.
 
-    It is over after its end. It is also over if it begins further in the future than it is long: the clock was ahead when
-    the lease was written and has been set back since, and to wait for that time would hold up what is reserved. A lease
-    that begins less far ahead runs: of two processes that share a record, one may have read its clock a little earlier.
+    It is over after its end. It is also over if it begins further ahead than it is long: then the clock was ahead when the
+    lease was written and has been set back since, and waiting would hold up what is reserved. A lease that begins less far
+    ahead still runs: of two processes that share a record, one may have read its clock a little earlier.
     """
     return begun_ms - (until_ms - begun_ms) <= now_ms <= until_ms
 

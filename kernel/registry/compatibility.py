@@ -48,6 +48,7 @@ def _schema(contract: Contract) -> Refusal | None:
 
 
 def _against(contract: Contract, known: Known) -> Refusal | None:
+    """Refuse what contradicts a contract that is registered for the same gate or agent."""
     if (known.gate, known.agent_id) != (contract.gate, contract.agent_id):
         return Refusal(
             f"agent `{contract.agent_id}` cannot serve gate `{contract.gate}`: agent `{known.agent_id}` serves"

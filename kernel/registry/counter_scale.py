@@ -100,6 +100,7 @@ def spends_at(kind: Mapping[str, Any]) -> int | None:
 
 
 def _drawn(store: Reader, counter: str) -> bool:
+    """Tell whether anything is drawn from a resource that the pattern `counter` names."""
     begin, _, end = counter.partition("*")
     sql = (
         "SELECT 1 FROM resources WHERE drawn > 0 AND substr(resource, 1, ?) = ?"

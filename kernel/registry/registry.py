@@ -126,6 +126,7 @@ def _write_refusal(
 def _put_in_force(
     store: Store, contract: Contract, entry: Mapping[str, str], known: list[compatibility.Known], now_ms: int
 ) -> None:
+    """Write a contract that is new, and bind its agent to it."""
     if not known:
         _insert(store, contract, entry, now_ms)
         _take_into_service(store, contract, now_ms)
@@ -179,9 +180,9 @@ def _revoke_superseded(store: Store, contract: Contract, entry: Mapping[str, str
 
 
 def revoke(store: Store, contract_hash: str, *, who: str, reason: str, now_ms: int) -> bool:
-    """Withdraw a contract for good: every flow under it ends, even one that is about to reserve. Return False if it was so.
+    """Withdraw a contract for good: every flow under it ends, even one that is about to reserve.
 
-    Raises ContractError for a contract that was never registered.
+    Return False if it was revoked before. Raises ContractError for a contract that was never registered.
     """
     with store.transaction():
         return _revoke(store, contract_hash, by="operator", who=who, reason=reason, now_ms=now_ms)
@@ -210,6 +211,7 @@ def _reason(given: str) -> str:
 
 
 def lookup(store: Store, agent_id: str) -> Registration | None:
+    """Return what the registry knows of an agent; None: it is not registered."""
     found = store.row(
         "SELECT a.agent_id, a.status, a.contract_hash, c.mission_hash, a.rejections,"
         " COALESCE((SELECT value FROM meta WHERE key = 'halted'), '') <> '0' FROM agents a"
@@ -247,10 +249,7 @@ def move(
         raise TransitionError(f"{by} may not move agent `{agent_id}` from {known.status} to {status}")
     why = _reason(reason)
     store.run("UPDATE agents SET status = ?, rejections = 0 WHERE agent_id = ?", (status, agent_id))
-    if (known.status, status) == (
-        "SUSPENDED",
-        "ACTIVE",
-    ):  # an operator has looked at what the agent did: it begins anew
+    if (known.status, status) == ("SUSPENDED", "ACTIVE"):  # an operator has looked: the agent begins anew
         store.run("DELETE FROM escalation_budgets WHERE agent_id = ?", (agent_id,))
         windows.clear(store, agent_id, "decisions", "labels")
     body = {"agent_id": agent_id, "was": known.status, "status": status, "by": by, "reason": why}

@@ -199,6 +199,7 @@ def release(store: Store, dfid: str, *, kept: bool) -> None:
 
 
 def _draw(store: Store, rows: list[Row], *, kept: bool, status: str, epochs: int) -> None:
+    """Insert reservations and add them to what is drawn of their resources, which then begin `epochs` new epochs."""
     if not rows:
         return
     store.write(

@@ -144,14 +144,15 @@ def left(
 
 
 def _used(store: Reader, contract: Contract, now: Scopes, totals: Row, without: str) -> list[int]:
+    """Return what is used of every limit, in the contract's order."""
     own = of_order(store, without) if without else {}
     used = [(total or 0) - own.get(name, 0) for name, total in zip(now.names, totals, strict=False)]
     stepped = steps(store, totals[len(used) :], now.at_ms, WINDOW_MS_MAX)
     for index, (limit, who) in enumerate(zip(contract.spend, now.whom, strict=True)):
         if limit.sliding:
-            used[index] = _within(store, limit, _minutes(contract.gate, limit, who), now.at_ms, without)
+            used[index] = _used_sliding(store, limit, _minutes(contract.gate, limit, who), now.at_ms, without)
         if stepped:
-            used[index] += _besides(store, contract.gate, limit, who, now.at_ms, without, stepped)
+            used[index] += _used_by_steps(store, contract.gate, limit, who, now.at_ms, without, stepped)
     return used
 
 
@@ -164,7 +165,7 @@ def of_order(store: Reader, dfid: str) -> dict[str, int]:
     return dict(store.rows("SELECT scope, amount FROM spend WHERE dfid = ?", (dfid,)))
 
 
-def _within(store: Reader, limit: SpendLimit, minutes: str, at_ms: int, without: str) -> int:
+def _used_sliding(store: Reader, limit: SpendLimit, minutes: str, at_ms: int, without: str) -> int:
     """Return what was spent within a sliding window: whole minutes, and the young enough orders of the oldest one."""
     begin_ms = at_ms - LENGTH_MS[limit.window]
     oldest, newest = f"{minutes}{_minute(begin_ms)}", f"{minutes}{_minute(at_ms + BACK_MS)}"
@@ -173,7 +174,7 @@ def _within(store: Reader, limit: SpendLimit, minutes: str, at_ms: int, without:
     return total - (store.value(_OWN_MINUTES, (without, oldest, newest)) if without else 0)
 
 
-def _besides(
+def _used_by_steps(
     store: Reader, gate: str, limit: SpendLimit, who: str, at_ms: int, without: str, stepped: Iterable[Step]
 ) -> int:
     """Return what counts at `at_ms` although its time is in another window, because the clock was set back."""
@@ -202,9 +203,7 @@ def _moved(
     store: Reader, limit: SpendLimit, of_limit: tuple[str, str, int, str, str], at_ms: int, step: Step
 ) -> Iterator[tuple[str, int, int]]:
     """Yield the orders that a step of the clock may have moved here: (flow, amount, reserved at)."""
-    if counts(
-        limit, step.now_ms, at_ms
-    ):  # orders with a later time that were reserved before the clock showed this one
+    if counts(limit, step.now_ms, at_ms):  # later times, reserved before the clock showed this one
         yield from store.rows(_BEFORE, (*of_limit, step.now_ms, step.idx))
     first_ms = max(step.now_ms, at_ms - step.by_ms - WINDOW_MS_MAX)
     last_ms = min(step.was_ms, at_ms - step.by_ms + WINDOW_MS_MAX)
@@ -257,6 +256,7 @@ def anything_counted(store: Reader, contract: Contract, at_ms: int) -> bool:
 
 
 def _holds(store: Reader, gate: str, limit: SpendLimit, at_ms: int) -> bool:
+    """Tell whether any counter of a limit's present window is above 0."""
     if not limit.sliding:
         prefix, since = f"{gate}/{limit.name}/{window(limit, at_ms)}/", ""
     else:

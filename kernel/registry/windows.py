@@ -140,7 +140,7 @@ class Windows:
                 self._keep_chunk(store, sums)
         for index, (_, length_ms, place) in enumerate(self._timed):
             if at_ms // length_ms > sums.running[index][0]:  # a clock that was set back begins no new sixtieth
-                self._turn(store, sums, index, at_ms // length_ms)
+                self._next_bucket(store, sums, index, at_ms // length_ms)
             bucket, running = sums.running[index]
             sums.running[index] = bucket, list(map(add, running, vector[place]))
 
@@ -165,7 +165,7 @@ class Windows:
                 sums.mark("", key, body, -1)
             store.run(f"DELETE {_OLD_CHUNKS}", (*self._of, first))
 
-    def _turn(self, store: Store, sums: Sums, index: int, bucket: int) -> None:
+    def _next_bucket(self, store: Store, sums: Sums, index: int, bucket: int) -> None:
         """Begin another sixtieth of a window of minutes: write the one that is over, subtract those that are too old."""
         name, _, place = self._timed[index]
         before, running = sums.running[index]
@@ -173,13 +173,13 @@ class Windows:
             kept = orjson.dumps(running).decode()
             store.run(_KEEP_BUCKET, (*self._of, name, before, kept))
             sums.mark(name, before, kept, 1)
-        for key, body in self._over(store, name, bucket):
+        for key, body in self._expired(store, name, bucket):
             sums.totals[place] = map(sub, sums.totals[place], orjson.loads(body))
             sums.mark(name, key, body, -1)
         store.run(f"DELETE {_OLD_BUCKETS}", (*self._of, name, bucket - BUCKETS))
         sums.running[index] = bucket, [0] * len(running)
 
-    def _over(self, store: Reader, name: str, bucket: int) -> list[tuple[int, str]]:
+    def _expired(self, store: Reader, name: str, bucket: int) -> list[tuple[int, str]]:
         """Return the number and body of the sixtieths that have left the window."""
         return list(store.rows(f"SELECT bucket, body {_OLD_BUCKETS}", (*self._of, name, bucket - BUCKETS)))
 
@@ -190,7 +190,7 @@ class Windows:
         totals = list(sums.totals)
         for index, (name, length_ms, place) in enumerate(self._timed):
             bucket, (before, running) = at_ms // length_ms, sums.running[index]
-            gone = [orjson.loads(body) for _, body in self._over(store, name, bucket)] if bucket > before else []
+            gone = [orjson.loads(body) for _, body in self._expired(store, name, bucket)] if bucket > before else []
             for vector in (*gone, *([running] if before < bucket - BUCKETS else [])):
                 totals[place] = map(sub, totals[place], vector)
         return totals

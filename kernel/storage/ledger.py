@@ -200,11 +200,11 @@ def _altered(store: Reader, last: Checkpoint | None, before: Head, public: Publi
     """
     if last is not None:
         stored = store.value("SELECT entry_hash FROM ledger WHERE idx = ?", (last.idx,))
-        return _wrong(last, stored, public)
+        return _checkpoint_fault(last, stored, public)
     return "" if before == public.since else f"it has no checkpoint, and signing began after entry {public.since.idx}"
 
 
-def _wrong(checkpoint: Checkpoint, stored: str | None, public: PublicKeys | None) -> str:
+def _checkpoint_fault(checkpoint: Checkpoint, stored: str | None, public: PublicKeys | None) -> str:
     """Return what is wrong with one checkpoint, given the hash of the entry it names; "" when nothing is."""
     if stored != checkpoint.entry_hash:
         return f"checkpoint {checkpoint.idx}: the entry is not the one that was signed"
@@ -225,20 +225,20 @@ def checkpoint_faults(
 
     Without keys only this is found: whether they fit the ledger and each other. Anybody's key could have signed them.
     """
-    found = [] if public is None else _before(hashes, head, public.since, none=not checkpoints)
+    found = [] if public is None else _start_faults(hashes, head, public.since, none=not checkpoints)
     last = public.since.idx if public else checkpoints[0].prev_idx if checkpoints else 0
     for each in checkpoints:
-        if wrong := _wrong(each, hashes.get(each.idx), public):
+        if wrong := _checkpoint_fault(each, hashes.get(each.idx), public):
             found.append(wrong)
         if each.prev_idx != last:
             found.append(f"checkpoint {each.idx}: the one before it, of entry {each.prev_idx}, is missing")
         elif each.idx - last > CHECKPOINT_EVERY:
-            found.append(_stretch(last, each.idx))
+            found.append(_unsigned(last, each.idx))
         last = each.idx
-    return [*found, _stretch(last, head.idx)] if public and head.idx - last > CHECKPOINT_EVERY else found
+    return [*found, _unsigned(last, head.idx)] if public and head.idx - last > CHECKPOINT_EVERY else found
 
 
-def _before(hashes: Mapping[int, str], head: Head, since: Head, *, none: bool) -> list[str]:
+def _start_faults(hashes: Mapping[int, str], head: Head, since: Head, *, none: bool) -> list[str]:
     """Return what is wrong with the place where signing began."""
     if hashes.get(since.idx, GENESIS) != since.entry_hash:
         return [f"entry {since.idx}: not the one after which signing began"]
@@ -247,7 +247,7 @@ def _before(hashes: Mapping[int, str], head: Head, since: Head, *, none: bool) -
     return []
 
 
-def _stretch(last: int, idx: int) -> str:
+def _unsigned(last: int, idx: int) -> str:
     return f"entries {last + 1} to {idx}: more than {CHECKPOINT_EVERY} without a checkpoint"
 
 
@@ -288,6 +288,7 @@ class CheckpointWitness:
                 self._sign(store, last, now, now)
 
     def _sign(self, store: Store, last: Checkpoint | None, before: Head, added: Head) -> None:
+        """Sign the head `added`, if the key is here and the ledger up to `before` is what was signed."""
         key = self._key
         if key is None or (last is not None and last.public_key not in key.public.keys):  # another process has a newer
             self._key = key = self._key_of(None if last else before)

@@ -80,6 +80,7 @@ def destroy(store: Store, gate: str, events: tuple[str, ...], *, who: str, reaso
 
 
 def _unwrapped_or_new(store: Store, found: Row | None, name: str) -> tuple[CaseKey, bytes]:
+    """Return the key of a case and its wrapped form, both made when the case has no key yet."""
     if found is None:
         raise StoreError(f"`{name}` is not in the record")
     gate, event_id, wrapped, erased_at_ms, reason = found
@@ -145,7 +146,7 @@ class Texts:
 
     def __init__(self, store: Reader, dfid: str, *, shown: bool = False) -> None:
         self._store, self._dfid, self._shown = store, dfid, shown
-        self._found: CaseKey | None = None
+        self._unwrapped: CaseKey | None = None
         self._lost = False  # True, with `shown`: the key is known to be lost
 
     def text(self, column: str, stored: str) -> str:
@@ -201,14 +202,14 @@ class Texts:
 
     @property
     def _key(self) -> CaseKey:
-        if self._found is None:
+        if self._unwrapped is None:
             gate, event_id, wrapped, erased_at_ms, reason = self._store.row(_OF_FLOW, (self._dfid,)) or _NONE
             if erased_at_ms is not None:
                 raise _erased(event_id, erased_at_ms, reason)
             if wrapped is None:
                 raise StoreError(f"the key of event `{event_id}` is gone", hint="sds ledger verify", dfid=self._dfid)
-            self._found = self._store.keyring.unwrap(gate, event_id, wrapped)
-        return self._found
+            self._unwrapped = self._store.keyring.unwrap(gate, event_id, wrapped)
+        return self._unwrapped
 
 
 CARD, IBAN, TOKEN = "[card]", "[IBAN]", "[token]"

@@ -9,7 +9,7 @@ from sds.kernel.canonical import one_line
 from sds.kernel.errors import StoreError
 from sds.kernel.storage.store import MESSAGE_CHARS_MAX
 
-NO_READ, NO_WRITE = "the store cannot be read", "the store refused"  # the beginnings of messages
+NO_READ, NO_WRITE = "the store cannot be read", "the store refused"  # how messages begin
 UNKNOWN_END = "the connection was lost while it committed: whether it did, the record says"
 _RUNNING = "is PostgreSQL running, and its address right? it is asked again next time"
 _UNSTORABLE = (OverflowError, UnicodeEncodeError, psycopg.DataError)

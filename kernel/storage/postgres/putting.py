@@ -38,6 +38,7 @@ def _refuse_in_use(db: Connection, schema: str) -> None:
 
 
 def _drop_empty(db: Connection, schema: str) -> None:
+    """Drop a schema with an empty record. Raises UsageError when the record has entries."""
     there = db.execute("SELECT to_regclass(%s) IS NOT NULL", (f"{schema}.ledger",)).fetchone()
     if not there or not there[0]:
         return

@@ -178,6 +178,7 @@ class PostgresStore(_CatalogueReader, Store):
             db.close()
 
     def _make_or_upgrade(self, db: Connection) -> None:
+        """Make the record, or upgrade an older one. Raises StoreError for another program's schema or a newer record."""
         there = db.execute("SELECT to_regnamespace(%s) IS NOT NULL", (self._schema_name,)).fetchone()
         if there is None or not there[0]:
             schemas.create(db, self._schema_name)
