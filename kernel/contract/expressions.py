@@ -7,9 +7,9 @@ the CEL library evaluates not the author's text but the parsed tree written out 
 `a && b` as `a ? b : false`: when a side that is evaluated fails, the whole fails; a side that does not matter is not
 evaluated; and precedence is this parser's alone.
 
-The subset: literals (integers, strings, `true`, `false`), declared paths, `|| && ! == != < <= > >= in + - * / %`, `c ? a :
-b`, lists after `in`, and `min(a, b)`, `max(a, b)`. No floats, no macros, no `has()`. A score, which only a reading has,
-compares with decimals: both are whole numbers of millionths.
+The subset: literals (integers, strings, `true`, `false`), declared paths, `||  &&  !  ==  !=  <  <=  >  >=  in
++  -  *  /  %`, `c ? a : b`, lists after `in`, and `min(a, b)`, `max(a, b)`. No floats, no macros, no `has()`. A score, which
+only a reading has, compares with decimals: both are whole numbers of millionths.
 """
 
 from __future__ import annotations

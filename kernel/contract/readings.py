@@ -1,5 +1,4 @@
-"""The sections of a contract that say how a decision is reached within the envelope: `readings`, `policy`, `max_error`.
-Pure.
+"""Contract sections that say how a decision is reached within the envelope: `readings`, `policy`, `max_error`. Pure.
 
 A reading is what a text or a row of fields says, found by a reader outside the kernel, with probabilities. The policy is
 the written rule that makes a decision of readings and fields. None of them permits anything: authority names no reading.
@@ -79,8 +78,7 @@ class PolicyLine(Section):
 
 
 class MaxError(Section):
-    """How often a decision that is not escalated may be wrong, with probability 1 - `delta` over the labels
-    (docs/contract.md).
+    """How often a decision without a human may be wrong, with probability 1 - `delta` over the labels (docs/contract.md).
 
     `kinds` overrides `any` for decisions of one kind; a kind that neither names is not bounded.
     """

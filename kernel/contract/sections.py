@@ -210,9 +210,7 @@ class SagaSpec(Section):
 
 
 class RetrySpec(Section):
-    """How many attempts a flow has, how many fresh flows an event, and after how many rejections in a row an agent is
-    suspended.
-    """
+    """Limits: attempts in one flow, fresh flows of one event, rejections in a row until an agent is suspended."""
 
     attempts_max: int = Field(default=3, ge=1, le=10)
     restarts_max: int = Field(default=3, ge=0, le=10)

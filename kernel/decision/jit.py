@@ -25,8 +25,8 @@ Tolerance = tuple[str, int, int]  # path, permitted absolute move (-1: none decl
 @dataclass(frozen=True, slots=True)
 class JitReport:
     """What the check found. `drift`: the fields that moved; `objections`: why the live envelope does not contain the
-    decision; `code`: why it no longer holds. `observed`: when it holds, the live state that was checked: reserving rests on
-    nothing older.
+    decision; `code`: why it no longer holds. `observed`: if it holds, the live state that was checked, and that reserving
+    rests on.
     """
 
     ok: bool

@@ -40,8 +40,7 @@ _COMPILED = tuple((name, re.compile(pattern, re.IGNORECASE | re.DOTALL)) for nam
 
 @dataclass(frozen=True, slots=True)
 class DecisionPacket:
-    """Everything one decision rests on, frozen. The proposal must refer to `snapshot.id`. Times are milliseconds since
-    1970.
+    """Everything one decision rests on, frozen. The proposal must refer to `snapshot.id`. Times: milliseconds since 1970.
 
     `situation` is what the envelope was derived from. `texts` are (contract, recurring, memory?, numbers?, feedback?,
     evidence) as the model reads them, one after the other; each but the first and the last ends its line. `feedback` is

@@ -143,8 +143,7 @@ _ESCALATE_BOUND = KindBound(ESCALATE, (ESCALATE_REASON,))
 class DecisionEnvelope:
     """The permitted decision kinds, sorted by name, and the longest rationale in characters (0: none may be written).
 
-    `refusal`: the kind by which the agent says no; DENY in the bottom. Build one with `envelope_of()`, which keeps the
-    laws.
+    `refusal`: the kind by which the agent says no; DENY in the bottom. Build one with `envelope_of()`: it keeps the laws.
     """
 
     kinds: tuple[KindBound, ...]

@@ -40,7 +40,7 @@ LEFT JOIN ledger l ON l.dfid = e.dfid AND l.kind IN ('RESERVED', 'ADOPTED') WHER
 
 @dataclass(frozen=True, slots=True)
 class StatementLine:
-    """One order as the outside has it. `reverted`: it was settled, and undone completely. `at_ms`: when it was answered
+    """One order as the outside has it. `reverted`: it was settled, and undone completely. `at_ms`: the time of the answer
     there.
 
     `amount_minor`: the money that moved. The rest is what the order carried, if the outside keeps it: a record that lost

@@ -170,9 +170,7 @@ def reasons_text(verdict: Verdict) -> str:
 
 
 def feedback(store: Reader, contract: Contract, dfid: str) -> str:
-    """Return what an open flow has had rejected so far, as the model reads it; "" once the flow has ended. Raises
-    StoreError.
-    """
+    """Return what an open flow has had rejected so far, as the model reads it; "" for none. Raises StoreError."""
     try:
         texts = Texts(store, dfid)
         attempts = [

@@ -199,8 +199,7 @@ class Dispatcher:
         return found
 
     def _send_again(self, intent: ExecutionIntent) -> str:
-        """Send an absent order under its key again, unless it has ended meanwhile, within the time its flow's deadline
-        leaves.
+        """Send an absent order under its key again, unless it has ended meanwhile, within what its flow's deadline leaves.
 
         That it is sent is noted first: from then on `unsent` from any other sender does not free the order.
         """

@@ -50,8 +50,8 @@ _DEADLINE = (
 class StandingOrder:
     """An order as read by the transaction that settles it, and `head`, the ledger's last entry.
 
-    `sent_again`: not only its first sender may have sent it. `contract_hash`: the contract it was reserved under.
-    `failures`: orders in a row that its executor did not answer. `holds`: (resource, amount, whether the resource is in the
+    `sent_again`: not only its first sender may have sent it. `contract_hash`: of the contract it was reserved under.
+    `failures`: orders in a row that its executor did not answer. `holds`: (resource, amount, whether that is in the
     record).
     """
 

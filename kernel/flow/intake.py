@@ -51,8 +51,7 @@ _ADOPTED_NAMED = f"SELECT dfid, state FROM decision_flows WHERE gate = ? AND tag
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A validated trigger. `evidence` is untrusted text, already masked; `body` is the canonical JSON of the whole event,
-    masked.
+    """A validated trigger. `evidence` is untrusted text; `body` is the canonical JSON of the whole event. Both are masked.
 
     `text_field`: the evidence's field, "" without evidence. `original`: the body before masking, where that differs.
     `fingerprint`: what the record recognises the event by, when it was read back from the record.

@@ -132,9 +132,7 @@ def _recorded(
     confidence: float | None,
     justification: str | None,
 ) -> MonitoredDecision:
-    """Return what is counted of a recorded decision of the kind `spec`. `units`: the decimals that the contract now spends
-    in.
-    """
+    """Return what is counted of a recorded decision of the kind `spec`. `units`: the decimals the contract spends in."""
     scale = counter_scale.spends_at(spec) if spec else None
     executed = body["state"] == "EXECUTING"
     paid = executed and scale is not None

@@ -1,7 +1,7 @@
 """Takes over orders that the outside has and the record does not know, each in one transaction with one ADOPTED entry.
 
-A human says so, by name and with a reason. An order that is taken over is never sent: the outside says that it was carried
-out. Money that moved is counted as drawn and spent, as far as the outside says what it was for.
+A human says so, by name and with a reason. An order that is taken over is never sent: the outside has said what became of
+it. Money that moved is counted as drawn and spent, as far as the outside says what it was for.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class _Flow:
 def erase(store: Store, gate: str, event_id: str, *, who: str, reason: str, now_ms: int) -> Erased:
     """Destroy the key of a case, in one transaction with its ERASED entry. Nothing brings it back.
 
-    Raises UsageError when there is no such case, it has not ended, or its texts lie under no key; ErasedError: it is
+    Raises UsageError when there is no such case, it has not ended, or its texts lie under no key; ErasedError: it was
     erased.
     """
     who, reason = said("name", who), said("reason", reason)

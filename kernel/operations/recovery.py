@@ -94,9 +94,7 @@ def _resolve(kernel: Kernel, order: ExecutionIntent) -> str:
 
 
 def _still_valid(kernel: Kernel, order: ExecutionIntent) -> bool:
-    """Tell whether an order in flight would be reserved again now, by the terms of who decided it and within its flow's
-    deadline.
-    """
+    """Tell whether an order in flight would be reserved again now, by its decider's terms and within its deadline."""
     if kernel.whole.doubt() is not None:
         return False
     if kernel.store.value("SELECT 1 FROM human_decisions WHERE dfid = ?", (order.dfid,)) is not None:

@@ -57,8 +57,7 @@ class Registration:
 def register(
     store: Store, contract: Contract, *, by: Actor, now_ms: int, who: str = DEPLOYMENT, reason: str = "deployed"
 ) -> None:
-    """Put a contract in force for its agent. A new agent becomes ACTIVE. Registering the same contract again changes
-    nothing.
+    """Put a contract in force for its agent. A new agent becomes ACTIVE. Registering a contract again changes nothing.
 
     Open flows stay under the contract they were created under. That one is revoked, though, if its authority had a kind
     that this one lacks, or if it draws or spends in other units. Raises TransitionError when an agent tries or a reason is

@@ -68,7 +68,7 @@ class Sums:
 class Windows:
     """The windows of one agent's monitors over one stream. They begin anew when the monitors change.
 
-    `monitors`: first those of a number of decisions, by length, then those of minutes. `widths`: numbers each has in a
+    `monitors`: first those of a number of decisions, by length, then those of minutes. `widths`: each one's share of a
     vector.
     """
 

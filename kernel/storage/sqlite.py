@@ -251,9 +251,7 @@ class SqliteStore(SqliteReader, Store):
                 time.sleep(BUSY_POLL_MS / 1000)
 
     def _prepare(self) -> None:
-        """Set the connection up, and make or upgrade the record in one transaction. Raises StoreError: it is of another
-        kind.
-        """
+        """Set the connection up, and make or upgrade the record in one transaction. Raises StoreError."""
         mode = self._write_ahead()
         if mode != "wal":
             raise StoreError(f"its file system offers no write-ahead log (journal mode {mode})")
