@@ -1,9 +1,9 @@
-"""One canonical form: of data that is hashed or signed, of text from outside, and of the names by which the outside says which
-event, and whose, so that what is found and counted by a name is one thing.
+"""Canonical forms: of data that is hashed or signed, of text from outside, and of the names of events and their keys, so
+that what is found and counted by a name is one thing.
 
-Of names, what looks the same must be the same: no blanks around, Unicode's composed form (NFC), no character that cannot be
-seen, no digits but 0 to 9, which most programs read as the same number. Letters that look alike (upper and lower case, full
-width, another script's) are different names, here and by whoever answers for the name.
+Names that look the same must be the same: no blanks around a name, Unicode's composed form (NFC), no invisible characters,
+and no digits but 0 to 9, because most programs read other digits as the same number. Letters that look alike (upper and
+lower case, full width, another script's) make different names, here and for the systems that the names belong to.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from sds.kernel.errors import EventError
 
 ID_CHARS_MAX = 128
 
-# What Python calls printable and nobody sees: Unicode's Default_Ignorable_Code_Point (joiners, fillers, variation
-# selectors), the Braille pattern without a dot, two more that are empty.
+# Invisible characters that Python calls printable: Unicode's Default_Ignorable_Code_Point (joiners, fillers, variation
+# selectors), the Braille pattern without a dot, and two more that are empty.
 _UNSEEN = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U00016fe4\U0001d159\U000e0100-\U000e01ef]"
 )
-_VERSION, _VARIANT = 0xF << 76, 0b11 << 62  # where a UUID has them
+_VERSION, _VARIANT = 0xF << 76, 0b11 << 62  # the bits of a UUID that hold them
 
 
 def canonical(data: object) -> bytes:
-    """Return compact JSON with sorted keys. Integers beyond 64 bits raise TypeError, as does anything not JSON."""
+    """Return compact JSON with sorted keys. Raises TypeError for integers beyond 64 bits and for what is not JSON."""
     return orjson.dumps(data, option=orjson.OPT_SORT_KEYS)
 
 
@@ -44,16 +44,16 @@ def sha256_hex(data: bytes) -> str:
 
 
 def one_line(text: object, chars_max: int) -> str:
-    """Return foreign text as the record can keep it: one line, printable, cut to `chars_max`."""
+    """Return foreign text as the record keeps it: one line, printable, cut to `chars_max` characters."""
     kept = "".join(c if c.isprintable() else " " for c in str(text)[: 4 * chars_max])
     return " ".join(kept.split())[:chars_max]
 
 
 def in_words(error: BaseException) -> str:
-    """Return what an error says; where it says nothing, or a foreign one fails at that as well, the name of its type."""
+    """Return an error's message; the name of its type when it has none, or when a foreign error fails to give it."""
     try:
         return str(error) or type(error).__name__
-    except Exception:  # noqa: BLE001  there is an error all the same
+    except Exception:  # noqa: BLE001  the first error must be reported all the same
         return type(error).__name__
 
 
@@ -64,17 +64,17 @@ def idempotency_key(dfid: str, step_id: str, params: Mapping[str, object]) -> st
 
 
 def flow_id(gate: str, event_id: str, body_hash: str, restarts: int) -> str:
-    """Return the id of the flow that decides an event for the `restarts`-th time after the first: a UUID by name.
+    """Return the id of the flow that decides an event for the `restarts`-th time after the first: a UUID made from names.
 
-    RFC 9562, version 8, of SHA-256. The same event has the same id in a record that was restored, or lost, too, so its
-    order has the same idempotency key, and whoever has carried it out already recognises it.
+    It is a UUID of RFC 9562, version 8, made with SHA-256. The same event gets the same id again in a record that was
+    restored or lost. So its order has the same idempotency key, and an executor that has carried it out recognises it.
     """
     named = int.from_bytes(hashlib.sha256(canonical([gate, event_id, body_hash, restarts])).digest()[:16])
     return str(uuid.UUID(int=(named & ~_VERSION & ~_VARIANT) | 0x8 << 76 | 0b10 << 62))
 
 
 def check_identifier(name: str, text: str) -> None:
-    """Raise EventError where the text of the field `name` is no identifier."""
+    """Raise EventError when the text of the field `name` is no identifier."""
     if not 1 <= len(text) <= ID_CHARS_MAX or not text.isprintable():
         raise EventError(f"`{name}` is not 1 to {ID_CHARS_MAX} printable characters")
     if unseen := _UNSEEN.search(text):
@@ -90,7 +90,7 @@ def is_seen(char: str) -> bool:
 
 
 def person(text: str, chars_max: int) -> str:
-    """Return a user's name as the record keeps it: one line, and one spelling for what looks the same."""
+    """Return a user's name as the record keeps it: one line, and one spelling for names that look the same."""
     return one_line(unicodedata.normalize("NFC", _UNSEEN.sub("", text)), chars_max)
 
 

@@ -14,9 +14,9 @@
         ├── LanguageError       the envelope has no language within the limits
         └── ExecutorError       the outside cannot be opened or asked; raised by a dispatch, it may have acted
 
-A verdict is never an exception: what the kernel thinks of a proposal is a value (`decision.dim`).
-Messages are one line, lower-case, with the user's own words in backticks. `retryable`: the same, sent again, may be
-answered; what is sent again under the same event is decided once.
+A verdict is never an exception: what the kernel finds about a proposal is a value (`decision.dim`). Messages are one line,
+lower-case, with the user's own words in backticks. `retryable`: the same call, made again, may succeed; an event that is
+sent again is decided once.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class StoreError(WorldError):
 
 
 class CaseKeyError(StoreError):
-    """The key of a case is wrapped under no key of this kernel: that one is lost, or the record was altered."""
+    """The key of a case is wrapped under no key of this kernel: that key is lost, or the record was altered."""
 
 
 class StateError(WorldError):
@@ -89,18 +89,18 @@ class ExecutorError(WorldError):
 
 
 def cause_of(error: OSError) -> str:
-    """Return what the machine says of a failure, for the end of a message: `no such file or directory`."""
+    """Return what the operating system says of a failure, for the end of a message: `no such file or directory`."""
     return (error.strerror or "unknown cause").lower()
 
 
-# Whoever raises these interrupts the program; nothing is said of the part in which they are raised.
+# These end the program; they say nothing about the code in which they are raised.
 ENDINGS = (KeyboardInterrupt, SystemExit, GeneratorExit)
-# What reading data raises that is not of the form in which it was written: whoever reads says so in one line.
+# What is raised while data is read that is not of the form in which it was written. The reader raises one typed line instead.
 NOT_AS_WRITTEN = (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError)
 
 
 def unreadable(dfid: str) -> StoreError:
-    """Return what is raised where the rows of one flow are not of the form in which they were written."""
+    """Return the error for a flow whose rows are not of the form in which they were written."""
     return StoreError(
         f"the record of flow `{dfid}` cannot be read", hint="sds ledger verify", dfid=dfid, retryable=False
     )

@@ -1,6 +1,6 @@
-"""Everything the record knows of one agent: who answers for it, where it stands since when and why, what it was under.
+"""Everything the record knows of one agent: who answers for it, its status with its history, and the contracts it had.
 
-Read from the ledger, where every entry has who, when and why; only what is now is read from the tables.
+It is read from the ledger, where every entry says who, when and why. Only the present is read from the tables.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from sds.kernel.registry.registry import Registration, lookup
 from sds.kernel.storage.ledger import ABOUT
 from sds.kernel.storage.store import Reader, Store
 
-HISTORY_MAX = 100  # moves and contracts that are read back, the latest
+HISTORY_MAX = 100  # the latest moves, and the latest contracts, that are read
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One move of the agent. `by` is the role, `who` its name where one was given; `was` empty: not recorded."""
+    """One change of the agent's status. `by`: the role; `who`: the name, if one was given. `was`: "" when not recorded."""
 
     at_ms: int
     was: str
@@ -38,7 +38,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A contract the agent had. `revoked_*` are empty unless it was revoked."""
+    """A contract that the agent had. `revoked_at_ms` is None, and the other `revoked_*` "", unless it was revoked."""
 
     version: str
     contract_hash: str
@@ -54,7 +54,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """Who halted everything, when (milliseconds since 1970) and why."""
+    """Who halted the system, when (milliseconds since 1970) and why."""
 
     at_ms: int
     who: str
@@ -63,8 +63,8 @@ class Halt:
 
 @dataclass(frozen=True, slots=True)
 class AgentRecord:
-    """One agent. Moves and contracts oldest first. `escalations_left` of `escalations_per_hour`. `halt`: where it is halted.
-    `monitors`: as they stand under its contract.
+    """One agent; moves and contracts oldest first. `escalations_left`: of `escalations_per_hour`. `halt`: None unless it is
+    halted. `monitors`: as they stand under its contract.
     """
 
     agent: Registration
@@ -82,7 +82,7 @@ class AgentRecord:
 
 
 def agent_record(store: Store, agent_id: str, *, now_ms: int) -> AgentRecord | None:
-    """Return what is known of an agent, None when there is none of this name. Raises StoreError: it cannot be read."""
+    """Return what is known of an agent; None when there is none of this name. Raises StoreError when it cannot be read."""
     agent = lookup(store, agent_id)
     body = store.value("SELECT body FROM contracts WHERE hash = ?", (agent.contract_hash,)) if agent else None
     if agent is None or body is None:
@@ -113,7 +113,7 @@ def _record(store: Store, agent: Registration, body: str, now_ms: int) -> AgentR
 
 
 def _monitors(store: Reader, body: str, now_ms: int) -> tuple[Standing, ...]:
-    """Return the monitors of a contract as they stand, in its order."""
+    """Return the monitors of a contract as they stand, in the contract's order."""
     contract = recorded_contract(body)
     both = (monitored.decision_monitors(contract), monitored.label_monitors(contract))
     found = {each.name: each for watching in both for each in watching.standing(store, now_ms)}

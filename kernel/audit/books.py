@@ -1,4 +1,4 @@
-"""The parts of the ledger that stand apart from single flows, each folded into what its tables must say."""
+"""The parts of the ledger that do not belong to single flows. Each is folded into what its tables must contain."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from sds.kernel.storage import ledger
 from sds.kernel.storage.store import Reader
 
 _DIGEST = re.compile("[0-9a-f]{64}")
-_ANY = ""  # the key of a flow that is still open: nothing is sealed yet
+_ANY = ""  # stands for the key of an open flow, which no entry has sealed yet
 _REVOKED = "SELECT contract_hash, who, reason, revoked_at_ms FROM contract_revocations"
 _BUDGETS = "SELECT agent_id, parts, at_ms FROM escalation_budgets"
 
 
 def differences(what: str, rows: Iterable[tuple[Any, ...]], wanted: Mapping[Any, Any]) -> list[str]:
-    """Compare (name, value) rows with what the ledger says."""
+    """Compare (name, value) rows with the values that the ledger says."""
     now = dict(rows)
     return [
         f"{what} {name}: the table says {now.get(name)}, the ledger {wanted.get(name)}"
@@ -28,8 +28,8 @@ def differences(what: str, rows: Iterable[tuple[Any, ...]], wanted: Mapping[Any,
 
 
 class Registry:
-    """Agents, contracts, revocations, escalation budgets, the halt, the windows of monitors. Raises what a malformed entry
-    raises.
+    """Agents, contracts, revocations, escalation budgets, the halt, and the windows of monitors. `fold` raises one of
+    `NOT_AS_WRITTEN` for a malformed entry.
     """
 
     KINDS = frozenset({"CONTRACT", "AGENT", "REVOKED", "REFUSED", "HALT", "RESUME", "OPERATOR"})
@@ -59,14 +59,14 @@ class Registry:
             self._halted = kind == "HALT"
 
     def decided(self, body: Mapping[str, Any]) -> None:
-        """Take what an escalation left of its agent's budget, and what the windows were with this decision."""
+        """Fold a DECIDED entry: the budget that an escalation left, and the windows with this decision."""
         self.counted(body, "decisions")
         if "escalations" in body:
             parts, spent_at_ms = body["escalations"]
             self._budgets[body["agent_id"]] = parts, spent_at_ms
 
     def counted(self, body: Mapping[str, Any], stream: str) -> None:
-        """Take what the windows of a stream were with an entry."""
+        """Fold the digest of a stream's windows in an entry, if it has one."""
         if "monitors" in body:
             if not _DIGEST.fullmatch(body["monitors"]):
                 raise ValueError("no digest")
@@ -86,13 +86,13 @@ class Registry:
 
 
 class Labels:
-    """Later labels: one for each decision of an agent at most, with the confidence it had."""
+    """Later labels: at most one for each decision of an agent, with the confidence that the decision had."""
 
     def __init__(self) -> None:
-        self._agents: dict[str, str] = {}  # dfid -> agent, of what an agent decided and nobody has labelled
+        self._agents: dict[str, str] = {}  # dfid -> agent, for an agent's decisions without a label
 
     def decided(self, dfid: str, body: Mapping[str, Any]) -> None:
-        """Take what an agent decided: it may have a label."""
+        """Fold a DECIDED entry: a decision of an agent may have a label."""
         if "agent_id" in body:
             self._agents[dfid] = body["agent_id"]
 
@@ -105,12 +105,12 @@ class Labels:
 
 
 class Artifacts:
-    """Reference texts: which versions were ever in force, since when no longer, and which are swept."""
+    """Reference texts: which versions were ever in force, when each ended, and which texts were swept."""
 
     KINDS = frozenset({"ARTIFACT", "RETENTION"})
 
     def __init__(self) -> None:
-        self._versions: dict[str, list[str | int | None]] = {}  # name/version -> digest, of its text, ended at
+        self._versions: dict[str, list[str | int | None]] = {}  # name/version -> digest, digest of its text, ended at
 
     def fold(self, at_ms: int, kind: str, body: Mapping[str, Any]) -> None:
         if kind == "RETENTION":
@@ -127,7 +127,7 @@ class Artifacts:
         self._versions[f"{name}/{version}"] = [body["sha256"], body["sha256"], None]
 
     def unknown(self, read: Iterable[tuple[str, int, str]]) -> list[str]:
-        """Return what a decision says it read and cannot have: only what had been put by then can be read."""
+        """Return the artifacts that a decision cannot have read: only those that had been put by then can be read."""
         named = ((f"{name}/{version}", sha256) for name, version, sha256 in read)
         return [name for name, sha256 in named if self._versions.get(name, [""])[0] != sha256]
 
@@ -144,7 +144,7 @@ class Artifacts:
 
 
 class Erasures:
-    """Which cases were erased, and that there is a key for every other that needs one, the one that it had."""
+    """Which cases were erased. Every other case that needs a key must have the one that its flows were sealed with."""
 
     KINDS = frozenset({"ERASED"})
 
@@ -157,11 +157,11 @@ class Erasures:
             self._erased[f"{body['gate']}/{event_id}"] = body["who"], body["reason"], at_ms
 
     def sealed(self, dfid: str, key: str) -> None:
-        """Take what a flow's seals say of the key that its texts lie under."""
+        """Fold what a flow's seals say of the key that its texts lie under."""
         self._keys[dfid] = key
 
     def faults(self, store: Reader, flows: Mapping[str, tuple[str, bool]]) -> list[str]:
-        """Compare the tables with the ledger. `flows`: dfid -> gate/event, whether its trigger is sealed."""
+        """Compare the tables with the ledger. `flows`: dfid -> (gate/event, whether its trigger is sealed)."""
         erasures = store.rows("SELECT gate || '/' || event_id, who, reason, erased_at_ms FROM erasures")
         rows = store.rows("SELECT gate || '/' || event_id, wrapped FROM case_keys")
         keys: dict[str, str] = {name: sha256_hex(wrapped) for name, wrapped in rows}
@@ -176,7 +176,7 @@ class Erasures:
         ]
 
     def _fault(self, name: str, key: str | None, wanted: set[str] | None) -> str:
-        """Return what is wrong with the key of a case. `wanted`: what its flows say of it; None: there is no flow."""
+        """Return what is wrong with a case's key, or "". `wanted`: what its flows say of the key; None: it has no flow."""
         if wanted is None:
             return "there is no such case"
         if name in self._erased:

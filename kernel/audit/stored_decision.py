@@ -1,6 +1,6 @@
-"""A decision read back from the record as it was put to the user space and as it came back: what a replay needs.
+"""A decision read back from the record, as the user space was asked and as it answered: what a replay needs.
 
-Only reading. A packet read back is for reading, too: what its situation was is not in the record, so it permits nothing.
+It only reads. The packet is for reading, too: the record does not hold its situation, so that it permits nothing.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ WHERE f.dfid = ?
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """What was asked, what was proposed, what was measured. `schema`: the proposal schema of its contract, "" where that
-    names none; `faults`: where the record is not what was sealed, a line each.
+    """What was asked, what was proposed, and what was measured. `schema`: the proposal schema of its contract, "" when that
+    names none. `faults`: where the record is not what was sealed, one line each.
     """
 
     packet: DecisionPacket
@@ -50,8 +50,7 @@ class Decided:
 def read_decided(store: Reader, dfid: str) -> Decided:
     """Read the last proposal of a flow that has been decided.
 
-    Raises UsageError where there is none, ErasedError where its texts were erased, StoreError where what is there
-    cannot be read.
+    Raises UsageError when there is none, ErasedError when its texts were erased, StoreError when it cannot be read.
     """
     row = store.row(f"SELECT {', '.join(_COLUMNS)} {_FROM}", (dfid,))
     if row is None:
@@ -84,7 +83,7 @@ def _schema(store: Reader, contract_hash: str) -> str:
     body = store.value("SELECT body FROM contracts WHERE hash = ?", (contract_hash,))
     try:
         return str(json.loads(body or "{}").get("proposal_schema", ""))
-    except NOT_AS_WRITTEN:  # no decision is read less for it
+    except NOT_AS_WRITTEN:  # the decision can be read all the same
         return ""
 
 
@@ -129,7 +128,7 @@ def _alternative(choice: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _faults(store: Reader, dfid: str, entry: tuple[Any, ...], body: Mapping[str, Any]) -> tuple[str, ...]:
-    """Compare the flow's rows with their seals, and the entry that has them with its own hash."""
+    """Compare the flow's rows with their seals, and the ledger entry that holds the seals with its own hash."""
     now = seal(store, dfid, SEALED)
     altered = [f"table {name} is not what was sealed" for name in SEALED if now[name] != body["rows"][name]]
     if ledger.entry_hash(*entry[:6]) != entry[6]:

@@ -1,4 +1,4 @@
-"""The tables against the ledger: fold the entries into what every table must say, and compare."""
+"""The tables against the ledger: the entries are folded into what every table must contain, and the two are compared."""
 
 from __future__ import annotations
 
@@ -33,11 +33,9 @@ class Tables:
         self._flows: dict[str, tuple[str, str | None]] = {}  # dfid -> state, tag
         self._orders: dict[str, tuple[str, str | None, int | None]] = {}  # dfid -> status, receipt, executed at
         self._decided: set[str] = set()
-        self._differences: set[str] = set()  # cases about the outside's statement: no event stands for them
-        self._adopted: set[str] = set()  # flows made for orders of the outside: known by name, if their event comes
-        self._ordered_outside: set[str] = (
-            set()
-        )  # those, and flows of the record that turned out to have ordered something
+        self._differences: set[str] = set()  # cases about the outside's statement, which have no event
+        self._adopted: set[str] = set()  # flows made for orders of the outside; their event may come later
+        self._ordered_outside: set[str] = set()  # those, and flows of the record whose order was adopted
         self._humans: set[str] = set()  # flows that a human has resolved
         self._attested: set[str] = set()  # flows whose order was settled by a human's word
         self._kept: set[str] = set()  # flows whose draws stay subtracted
@@ -62,6 +60,7 @@ class Tables:
         return self._found
 
     def _fold(self, idx: int, at_ms: int, kind: str, dfid: str, body: Mapping[str, Any]) -> None:
+        """Fold one entry. Raises one of `NOT_AS_WRITTEN` for an entry that this program does not write."""
         books: tuple[Registry | Artifacts | Erasures, ...] = (self._registry, self._artifacts, self._erasures)
         book = next((book for book in books if kind in book.KINDS), None)
         if book is not None:
@@ -97,7 +96,7 @@ class Tables:
             self._sagas[dfid] = "ENDED", body["compensation"]
 
     def _fold_later(self, kind: str, dfid: str, body: Mapping[str, Any]) -> None:
-        """Take what is said of a decision afterwards: why, or whether it was right."""
+        """Fold what is said of a decision afterwards: why, or whether it was right."""
         if kind == "RATIONALE":
             self._explanations.fold(self._store, dfid, body)
         else:
@@ -139,12 +138,12 @@ class Tables:
                 raise ValueError("nothing to contradict")
         elif before not in ("PENDING", "UNKNOWN"):
             raise ValueError("settled already")
-        if kind == "VOIDING":  # what comes of it is an entry of its own
+        if kind == "VOIDING":  # another entry says what came of it
             return
         if body["status"] not in _HELD:
             raise ValueError("no status")
         self._orders[dfid] = body["status"], body["reference"] or None, at_ms
-        state = self._flows[dfid][0] if kind == "CONTRADICTED" else _AFTER[body["status"]]  # an end is final
+        state = self._flows[dfid][0] if kind == "CONTRADICTED" else _AFTER[body["status"]]  # a flow that ended stays so
         self._flows[dfid] = state, body["tag"]
         if "by" in body:
             self._attested.add(dfid)
@@ -169,8 +168,9 @@ class Tables:
         self._reversals[dfid] = body["saga"], body["idempotency_key"], body["status"], body["reference"] or None
 
     def _sealed(self, idx: int, dfid: str, tables: Mapping[str, str], seals: Mapping[str, str]) -> None:
+        """Compare the rows of a flow with the seals in an entry."""
         now = decision_record.seal(self._store, dfid, tables)
-        if decision_record.CASE_KEY in seals:  # an erasure may follow: compared at the end
+        if decision_record.CASE_KEY in seals:  # compared at the end, because an erasure may follow
             self._erasures.sealed(dfid, seals[decision_record.CASE_KEY])
         self._found += [
             f"entry {idx}: table {name} of flow {dfid} differs"
@@ -178,15 +178,15 @@ class Tables:
             if now.get(name) != seals.get(name)
         ]
 
-    def _same(self, what: str, rows: Iterable[tuple[Any, ...]], expected: Mapping[Any, Any]) -> None:
+    def _diff(self, what: str, rows: Iterable[tuple[Any, ...]], expected: Mapping[Any, Any]) -> None:
         self._found += differences(what, rows, expected)
 
     def _compare_flows(self) -> None:
         states = self._store.rows("SELECT dfid, state, tag FROM decision_flows")
         open_flows = {dfid for dfid, state, _ in states if state == "ACTIVE" and dfid not in self._flows}
-        self._same("flow", ((dfid, (state, tag)) for dfid, state, tag in states if dfid not in open_flows), self._flows)
+        self._diff("flow", ((dfid, (state, tag)) for dfid, state, tag in states if dfid not in open_flows), self._flows)
         orders = self._store.rows("SELECT dfid, status, external_receipt, executed_at_ms FROM execution_log")
-        self._same("execution", ((row[0], row[1:]) for row in orders), self._orders)
+        self._diff("execution", ((row[0], row[1:]) for row in orders), self._orders)
         for tables, known in (
             ((*decision_record.SEALED, decision_record.DEADLINE), self._flows.keys() | open_flows),
             (decision_record.RESERVED, self._orders.keys()),
@@ -199,11 +199,11 @@ class Tables:
                 ]
 
     def _compare_events(self) -> None:
-        """Every event points to the last flow of its chain, and is recognised by what that flow's trigger has of it; or it
-        points to a flow that has its name and whose order was adopted, where nobody has decided the last one.
+        """Check that every event points to the last flow of its chain and has the fingerprint in that flow's trigger; or
+        that it points to a flow whose order was adopted and whose id the event gives, where the last flow decided nothing.
         """
         flows = self._store.rows("SELECT dfid, gate, event_id, trigger_event, parent_dfid FROM decision_flows")
-        superseded = {(flow[4], *flow[1:3]) for flow in flows}  # a saga has children, but of other events
+        superseded = {(flow[4], *flow[1:3]) for flow in flows}  # a saga's children have other events than the saga
         apart = self._differences | self._adopted
         wanted: dict[str, tuple[str, str]] = {}
         cases: dict[str, tuple[str, bool]] = {}
@@ -220,7 +220,7 @@ class Tables:
             free = not last or self._flows.get(last, ("",))[0] == "ABORTED"
             if free and dfid in self._ordered_outside and is_named(dfid, gate, event_id, body_hash):
                 wanted[f"{gate}/{event_id}"] = body_hash, dfid
-        self._same("event", ((f"{row[0]}/{row[1]}", row[2:]) for row in rows), wanted)
+        self._diff("event", ((f"{row[0]}/{row[1]}", row[2:]) for row in rows), wanted)
         self._found += self._erasures.faults(self._store, cases)
 
     def _compare_reservations(self) -> None:
@@ -237,21 +237,21 @@ class Tables:
         for dfid, name, amount in self._store.rows("SELECT dfid, scope, amount FROM spend"):
             used[name] += amount if self._orders.get(dfid, ("",))[0] != "FAILED" and not self._reverted(dfid) else 0
         resources = self._store.rows("SELECT resource, epoch, drawn FROM resources")
-        self._same("resource", ((n, (e, d)) for n, e, d in resources), {n: (epochs[n], drawn[n]) for n in epochs})
-        self._same("spend", self._store.rows("SELECT scope, used FROM spend_totals"), used)
+        self._diff("resource", ((n, (e, d)) for n, e, d in resources), {n: (epochs[n], drawn[n]) for n in epochs})
+        self._diff("spend", self._store.rows("SELECT scope, used FROM spend_totals"), used)
 
     def _reverted(self, dfid: str) -> bool:
         return self._reversals.get(dfid, ("", "", ""))[2] == "REVERTED"
 
     def _compare_sagas(self) -> None:
         sagas = self._store.rows("SELECT dfid, phase, compensation FROM sagas")
-        self._same("saga", ((row[0], row[1:]) for row in sagas), self._sagas)
+        self._diff("saga", ((row[0], row[1:]) for row in sagas), self._sagas)
         reversals = self._store.rows("SELECT dfid, saga, idempotency_key, status, reference FROM saga_reversals")
-        self._same("reversal", ((row[0], row[1:]) for row in reversals), self._reversals)
+        self._diff("reversal", ((row[0], row[1:]) for row in reversals), self._reversals)
 
 
 def _fingerprint(trigger: str) -> str | None:
-    """Return what a trigger says its event is recognised by; None of one in clear, or that was altered beyond reading."""
+    """Return the fingerprint in a trigger; None for a trigger in clear, or one that was altered beyond reading."""
     try:
         return fingerprint_in(trigger)
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError):

@@ -1,8 +1,8 @@
-"""Checking the record: the ledger against itself, the tables against the ledger, and one flow read back whole.
+"""Checks the record: the ledger against itself, and the tables against the ledger. Reads one flow back whole.
 
 What this cannot see: without a head kept elsewhere, that the newest entries were cut off; without public keys, that
-everything was written anew from the start by someone who computes the hashes, too. Never sealed: flows that are still
-open, and the count of an agent's rejections in a row.
+somebody wrote everything anew from the start and computed the hashes, too. Never sealed are open flows, and the count of an
+agent's rejections in a row.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ FAULT_CHARS_MAX = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """`faults` is empty when all is well. `blind` says what this check could not have seen. `signed` is the entry of the
-    newest checkpoint, None where there is none.
+    """`faults` is empty when all is well. `blind`: what this check could not have seen. `signed`: the entry of the newest
+    checkpoint, None without one.
 
-    `notes`: what is whole and yet worth a look. That a clock was set back is no fault: the ledger says truly what the
+    `notes`: what is intact and yet worth a look. That a clock was set back is no fault: the ledger says truly what the
     clock said, and no entry can be mended afterwards.
     """
 
@@ -43,9 +43,9 @@ class Report:
 
 
 def verify(store: Store, expected: Head | Checkpoint | None = None, public: PublicKeys | None = None) -> Report:
-    """Verify chain, tables, checkpoints and, when `expected` is given, that the ledger still contains that head.
+    """Verify chain, tables and checkpoints and, when `expected` is given, that the ledger still contains that head.
 
-    `public`: whose checkpoints they have to be. It reads one moment of the file, while others go on writing.
+    `public`: the keys that must have signed the checkpoints. It reads one moment of the record, while others write.
     """
     faults: list[str] = []
     walk = _Walk()
@@ -67,7 +67,7 @@ def verify(store: Store, expected: Head | Checkpoint | None = None, public: Publ
                 faults += [*Tables(reader).faults(ledger.entries(reader)), *ledger.clock_faults(reader, stepped)]
         except StoreError as error:
             faults.append(f"database: {error}")
-        except NOT_AS_WRITTEN as error:  # columns of other types than their tables declare
+        except NOT_AS_WRITTEN as error:  # a column has another type than its table declares
             faults.append(f"database: the rows cannot be compared: {one_line(error, 200)}")
     shown = tuple(one_line(fault, FAULT_CHARS_MAX) for fault in faults[:FAULTS_MAX])
     last = signed[-1].idx if signed else None
@@ -77,7 +77,7 @@ def verify(store: Store, expected: Head | Checkpoint | None = None, public: Publ
 
 
 class _Walk:
-    """What is kept of a ledger that is walked through: how many entries there were, and the hashes of some, by index."""
+    """What is kept from one walk through a ledger: the number of entries, and the hashes of those in `wanted`, by index."""
 
     def __init__(self) -> None:
         self.wanted = set[int]()
@@ -112,6 +112,7 @@ def _database(reader: Reader) -> list[str]:
 def _against_head(
     hashes: Mapping[int, str], expected: Head | Checkpoint, head: Head, public: PublicKeys | None
 ) -> list[str]:
+    """Return how the ledger differs from a head that was kept elsewhere."""
     if isinstance(expected, Checkpoint) and (wrong := ledger.forged(expected, "the head kept", public)):
         return [wrong]
     if expected.idx > head.idx:
@@ -121,10 +122,10 @@ def _against_head(
 
 
 def flow_record(store: Store, dfid: str) -> dict[str, Any] | None:
-    """Return everything the record holds of one flow: the causal chain of DIR 4.2, ledger entries included.
+    """Return everything the record holds of one flow: the causal chain of DIR 4.2, with its ledger entries.
 
-    Texts are in clear; of an erased case `[erased]` stands for each, of a record without the kernel's key `[sealed]`.
-    Raises StoreError where the rows cannot be read.
+    Texts are in clear. In an erased case each is `[erased]`, in a record without the kernel's key `[sealed]`. Raises
+    StoreError when the rows cannot be read.
     """
     try:
         return _flow_record(store, dfid)
@@ -151,7 +152,7 @@ def _flow_record(store: Store, dfid: str) -> dict[str, Any] | None:
 
 
 def _children(store: Reader, dfid: str, event_id: str) -> list[dict[str, Any]]:
-    """Return the flows that were opened for this one, each with its latest attempt: a restart is no child."""
+    """Return the flows that were opened for this one, each by its latest attempt. A restart is no child."""
     rows = store.rows(
         "SELECT e.dfid FROM decision_flows f JOIN events e ON e.gate = f.gate AND e.event_id = f.event_id"
         " LEFT JOIN ledger l ON l.dfid = f.dfid WHERE f.parent_dfid = ? AND f.event_id <> ?"
@@ -164,7 +165,7 @@ def _children(store: Reader, dfid: str, event_id: str) -> list[dict[str, Any]]:
 
 
 def _rationale(store: Reader, dfid: str) -> str | None:
-    """Return what was said of why after the decision."""
+    """Return the rationale that was written after the decision; None: there is none."""
     entry = store.value("SELECT body FROM ledger WHERE dfid = ? AND kind = 'RATIONALE'", (dfid,))
     return None if entry is None else Texts(store, dfid, shown=True).rationale(json.loads(entry))
 
@@ -177,7 +178,7 @@ def _many(store: Reader, table: str, dfid: str, *, by: str = "dfid") -> list[dic
 
 
 def _in_clear(texts: Texts, table: str, row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row with its texts opened, and its bytes as text."""
+    """Return a row with its texts opened and its bytes decoded."""
     if table == "decision_flows":
         row["trigger_event"] = canonical(texts.fields(TRIGGER, json.loads(row["trigger_event"]))).decode()
     elif table == "context_snapshots":

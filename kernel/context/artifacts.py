@@ -1,7 +1,7 @@
-"""Reference texts that a model reads with its contract (DIR 3.4): named, versioned, put there by an operator.
+"""Reference texts that a model reads with its contract (DIR 3.4): an operator puts them in force, by name and version.
 
-A name has at most one version in force. Who put or retired which, when and why, is in the ledger with the text's
-SHA-256; the text itself is in the table until it is no longer in force and retention has swept it.
+A name has at most one version in force. The ledger says who put or retired which, when and why, with the text's SHA-256.
+The text itself is in the table until it is out of force and retention has swept it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NAME = re.compile("[a-z][a-z0-9_]{0,63}")
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """What the store knows of one version. `ended_at_ms`: since when it is no longer in force; None: it is."""
+    """What the store knows of one version. `ended_at_ms`: since when it is out of force; None: it is in force."""
 
     name: str
     version: int
@@ -36,16 +36,16 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """What one sweep removed. `more`: there is more of it than one sweep takes."""
+    """What one sweep removed. `more`: there is more to remove than one sweep does."""
 
     artifacts: int
     more: bool
 
 
 def put(store: Store, name: str, text: str, *, who: str, reason: str, now_ms: int) -> Artifact:
-    """Put a text in force under a name, in place of its last version; the same text again changes nothing.
+    """Put a text in force under a name, replacing its last version. The same text again changes nothing.
 
-    Raises UsageError for a name, a text or a reason that is none.
+    Raises UsageError for an unusable name, text or reason.
     """
     _check(name, text)
     digest = sha256_hex(text.encode())
@@ -61,7 +61,7 @@ def put(store: Store, name: str, text: str, *, who: str, reason: str, now_ms: in
 
 
 def retire(store: Store, name: str, *, who: str, reason: str, now_ms: int) -> None:
-    """Take a name out of force: a contract that names it escalates from then on. UsageError: it is not in force."""
+    """Take a name out of force; a contract that names it escalates from then on. Raises UsageError: it is not in force."""
     with store.transaction():
         found = store.row("SELECT version, sha256 FROM artifacts WHERE name = ? AND ended_at_ms IS NULL", (name,))
         if found is None:
@@ -77,7 +77,7 @@ def listed(store: Reader) -> list[Listed]:
 
 
 def sweep(store: Store, *, days_max: int, who: str, reason: str, now_ms: int) -> Swept:
-    """Remove the texts that have been out of force for longer than `days_max` days; what the record proves stays."""
+    """Remove the texts that have been out of force for more than `days_max` days. What the record proves stays."""
     before_ms = now_ms - days_max * DAY_MS
     with store.transaction():
         past = store.rows(

@@ -5,8 +5,8 @@
     memory     what became of earlier decisions        here, derived from the sealed record: nothing is kept twice
     artifacts  reference texts by name                 `context.artifacts`
 
-Session and memory are written in codes and numbers of the contract alone (`decision.phrases`). `RecordedContext` is what a
-kernel is given as its `ContextReader`.
+Session and memory contain only codes and numbers of the contract (`decision.phrases`). `RecordedContext` is the
+`ContextReader` that a kernel is given.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ CountTokens = Callable[[str], int]
 
 _IN_FORCE = "SELECT 1 FROM artifacts WHERE name = ? AND version = ? AND sha256 = ? AND ended_at_ms IS NULL"
 
-SCAN_MAX = 64  # of one key's newest snapshots, how many are looked at: gates that share a record may share keys
-AHEAD_MS = 60_000  # of this clock, what another process may have written; what is later was written by a clock that was set back
-ENTRIES_SCANNED_MAX = 50_000  # of the ledger's newest, for an agent's decisions: others may share the record
+SCAN_MAX = 64  # newest snapshots of one key that are searched: gates that share a record may share keys
+AHEAD_MS = 60_000  # how far another process's clock may be ahead; a later time is from before the clock was set back
+ENTRIES_SCANNED_MAX = 50_000  # newest ledger entries searched for an agent's decisions: others may share the record
 _HEADS = {"key": "Decided before, newest first:", "agent": "Decided before, any case, newest first:"}
 _NEWEST = {
     "key": "SELECT c.dfid, l.idx AS n FROM (SELECT dfid FROM context_snapshots"
@@ -42,7 +42,7 @@ _NEWEST = {
     f" WHERE l.idx > (SELECT MAX(idx) FROM ledger) - {ENTRIES_SCANNED_MAX} AND l.kind = 'DECIDED' AND p.agent_id = ?"
     " ORDER BY l.idx DESC LIMIT ?",
 }
-# CROSS: from the few newest to their rows, whatever a planner without statistics takes an agent's proposals for.
+# CROSS JOIN makes a planner without statistics begin with the few newest rows, not with all proposals of an agent.
 _MEMORY = """
 SELECT f.dfid, f.contract_hash, f.state, v.outcome, v.reason_code, p.proposal, p.policy_kind, p.params,
        e.kind, e.params, e.status
@@ -74,7 +74,7 @@ def memory(store: Reader, contract: Contract, key: str, *, now_ms: int) -> tuple
 
 
 def memory_text(spec: MemorySpec, entries: tuple[str, ...], count_tokens: CountTokens) -> str:
-    """Return as many of the newest entries as the budget holds, as the model reads them; none, no text."""
+    """Return as many of the newest entries as the token budget holds, as the model reads them; "" when none fits."""
     for kept in range(len(entries), 0, -1):
         text = "".join((f"{_HEADS[spec.scope]}\n", *(f"- {entry}\n" for entry in entries[:kept])))
         if counted(count_tokens, text) <= spec.tokens_max:
@@ -83,7 +83,7 @@ def memory_text(spec: MemorySpec, entries: tuple[str, ...], count_tokens: CountT
 
 
 def counted(count_tokens: CountTokens, text: str) -> int:
-    """Return how long a text is. Raises ValueError when what counts gives no count."""
+    """Return a text's length in tokens. Raises ValueError when `count_tokens` returns no count."""
     tokens = count_tokens(text)
     if type(tokens) is not int or tokens < 0:
         raise ValueError("the tokenizer gave no count")
@@ -91,22 +91,23 @@ def counted(count_tokens: CountTokens, text: str) -> int:
 
 
 def sweep(store: Store, *, who: str, reason: str, now_ms: int) -> Swept:
-    """Remove what is past its time and nothing proves: reference texts long out of force.
+    """Remove reference texts that are long out of force, after the longest time that any contract in force remembers.
 
-    Sealed rows stay. The time is the longest that any contract in force remembers.
+    Sealed rows stay.
     """
     days = store.rows(
         "SELECT json_extract(c.body, '$.memory.days_max') FROM agents a JOIN contracts c ON c.hash = a.contract_hash"
     )
-    usual = MemorySpec().days_max  # a contract that was registered before there was memory
+    usual = MemorySpec().days_max  # for a contract that was registered before there was memory
     days_max = max((usual if found is None else int(found) for (found,) in days), default=usual)
     return artifacts.sweep(store, days_max=days_max, who=who, reason=reason, now_ms=now_ms)
 
 
 def _entry(contract: Contract, texts: Texts, row: Row) -> str:
+    """Return one earlier decision as the model reads it: what was decided, and what became of it."""
     made_under, state, outcome, reason_code, data, kind, params, sent_kind, sent_params, status = row
     numbers = json.loads(sent_params if status else params)
-    if made_under != contract.hash:  # its amounts have the scale of another contract
+    if made_under != contract.hash:  # its amounts may have another scale
         said = phrases.kind_name(contract, sent_kind or kind)
     elif status or numbers:
         said = phrases.decision(contract, sent_kind or kind, numbers)
@@ -126,13 +127,13 @@ def _became(contract: Contract, kind: str | None, state: str, outcome: str, code
 
 
 def bytes_of(text: str) -> int:
-    """Count UTF-8 bytes: no byte-level tokenizer makes more tokens of a text."""
+    """Return a text's length in UTF-8 bytes: no byte-level tokenizer makes more tokens of it."""
     return len(text.encode())
 
 
 class RecordedContext:
-    """The context of a contract's decisions. `count_tokens`: how long a text is for the model, or an upper bound; those of
-    the artifacts are counted once for each set of versions.
+    """The context of a contract's decisions. `count_tokens`: a text's length in tokens of the model, or an upper bound. The
+    tokens of the artifacts are counted once for each set of versions.
     """
 
     def __init__(self, record: Reader, contract: Contract, count_tokens: CountTokens = bytes_of) -> None:
@@ -141,13 +142,13 @@ class RecordedContext:
         self._counted: tuple[tuple[Artifact, ...], int] = ((), 0)
 
     def artifacts(self) -> tuple[tuple[Artifact, ...], tuple[str, ...]]:
-        """Return the texts in force in the contract's order, or none of them and why not."""
+        """Return the texts in force in the contract's order, and (); or () and the reasons why there are none."""
         if not self._names:
             return (), ()
         try:
             found, faults = self._named()
             tokens = self._tokens(found)
-        except Exception as error:  # noqa: BLE001  a foreign tokenizer may fail in any way; without the texts, a human decides
+        except Exception as error:  # noqa: BLE001  a foreign tokenizer may raise anything: a human decides then
             return (), (one_line(f"the artifacts cannot be read: {in_words(error)}", 200),)
         most = self._contract.artifacts.tokens_max
         if tokens > most:

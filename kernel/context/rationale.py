@@ -1,7 +1,7 @@
-"""The rationale written after a decision: one RATIONALE entry of the ledger, at most one a flow, once it is decided.
+"""The rationale that is written after a decision: one RATIONALE entry in the ledger, at most one for a flow.
 
-It is a comment. Nothing is permitted, refused or done for it, so what it says cannot matter, and to lose it loses
-nothing else. The entry is the text, sealed: no table repeats it.
+It is a comment. Nothing is permitted, refused or done because of it: what it says cannot matter, and losing it loses
+nothing else. The entry holds the sealed text, and no table repeats it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WHERE f.dfid = ?
 
 
 def explain(store: Store, contract: Contract, dfid: str, text: str, *, now_ms: int) -> None:
-    """Record why a flow was decided as it was. Raises UsageError when it may not be, or not any more."""
+    """Record why a flow was decided as it was. Raises UsageError when that is not, or no longer, permitted."""
     objection = fault(contract, text)
     if objection is None:
         with store.transaction():
@@ -42,7 +42,7 @@ def explain(store: Store, contract: Contract, dfid: str, text: str, *, now_ms: i
 
 
 def fault(contract: Contract, text: str) -> str | None:
-    """Return why this is no rationale of a decision under this contract, or None."""
+    """Return why `text` is no rationale of a decision under this contract; None: it is one."""
     longest = contract.explanation_chars_max
     if not longest:
         return "the contract has none after the decision"
@@ -63,14 +63,14 @@ def _objection(flow: tuple[Any, ...] | None, contract: Contract) -> str | None:
 
 
 def _unsealable(contract: Contract, body: Mapping[str, Any]) -> str | None:
-    """Return why this is no sealed rationale within the contract's bound, as far as can be seen without its key, or None."""
+    """Return why this is no sealed rationale within the contract's bound, as far as that shows without its key, or None."""
     if body.keys() != {SEALED} or not contract.explanation_chars_max:
         return "not a rationale"
     return None if is_sealed_text(body[SEALED], contract.explanation_chars_max) else "not sealed, or too long"
 
 
 class Explanations:
-    """The RATIONALE entries of one check of the record. `fold` raises what a malformed entry raises, and
+    """The RATIONALE entries in one check of the record. `fold` raises one of `NOT_AS_WRITTEN` for a malformed entry, and
     ContractError when the contract that bounds it cannot be read.
     """
 
@@ -79,7 +79,7 @@ class Explanations:
         self._terms: dict[str, Contract] = {}
 
     def fold(self, store: Reader, dfid: str, body: Mapping[str, Any]) -> None:
-        """Take one entry of a flow that is decided."""
+        """Fold one entry of a flow that is decided."""
         terms = self._terms_of(store, dfid)
         known = fault(terms, body["text"]) if body.keys() == {"text"} else _unsealable(terms, body)
         if dfid in self._explained or known:

@@ -1,7 +1,7 @@
 """`envelope(contract, snapshot)`: the contract's rules, compiled once, applied to one typed snapshot. Pure.
 
-A snapshot has exactly the declared fields, each of its declared type, in one canonical form. Whatever fails (a missing or
-mistyped field, an expression, a bound beyond the limits) gives `ESCALATE_ONLY`.
+A snapshot has exactly the declared fields, each of its declared type, in one canonical form. Every failure (a missing or
+mistyped field, an expression that raises, a bound beyond the limits) gives `ESCALATE_ONLY`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from sds.kernel.envelope.state import Fields, Value
 
 Path = tuple[str, ...]
 STRING_CHARS_MAX = 256
-_UNSTORABLE = re.compile("[\ud800-\udfff]")  # half of a UTF-16 pair: text that has no UTF-8
+_UNSTORABLE = re.compile("[\ud800-\udfff]")  # half of a UTF-16 pair has no UTF-8
 _SHOWN = re.compile(r"[^ !#-\[\]-~]")
 
 
 @dataclass(frozen=True, slots=True)
 class FieldSpec:
-    """One declared field. `scale` is the decimals of a fixed-point value, `values` those of an enumeration."""
+    """One declared field. `scale`: the decimals of a fixed-point number, else 0. `kind`: holds an enumeration's values."""
 
     path: str
     kind: Kind
@@ -44,7 +44,7 @@ class FieldSpec:
 
     @property
     def recurs(self) -> bool:
-        """Tell whether it has few values, so that the model often reads of it what it has read before."""
+        """Whether it has few values, so that the model has often read the same text of it before."""
         return self.kind.name == "bool" or bool(self.kind.values)
 
 
@@ -61,7 +61,7 @@ def parse_type(path: str, text: str) -> FieldSpec:
 
 
 def faults(specs: tuple[FieldSpec, ...], fields: Fields) -> list[str]:
-    """Return what is wrong with `fields`: missing, mistyped or out of range; empty when all is well."""
+    """Return what is wrong with `fields`: missing or not of the declared type, range included; empty when nothing is."""
     found: list[str] = []
     for spec in specs:
         value = fields.get(spec.path)
@@ -73,12 +73,13 @@ def faults(specs: tuple[FieldSpec, ...], fields: Fields) -> list[str]:
 
 
 def well_typed(specs: tuple[FieldSpec, ...], fields: Fields) -> dict[str, Value]:
-    """Return the declared fields that are of their type; the others read as missing."""
+    """Return the declared fields that are of their type; every other field counts as missing."""
     return {s.path: fields[s.path] for s in specs if s.path in fields and _fits(s, fields[s.path])}
 
 
 def _fits(spec: FieldSpec, value: Value) -> bool:
-    kind = type(value)  # and not `isinstance`, which asks the value: a source may return any object
+    """Tell whether a value is of a field's declared type, and within the limits of that type."""
+    kind = type(value)  # not `isinstance`, which a foreign object can answer as it likes
     if spec.kind.name == "bool":
         return kind is bool
     if spec.kind.name == "int":
@@ -92,7 +93,7 @@ def _fits(spec: FieldSpec, value: Value) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Declared fields as they were read. `id` is the SHA-256 of the canonical bytes: what a proposal refers to."""
+    """The declared fields as they were read. `id`: SHA-256 of the canonical bytes, `body`; a proposal refers to it."""
 
     id: str
     body: bytes
@@ -102,14 +103,14 @@ class Snapshot:
 
 
 def take_snapshot(specs: tuple[FieldSpec, ...], key: str, fields: Fields, version: str, now_ms: int) -> Snapshot:
-    """Freeze the declared fields that are of their type. Nothing undeclared or mistyped reaches model or record."""
+    """Freeze the declared fields that are of their type. Nothing undeclared or mistyped reaches the model or the record."""
     kept = well_typed(specs, fields)
     body = canonical({"key": key, "fields": kept, "version": version, "taken_at_ms": now_ms})
     return Snapshot(sha256_hex(body), body, kept, version, now_ms)
 
 
 def show(spec: FieldSpec, value: Value) -> str:
-    """Return a value as the model reads it: fixed-point with its decimals, text reduced to printable ASCII."""
+    """Return a value as the model reads it: fixed-point with its decimals, text in printable ASCII."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
@@ -118,7 +119,7 @@ def show(spec: FieldSpec, value: Value) -> str:
 
 
 def level(levels: Levels, value: Value) -> str:
-    """Return the word of a number: the last of those whose least value it reaches."""
+    """Return the word that stands for a number: the last word whose least value the number reaches."""
     reached = sum(isinstance(least, int) and isinstance(value, int) and value >= least for least in levels)
     return str(levels[2 * reached])
 
@@ -126,7 +127,7 @@ def level(levels: Levels, value: Value) -> str:
 class Rules:
     """A contract's expressions, type-checked and compiled. Raises ContractError with a `path` attribute.
 
-    `authority`: the kinds of a mandate within the contract, as one step of a saga has; None: the agent's own.
+    `authority`: the kinds that are permitted, for one step of a saga; None: those of the contract.
     """
 
     def __init__(self, contract: ContractFields, *, authority: tuple[str, ...] | None = None) -> None:
@@ -134,12 +135,12 @@ class Rules:
         self.fields = tuple(parse_type(path, text) for path, text in contract.snapshot.items())
         named = contract.authority if authority is None else authority
         self._kinds = {name: contract.kinds[name] for name in sorted({*named, contract.refusal})}
-        self._forms = [_CompiledKind(name, kind) for name, kind in self._kinds.items()]
+        self._compiled = [_CompiledKind(name, kind) for name, kind in self._kinds.items()]
         self._recurring: set[tuple[str, str]] = set()
         self._program = Program(tuple(self._checked()))
 
     def _checked(self) -> list[Checked]:
-        """Type-check every expression; return those of permitted kinds, in the order `envelope` consumes them."""
+        """Type-check every expression; return those of permitted kinds, in the order in which `envelope` needs them."""
         types = {spec.path: spec.kind for spec in self.fields}
         wanted: list[tuple[Path, str, str]] = [(("when",), self.contract.when, "bool")]
         for name, kind in sorted(self.contract.kinds.items()):
@@ -168,16 +169,17 @@ class Rules:
             values = iter(self._program.evaluate(fields))
             eligible = next(values)
             kinds = []
-            for form in self._forms:
-                kind = form.bound(values)
-                if kind is not None and (eligible is True or form.name == self.contract.refusal):
+            for compiled in self._compiled:
+                kind = compiled.bound(values)
+                if kind is not None and (eligible is True or compiled.name == self.contract.refusal):
                     kinds.append(kind)
-        except Exception:  # noqa: BLE001  fail closed: whatever an expression raises, a human decides
+        except Exception:  # noqa: BLE001  fail closed: when an expression raises, a human decides
             return ESCALATE_ONLY
         return envelope_of(kinds, self.contract.rationale_chars_max, refusal=self.contract.refusal)
 
 
 def expressions_of(name: str, kind: KindSpec) -> list[tuple[Path, str, str]]:
+    """Return the path, text and wanted type of a kind's expressions, in the order that `_CompiledKind.bound` needs."""
     at: Path = ("kinds", name)
     found: list[tuple[Path, str, str]] = [((*at, "when"), kind.when, "bool")]
     for param, spec in sorted(kind.params.items()):
@@ -187,19 +189,19 @@ def expressions_of(name: str, kind: KindSpec) -> list[tuple[Path, str, str]]:
 
 
 def _has_few_values(tree: Tree) -> bool:
-    """A number, or a condition between such; what is computed may be any number."""
+    """Tell whether an expression is a number, or a condition between such. What is computed may be any number."""
     return tree.op == "literal" or (tree.op == "?" and all(map(_has_few_values, tree.parts[1:])))
 
 
 class _CompiledKind:
-    """What is the same of a kind in every envelope, sorted once."""
+    """What stays the same of a kind in every envelope, sorted once."""
 
     def __init__(self, name: str, spec: KindSpec) -> None:
         self.name, self._reasons = name, tuple(sorted(set(spec.reasons)))
         self._params, self._fills = sorted(spec.params.items()), sorted(spec.fills.items())
 
     def bound(self, values: Iterator[Any]) -> KindBound | None:
-        """Consume this kind's values, sorted by name; None when it is not permitted or a parameter has no value left."""
+        """Take this kind's values, sorted by name. None: it is not permitted, or a parameter has no value left."""
         permitted = next(values) is True
         params: list[tuple[str, Bound]] = []
         for param, p in self._params:

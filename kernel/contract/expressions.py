@@ -1,15 +1,15 @@
 """Contract expressions: a typed subset of CEL, checked when a contract is loaded, evaluated by a CEL library.
 
-CEL alone does not fail closed: `missing > 1 || true` is true, so is `'a' < 1 || true`, and so is `1 / 0 > 1 || true`.
-Three things close it. Every expression is parsed and typed against the declared snapshot, so a wrong type or an
-undeclared name is an error with a column at load. `compiler.faults` demands every declared field with its type before
-evaluation. And what is evaluated is not the author's text but the parsed tree written out again, with `a || b` as
-`a ? true : b` and `a && b` as `a ? b : false`: a side that is read and fails fails the whole, a side that need not be
-read is not, and precedence is this parser's alone.
+CEL alone does not fail closed: `missing > 1 || true` is true, so is `'a' < 1 || true`, and so is `1 / 0 > 1 || true`. Three
+things close it. Every expression is parsed and typed against the declared snapshot, so that a wrong type or an undeclared
+name is an error with a column at load. `compiler.faults` demands every declared field with its type before evaluation. And
+the CEL library evaluates not the author's text but the parsed tree written out again, with `a || b` as `a ? true : b` and
+`a && b` as `a ? b : false`: when a side that is evaluated fails, the whole fails; a side that does not matter is not
+evaluated; and precedence is this parser's alone.
 
 The subset: literals (integers, strings, `true`, `false`), declared paths, `||  &&  !  ==  !=  <  <=  >  >=  in
-+  -  *  /  %`, `c ? a : b`, lists after `in`, and `min(a, b)`, `max(a, b)`. No floats, no macros, no `has()`. A score, which only
-a reading is, compares with decimals: both are whole numbers of millionths.
++  -  *  /  %`, `c ? a : b`, lists after `in`, and `min(a, b)`, `max(a, b)`. No floats, no macros, no `has()`. A score, which
+only a reading has, compares with decimals: both are whole numbers of millionths.
 """
 
 from __future__ import annotations
@@ -31,16 +31,13 @@ INT_MAX = 2**63 - 1
 
 
 def _compiled_module() -> Any:
-    """Import CEL alone: its package imports a command line of its own, too, which every start of `sds` would wait for.
+    """Import `cel.cel` alone: its package also imports a command line, which every start of `sds` would wait for.
 
-    Whoever imports the package later in this process has what it exports, but no attribute `cel.cel`.
+    Code that imports the package later in this process gets what it exports, but no attribute `cel.cel`.
     """
     package = find_spec("cel")  # imports nothing
-    spec = (
-        PathFinder.find_spec("cel.cel", package.submodule_search_locations)
-        if package and package.submodule_search_locations
-        else None
-    )
+    folders = package.submodule_search_locations if package else None
+    spec = PathFinder.find_spec("cel.cel", folders) if folders else None
     if spec is None or spec.loader is None:
         raise ImportError("`common-expression-language` is not installed, or has no compiled module for this Python")
     if spec.name not in sys.modules:
@@ -55,7 +52,7 @@ cel = _compiled_module()
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """The static type of an expression: `bool`, `int`, `string` or `score`; an enumeration is a string of known values."""
+    """The static type of an expression: `bool`, `int`, `string` or `score`. An enumeration is a string with `values`."""
 
     name: str
     values: frozenset[str] = frozenset()
@@ -63,10 +60,10 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """What was read, for what is said about an expression without evaluating it (`sds.lint.intervals`).
+    """An expression as parsed, for statements about it that need no evaluation (`sds.lint.intervals`).
 
-    `op`: `literal`, `path`, `chain` (arithmetic from the left, its operators in `value`), `neg`, `?`, `in`, `min`,
-    `max`, `!`, `||`, `&&` or a relation.
+    `op`: `literal`, `path`, `chain` (arithmetic from the left, its operators in `value`), `neg`, `?`, `in`, `min`, `max`,
+    `!`, `||`, `&&` or a relation.
     """
 
     op: str
@@ -76,7 +73,7 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A part that was read: its type, the CEL text that evaluates it, the token it began at, and its tree."""
+    """A part of an expression: its type, the CEL text that evaluates it, the token it begins at, and its tree."""
 
     kind: Kind
     cel: str
@@ -108,7 +105,7 @@ _RELATIONS = ("==", "!=", "<", "<=", ">", ">=", "in")
 
 
 def check_expression(text: str, types: Mapping[str, Kind]) -> Checked:
-    """Type-check an expression over the declared `types`. Raises ContractError naming the column."""
+    """Type-check an expression over the declared `types`. Raises ContractError, which names the column."""
     if len(text) > EXPRESSION_CHARS_MAX:
         raise ContractError(f"longer than {EXPRESSION_CHARS_MAX} characters")
     parser = _Parser(text, types)
@@ -123,7 +120,7 @@ def check_expression(text: str, types: Mapping[str, Kind]) -> Checked:
 
 
 def typed_expression(path: tuple[str | int, ...], text: str, types: Mapping[str, Kind], want: str) -> Checked:
-    """Type-check an expression of a contract that must be of type `want`. Raises ContractError with a `path` attribute."""
+    """Type-check a contract's expression that must be of type `want`. Raises ContractError with a `path` attribute."""
     try:
         found = check_expression(text, types)
         if found.kind.name != want:
@@ -135,7 +132,7 @@ def typed_expression(path: tuple[str | int, ...], text: str, types: Mapping[str,
 
 
 class _Parser:
-    """Recursive descent over the subset; every rule returns what it read."""
+    """A recursive descent parser for the subset. Every rule returns the term that it has read."""
 
     def __init__(self, text: str, types: Mapping[str, Kind]) -> None:
         self.text, self.types = text, types
@@ -220,7 +217,7 @@ class _Parser:
             side = below()
             sides.append(self.want(side, "bool"))
             trees.append(side.tree)
-        return Term(BOOL, _in_turn(operator, sides), first.at, Tree(operator, tuple(trees)))
+        return Term(BOOL, _as_conditions(operator, sides), first.at, Tree(operator, tuple(trees)))
 
     def relation(self) -> Term:
         left = self.sum()
@@ -281,7 +278,7 @@ class _Parser:
         if self.take("-"):
             part = self.deeper(self.unary)
             text, tree = self.want(part, "int"), Tree("neg", (part.tree,))
-            # CEL's own negation of the least integer wraps around; a subtraction fails.
+            # CEL's negation of the least integer wraps around, while a subtraction fails.
             return Term(INT, f"-{text}" if text.isdigit() else f"(0 - {text})", at, tree)
         return self.primary()
 
@@ -336,36 +333,33 @@ class _Parser:
             return "is not a function: only min and max are"
         if not text.startswith(READING):
             return "is not a declared snapshot field"
-        asked = any(path.startswith(READING) for path in self.types)
-        return (
-            "is not one of the readings"
-            if asked
-            else "is a reading, and authority rests on none: only `policy` may ask it"
-        )
+        if any(path.startswith(READING) for path in self.types):
+            return "is not one of the readings"
+        return "is a reading, and authority rests on none: only `policy` may ask it"
 
 
 def _variable(path: str) -> str:
-    """Name the CEL variable that holds a path: flat, since to build a map inside CEL costs ten times as much.
+    """Name the CEL variable that holds a path. It is flat: to build a map inside CEL costs ten times as much.
 
-    No two paths give the same name, and none gives a word of CEL.
+    No two paths give the same name, and no name is a reserved word of CEL.
     """
     return path.replace("_", "__").replace(".", "_d_")
 
 
-def _in_turn(operator: str, sides: list[str]) -> str:
-    """Write `||` and `&&` so that sides are read from the left until it is decided, and a failure is never lost.
+def _as_conditions(operator: str, sides: list[str]) -> str:
+    """Write `||` and `&&` as conditions, evaluated from the left until the result is known, so that no failure is lost.
 
-    Balanced, since a CEL library limits how deep an expression may be nested.
+    Balanced, because a CEL library limits how deep an expression may be nested.
     """
     if len(sides) == 1:
         return sides[0]
     half = len(sides) // 2
-    left, right = _in_turn(operator, sides[:half]), _in_turn(operator, sides[half:])
+    left, right = _as_conditions(operator, sides[:half]), _as_conditions(operator, sides[half:])
     return f"({left} ? true : {right})" if operator == "||" else f"({left} ? {right} : false)"
 
 
 class Program:
-    """All checked expressions of a contract as one CEL list: evaluated together; if one fails, all have failed."""
+    """All checked expressions of a contract as one CEL list. They are evaluated together: if one fails, all have failed."""
 
     def __init__(self, expressions: tuple[Checked, ...]) -> None:
         self._functions = {"min": min, "max": max}

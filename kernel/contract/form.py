@@ -1,9 +1,9 @@
-"""The form in which a contract is hashed and recorded, the same in every version of this program that reads it.
+"""The form in which a contract is hashed and recorded. Every version of this program writes a contract in the same form.
 
-The fields named in `ALWAYS` are written whether a contract gives them or not: those of the first version of this form.
-Every other field, of a contract or of a section in it, came later and is written only where it differs from its
-default. So what a contract leaves out neither moves its hash nor meets an older program that does not know it, and the
-default of a later field is for ever.
+The fields named in `ALWAYS` are those of the first version of this form: they are written whether a contract gives them or
+not. Every other field, of a contract or of a section in it, came later: it is written only where it differs from its
+default. So a field that a contract leaves out does not change its hash, and an older program that does not know the field
+can read the contract. The default of a later field must therefore never change.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ALWAYS: Mapping[str, frozenset[str]] = MappingProxyType(
 
 
 class Section(BaseModel):
-    """A contract, or a section of one: frozen, with no field that it does not declare, written in the form of above."""
+    """A contract, or a section of one: frozen, without undeclared fields, and written in the form described above."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 

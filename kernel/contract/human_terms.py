@@ -1,4 +1,4 @@
-"""The terms a human decides an escalated case under, and what is of HIGH impact (DIR 4.7). Pure.
+"""The terms under which a human decides an escalated case, and what is of HIGH impact (DIR 4.7). Pure.
 
 They are the agent's contract with what its section `human` replaces, and are checked like any other contract.
 """
@@ -19,24 +19,25 @@ Terms = TypeVar("Terms", bound=ContractFields)
 
 
 def human_contract(contract: Terms) -> Terms:
-    """Return the contract a human decides under. It escalates nothing, and no rationale is asked for: who decides
-    says why, for the record.
+    """Return the contract a human decides under. It escalates nothing and asks for no rationale: the human gives a reason
+    for the record.
     """
     return contract.model_copy(update=_changes(contract))
 
 
 def _changes(contract: ContractFields) -> dict[str, Any]:
-    human, watched = contract.human, contract.aggregate_thresholds  # an agent is; a human has other reasons
+    """Return the fields in which a human's terms differ from the agent's contract."""
+    human, watched = contract.human, contract.aggregate_thresholds  # monitors watch an agent, not a human
     kinds = {name: kind for name, kind in contract.kinds.items() if name not in human.kinds}
     return {
-        "kinds": kinds | human.kinds,  # the human's come last, so that a contradiction is reported where it was made
+        "kinds": kinds | human.kinds,  # the human's come last: of two that disagree, the human's is reported
         "authority": human.authority or tuple(dict.fromkeys((*contract.authority, *human.kinds))),
         "when": contract.when if human.when is None else human.when,
         **({"aggregate_thresholds": AggregateThresholds()} if isinstance(watched, tuple) else {}),
         "escalation": contract.escalation.model_copy(update={"always": (), "confidence_min_pct": 0}),
         "human": HumanSpec(),
         "rationale": None,
-        "readings": {},  # a human reads for himself
+        "readings": {},  # a human reads the evidence
         "policy": (),
         "max_error": None,
         "sagas": {},
@@ -44,7 +45,7 @@ def _changes(contract: ContractFields) -> dict[str, Any]:
 
 
 def check_human(contract: ContractFields, checks: Iterable[Callable[[ContractFields], None]]) -> None:
-    """Hold a contract's human section to the checks of the contract itself. Raises ContradictionError."""
+    """Apply the checks of a contract to its human section. Raises ContradictionError."""
     if contract.human == HumanSpec():
         return
     changes = _changes(contract)
@@ -54,7 +55,7 @@ def check_human(contract: ContractFields, checks: Iterable[Callable[[ContractFie
     for index, code in enumerate(contract.human.authority):
         if code not in changes["kinds"]:
             raise ContradictionError(("human", "authority", index), f"`{code}` is not one of the kinds")
-    whole = BaseModel.model_copy(contract, update=changes)  # unvalidated: what is wrong with it is asked next
+    whole = BaseModel.model_copy(contract, update=changes)  # unvalidated: the checks follow
     for check in checks:
         try:
             check(whole)
@@ -63,7 +64,7 @@ def check_human(contract: ContractFields, checks: Iterable[Callable[[ContractFie
 
 
 def _check_spends(contract: ContractFields) -> None:
-    """What a human's kinds spend is counted where the agent's is, those that they replace included."""
+    """Check that a human's kinds spend in the scale of the agent's, of those that they replace, too."""
     spent = {kind.scale(kind.spends) for kind in contract.kinds.values() if kind.spends}
     for name, kind in contract.human.kinds.items():
         if kind.spends and spent - {kind.scale(kind.spends)}:
@@ -74,7 +75,7 @@ def _check_spends(contract: ContractFields) -> None:
 def impact(contract: ContractFields, action: str, numbers: Mapping[str, int]) -> Impact:
     """Return what a decision means outside: HIGH when it cannot be undone or its amount is large.
 
-    A number that is not known is as large as any, and so is a kind that is not.
+    An amount that is not known counts as large, and a kind that is not known as HIGH.
     """
     spec = contract.kinds.get(action)
     if spec is None:

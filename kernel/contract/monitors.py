@@ -1,7 +1,7 @@
 """What a contract watches over many decisions (DIR 4.6): monitors, each with a window, a warning and a stop. Pure.
 
-Thresholds and shares are decimal numbers. They are kept as text in fixed point, without a zero too many: a contract has the
-same hash whoever wrote `0.5`, `0.50` or `.5e0`, and no rounding of a float is part of it.
+Thresholds and shares are decimal numbers, kept as text in fixed point without needless zeros. So a contract has the same
+hash whether it says `0.5`, `0.50` or `.5e0`, and no rounding of a float is part of it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sds.kernel.contract.types import LISTED, MAPPING, Amount, Code, Contradicti
 from sds.kernel.envelope.envelope import MAGNITUDE_MAX
 
 DECIMALS_MAX = 6
-MICRO = 1_000_000  # in which thresholds and shares are counted: 10 ** DECIMALS_MAX
+MICRO = 1_000_000  # thresholds and shares are counted in millionths: 10 ** DECIMALS_MAX
 LAST_MIN, LAST_MAX = 10, 100_000
 MINUTES_MAX = 10_080
 MONITORS_MAX = 16
@@ -34,11 +34,11 @@ Measure = Literal[
     "calibration",
 ]
 _SHARES = frozenset({"approval_rate", "paid_share", "reason_share", "confidence_mean", "calibration"})
-MINIMA = frozenset({"confidence_mean"})  # crossed from above
+MINIMA = frozenset({"confidence_mean"})  # the thresholds of these are crossed from above
 
 
 def _fixed_point(value: object) -> object:
-    """Return a decimal number as text in fixed point, without zeros that say nothing."""
+    """Return a decimal number as text in fixed point, without needless zeros. Raises ValueError."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str, Decimal)):
         raise ValueError("must be a number")  # noqa: TRY004  pydantic takes ValueError
     try:
@@ -63,7 +63,7 @@ def micros(text: str) -> int:
 
 
 class WindowSpec(Section):
-    """The last so many decisions, or those of the last so many minutes; exactly one of the two."""
+    """The last so many decisions, or those of the last so many minutes: exactly one of the two."""
 
     last: int | None = Field(default=None, ge=LAST_MIN, le=LAST_MAX)
     minutes: int | None = Field(default=None, ge=1, le=MINUTES_MAX)
@@ -87,10 +87,10 @@ class WindowSpec(Section):
 
 
 class MonitorSpec(Section):
-    """One monitor: what is measured over its window, from where it warns, and from where it stops the agent.
+    """One monitor: what it measures over its window, and the values at which it warns and stops the agent.
 
-    A value beyond `warn` or `stop` crosses it: above, but for `confidence_mean` below. `reason` goes with `reason_share`;
-    `reading` and `expected`, the share that each of its values is expected to have, with `reading_shift`.
+    A value above `warn` or `stop` crosses it; a `confidence_mean` below it does. `reason` belongs to `reason_share`.
+    `reading` and `expected`, the expected share of each of its values, belong to `reading_shift`.
     """
 
     name: Name
@@ -141,7 +141,7 @@ class AggregateThresholds(Section):
 
     @property
     def monitors(self) -> tuple[MonitorSpec, ...]:
-        """The same as monitors; a share of 100 % is never crossed and is none."""
+        """The same as monitors. A share of 100 % is never crossed and gives no monitor."""
         made: list[tuple[str, Measure, Decimal]] = []
         if self.paid_pct_max < 100:
             made.append(("paid_pct_max", "paid_share", Decimal(self.paid_pct_max) / 100))
@@ -159,5 +159,5 @@ Monitored = Annotated[
 
 
 def monitors_of(thresholds: AggregateThresholds | tuple[MonitorSpec, ...]) -> tuple[MonitorSpec, ...]:
-    """Return the monitors of either form."""
+    """Return the monitors of thresholds in either form."""
     return thresholds.monitors if isinstance(thresholds, AggregateThresholds) else thresholds

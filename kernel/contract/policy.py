@@ -1,5 +1,5 @@
-"""A contract's policy: what it and the readings must say together with the rest of the contract; and it, type-checked and
-compiled once, applied to fields and readings. Pure; it permits nothing.
+"""A contract's policy: the checks of policy and readings against the rest of the contract, and the policy compiled once and
+applied to fields and readings. Pure; it permits nothing.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from sds.kernel.errors import ContractError
 
 @dataclass(frozen=True, slots=True)
 class Proposed:
-    """What the policy makes of one combination of readings. `params`: sorted, in minor units; `line`: counted from 0.
+    """What the policy makes of one combination of readings. `params`: sorted, in minor units. `line`: counted from 0.
 
-    `action` is a kind, ESCALATE, or MODEL where the language model chooses within the envelope.
+    `action` is a kind, ESCALATE, or MODEL when the language model chooses within the envelope.
     """
 
     action: str
@@ -37,7 +37,7 @@ class Proposed:
 
 
 class PolicyRules:
-    """Raises ContractError with a `path` attribute where an expression is not of its type or names what is not there."""
+    """A compiled policy. Raises ContractError with a `path` attribute: an expression has a wrong type or an unknown name."""
 
     def __init__(
         self, types: Mapping[str, Kind], readings: Mapping[str, ReadingSpec], policy: Sequence[PolicyLine]
@@ -57,7 +57,7 @@ class PolicyRules:
         self.reads = frozenset(path for each in (*whens, *params) for path in each.reads)
 
     def propose(self, fields: Fields, readings: Mapping[str, Value]) -> Proposed:
-        """Return what the first line says whose `when` holds. `readings`: by name, a score in millionths.
+        """Return what the first line whose `when` holds says. `readings`: by name; a score is in millionths.
 
         Raises whatever an expression raises; the caller fails closed.
         """
@@ -68,33 +68,31 @@ class PolicyRules:
             if line.kind is None or line.reason is None:
                 return Proposed(line.otherwise or ESCALATE, "", (), index)
             names, program = self._params[index]
-            return Proposed(
-                line.kind, line.reason, tuple(zip(names, _whole(program.evaluate(values)), strict=True)), index
-            )
+            params = tuple(zip(names, _whole_numbers(program.evaluate(values)), strict=True))
+            return Proposed(line.kind, line.reason, params, index)
         raise ContractError("no line of the policy holds, and none says what is done otherwise")
 
 
 def kind_of(spec: ReadingSpec) -> Kind:
-    """Return the type of a reading in expressions."""
+    """Return the type that a reading has in expressions."""
     return Kind("string", frozenset(spec.values)) if spec.values else SCORE
 
 
-def _whole(values: Sequence[object]) -> list[int]:
+def _whole_numbers(values: Sequence[object]) -> list[int]:
     if not all(type(value) is int for value in values):
         raise ContractError("a parameter of the policy is no whole number")
     return [value for value in values if isinstance(value, int)]
 
 
 def policy_rules(contract: ContractFields) -> PolicyRules:
-    """Return the contract's policy, compiled. Raises ContractError with the `path` of the expression to mend."""
+    """Return the contract's policy, compiled. Raises ContractError with the `path` of the wrong expression."""
     types = {path: parse_type(path, text).kind for path, text in contract.snapshot.items()}
     return PolicyRules(types, contract.readings, contract.policy)
 
 
 def check_policy(contract: ContractFields) -> None:
-    """Readings have what they read, the policy ends, and proposes kinds, reasons and parameters that there are.
-
-    Raises ContradictionError.
+    """Check that readings have what they read, that the policy ends, and that it proposes kinds, reasons and parameters
+    that there are. Raises ContradictionError.
     """
     _check_readings(contract)
     if contract.readings and not contract.policy:
@@ -128,15 +126,9 @@ def _check_readings(contract: ContractFields) -> None:
         if spec.values and contract.event.evidence is None:
             raise ContradictionError(("readings", name), "reads the evidence, and `event.evidence` names none")
         for index, path in enumerate(spec.score):
-            known = (
-                bool(values.get(path.removeprefix(READING))) if path.startswith(READING) else path in contract.snapshot
-            )
-            if not known:
-                what = (
-                    "is no enumeration among the readings"
-                    if path.startswith(READING)
-                    else "is not a declared snapshot field"
-                )
+            of_reading = path.startswith(READING)
+            if not (values.get(path.removeprefix(READING)) if of_reading else path in contract.snapshot):
+                what = "is no enumeration among the readings" if of_reading else "is not a declared snapshot field"
                 raise ContradictionError(("readings", name, "score", index), f"`{path}` {what}")
 
 

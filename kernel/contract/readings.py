@@ -1,7 +1,7 @@
-"""The sections of a contract that say how a decision is reached within the envelope: `readings`, `policy`, `max_error`. Pure.
+"""Contract sections that say how a decision is reached within the envelope: `readings`, `policy`, `max_error`. Pure.
 
-A reading is what a text or a row of fields says, found by a reader outside the kernel, with probabilities. The policy is the
-written rule that makes a decision of readings and fields. None of them permits anything: authority names no reading.
+A reading is what a text or a row of fields says, found by a reader outside the kernel, with probabilities. The policy is
+the written rule that makes a decision of readings and fields. None of them permits anything: authority names no reading.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ Otherwise = Literal["ESCALATE", "MODEL"]
 
 
 def _share(value: object) -> object:
-    """A record holds its text, and a contract may say `0` or `1`."""
+    """Return a Decimal for `0`, `1` and the text that a record holds; leave any other value to pydantic."""
     whole = isinstance(value, int) and not isinstance(value, bool)
     return Decimal(value) if whole or (isinstance(value, str) and _DECIMAL.fullmatch(value)) else value  # type: ignore[arg-type]
 
 
-# Between 0 and 1, as it was written: `0.02`. Its text is what a contract's hash covers.
+# Between 0 and 1. A contract's hash covers its text as it was written: `0.02`.
 Share = Annotated[Decimal, BeforeValidator(_share), Field(ge=0, le=1, decimal_places=6)]
 
 
 class ReadingSpec(Section):
-    """One question. Exactly one of: `values`, an enumeration read from the evidence, each with a line of meaning; or
-    `score`, a number in [0, 1] over snapshot fields, among which `reading.NAME` stands for the probabilities of an enumeration.
+    """One question. It has exactly one of: `values`, an enumeration read from the evidence, each with a line of meaning; or
+    `score`, a number in [0, 1] over snapshot fields, where `reading.NAME` stands for the probabilities of an enumeration.
     """
 
     question: str = Field(min_length=1, max_length=400)
@@ -56,7 +56,7 @@ class ReadingSpec(Section):
 
 
 class PolicyLine(Section):
-    """Propose a kind with this reason, or ESCALATE, where `when` holds; or, as the last line, what is done otherwise."""
+    """Propose a kind with this reason, or ESCALATE, when `when` holds. The last line says what is done `otherwise`."""
 
     kind: Code | None = None
     reason: Code | None = None
@@ -78,9 +78,9 @@ class PolicyLine(Section):
 
 
 class MaxError(Section):
-    """How often a decision that is not escalated may be wrong, with probability 1 - `delta` over the labels (docs/contract.md).
+    """How often a decision without a human may be wrong, with probability 1 - `delta` over the labels (docs/contract.md).
 
-    `kinds` overrides `any` for decisions of one kind; what neither names is not bounded.
+    `kinds` overrides `any` for decisions of one kind; a kind that neither names is not bounded.
     """
 
     any: Share | None = None
@@ -90,7 +90,7 @@ class MaxError(Section):
     @model_validator(mode="before")
     @classmethod
     def _short_forms(cls, data: Any) -> Any:
-        """Take one number for all kinds, and kinds by name beside it: `{any: 0.02, COMPENSATE: 0.01}`."""
+        """Take one number for all kinds, and numbers for kinds beside it: `{any: 0.02, COMPENSATE: 0.01}`."""
         if not isinstance(data, Mapping):
             return {"any": data}
         named = {key: value for key, value in data.items() if key.isupper()}

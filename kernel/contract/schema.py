@@ -1,7 +1,8 @@
 """The responsibility contract (DIR 3.1): who answers for a gate, and everything it may ever decide.
 
-A contract is a YAML file in a trusted place. It is data: `sections` says its shape, the checks here and in `policy` and
-`human_terms` what its fields must say together, `compiler.Rules` checks and compiles its expressions. Every error names file and line.
+A contract is a YAML file in a trusted place. It is data: `sections` gives its shape; the checks here, in `policy` and in
+`human_terms` hold its fields against each other; `compiler.Rules` checks and compiles its expressions. Every error names
+file and line.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from sds.kernel.errors import ContractError, cause_of
 PROPOSAL_FIELDS = frozenset({"action", "params", "reason", "reason_code", "rationale", "context_ref"})
 
 
-# Each check raises ContradictionError with the path of the field to mend.
+# Each check raises ContradictionError with the path of the wrong field.
 
 
 def check_kinds(contract: ContractFields) -> None:
@@ -85,7 +86,7 @@ def check_monitors(contract: ContractFields) -> None:
 
 
 def check_paths(contract: ContractFields) -> None:
-    """Every path that is named is a declared field."""
+    """Check that every path that is named is a declared field."""
     named: list[tuple[tuple[str | int, ...], str]] = [(("show", path), path) for path, _ in contract.show]
     named += [(("levels", path), path) for path in contract.levels]
     named += [(("drift", "fields", path), path) for path in contract.drift.fields]
@@ -97,7 +98,7 @@ def check_paths(contract: ContractFields) -> None:
 
 
 def check_levels(contract: ContractFields) -> None:
-    """What has levels is a number, and one that the model reads: words nobody reads are a mistake."""
+    """Check that a field with levels is a number and is shown to the model: words that nobody reads are a mistake."""
     shown = dict(contract.show) or contract.snapshot
     for path in contract.levels:
         if parse_type(path, contract.snapshot[path]).kind != INT:
@@ -107,14 +108,14 @@ def check_levels(contract: ContractFields) -> None:
 
 
 def check_names(contract: ContractFields) -> None:
-    """What the model chooses of a parameter is recorded under its name, and must not pass for another choice."""
+    """Check that no parameter has the name of a field of every proposal: it is recorded as a choice under its name."""
     for name, kind in contract.kinds.items():
         for param in PROPOSAL_FIELDS.intersection(kind.params):
             raise ContradictionError(("kinds", name, "params", param), "is the name of a field of every proposal")
 
 
 def check_numbers(contract: ContractFields) -> None:
-    """What is drawn, spent or may drift is a number, and numbers that are set against each other share a scale."""
+    """Check that what is drawn, spent or may drift is a number, and that numbers that are compared share a scale."""
     fields = {path: parse_type(path, text) for path, text in contract.snapshot.items()}
     for path, rule in contract.drift.fields.items():
         if rule.moves and fields[path].kind != INT:
@@ -135,12 +136,12 @@ def check_numbers(contract: ContractFields) -> None:
             raise ContradictionError(("kinds", name, "spends"), "has another scale than what other kinds spend")
 
 
-# What a human's own terms are held to as well.
+# The checks that a human's terms have to pass, too.
 CHECKS = (check_kinds, check_paths, check_levels, check_names, check_numbers)
 
 
 class Contract(ContractFields):
-    """A whole responsibility contract, its fields checked against each other."""
+    """A whole responsibility contract whose fields are checked against each other."""
 
     @model_validator(mode="after")
     def _whole(self) -> Contract:
@@ -154,10 +155,10 @@ class Contract(ContractFields):
 
 
 def load_contract(path: Path, *, checksum: str | None = None) -> Contract:
-    """Load a contract from a trusted place.
+    """Load a contract from a trusted place. Raises ContractError.
 
-    Trusted means: a regular file that others cannot write, and, when `checksum` is given (64 hexadecimal digits,
-    SHA-256 of the file), exactly those bytes. Raises ContractError.
+    Trusted means: a regular file that others cannot write and, when `checksum` is given (SHA-256 of the file, 64
+    hexadecimal digits), exactly those bytes.
     """
     try:
         raw = _read_trusted(path)
@@ -177,11 +178,11 @@ def load_contract(path: Path, *, checksum: str | None = None) -> Contract:
 
 
 def _read_trusted(path: Path) -> bytes:
-    """Read a file that was checked after it was opened: what has the name later cannot take its place."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)  # a pipe has no writer yet
+    """Read a file that is checked after it was opened: another file of the same name cannot take its place."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)  # a pipe must not block
     try:
         mode = os.fstat(descriptor).st_mode
-        if not stat.S_ISREG(mode):  # a pipe or a device could be read for ever
+        if not stat.S_ISREG(mode):  # reading a pipe or a device may never end
             raise ContractError(f"{path}: not a regular file")
         if mode & stat.S_IWOTH:
             raise ContractError(f"{path}: anyone can write this file", hint=f"chmod o-w {path}")
@@ -192,7 +193,7 @@ def _read_trusted(path: Path) -> bytes:
 
 
 def parse_contract(text: str, name: str = "contract") -> Contract:
-    """Return the contract in `text`. Raises ContractError with `name` and line."""
+    """Return the contract in `text`. Raises ContractError with `name` and the line."""
     if not isinstance(text, str):
         raise ContractError(f"{name}: the contract is no text", hint="load_contract(path) reads a file")
     data, lines = load_with_lines(text, name)
@@ -209,7 +210,7 @@ def parse_contract(text: str, name: str = "contract") -> Contract:
         Rules(human_contract(contract))
     except ContractError as error:
         where = (*prefix, *getattr(error, "path", ()))
-        while where not in lines:  # an expression that was left out stands where its kind does
+        while where not in lines:  # an expression that was left out has the line of its kind
             where = where[:-1]
         raise ContractError(f"{name}:{lines[where]}: {'.'.join(map(str, where))}: {error}") from error
     return contract

@@ -1,6 +1,6 @@
 """The sections of a responsibility contract, as data: every field, its form and its default. Pure.
 
-What fields must say together, and how a file is read, stands in `schema`.
+`schema` checks fields against each other and reads contract files.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FIELDS_MAX = 64
 
 
 class EventSpec(Section):
-    """Which fields of a trigger carry its identity, the state it is about, and untrusted text."""
+    """Which fields of a trigger hold its id, the key of the state it is about, and untrusted text."""
 
     id: Name
     key: Name
@@ -49,7 +49,7 @@ class EventSpec(Section):
 
 
 class ParamSpec(Section):
-    """A number the model chooses: expressions give its bounds in minor units, `scale` its decimals."""
+    """A number that the model chooses. Expressions give its bounds in minor units, `scale` its number of decimals."""
 
     lo: Expression
     hi: Expression
@@ -59,18 +59,18 @@ class ParamSpec(Section):
 
 
 class FillSpec(Section):
-    """A number a rule fixes: never said by the model, filled in by the kernel. Minor units."""
+    """A number that a rule fixes, in minor units: the model never says it, the kernel fills it in."""
 
     value: Expression
     scale: int = Field(default=0, ge=0, le=SCALE_MAX)
 
 
 class KindSpec(Section):
-    """One decision kind. `draws`: snapshot field -> parameter name or a fixed integer taken from it.
+    """One decision kind. `draws`: snapshot field -> the parameter, fill or fixed integer that is taken from it.
 
-    `spends`: the parameter or fill that counts against the spend limits. `side_effect`: the executor carries it out although
-    it draws and spends nothing; a kind with none of the three has no side effect.
-    `impact`: what a human is shown (DIR 4.7); left out, HIGH for what has a side effect, else LOW.
+    `spends`: the parameter or fill that counts against the spend limits. `side_effect`: the executor carries the kind out
+    although it draws and spends nothing; a kind with none of the three has no side effect. `impact`: shown to a human (DIR
+    4.7); left out, it is HIGH for a kind with a side effect, else LOW.
     """
 
     reasons: tuple[Code, ...] = Field(min_length=1, max_length=32)
@@ -101,7 +101,7 @@ class KindSpec(Section):
 
 
 class DriftSpec(Section):
-    """How far one field may move between reasoning and execution; exactly one of the two. `strict`: not at all."""
+    """How far one field may move between reasoning and execution: `abs` or `pct`, exactly one. `strict`: not at all."""
 
     abs: Amount | None = None
     pct: int | None = Field(default=None, ge=0, le=100)
@@ -127,7 +127,7 @@ class DriftSpec(Section):
 
 
 class DriftPolicy(Section):
-    """Fields not named may not move at all. `age_ms_max` is the oldest snapshot that may be acted on."""
+    """Fields that are not named may not move at all. `age_ms_max`: the age of the oldest snapshot that may be acted on."""
 
     age_ms_max: Millis = 30_000
     fields: dict[FieldPath, DriftSpec] = Field(default_factory=dict)
@@ -136,7 +136,7 @@ class DriftPolicy(Section):
 class SpendLimit(Section):
     """At most `max_minor` in one window, for everything or for each value of `per`.
 
-    A window is an hour or a day of UTC, or of `timezone`; `sliding`, it is the last 60 minutes or 24 hours.
+    A window is an hour or a day of UTC, or of `timezone`. A `sliding` window is the last 60 minutes or 24 hours.
     """
 
     name: Name
@@ -154,11 +154,11 @@ class SpendLimit(Section):
 
 
 class EscalationSpec(Section):
-    """When a human must decide. `confidence_min_pct`: lowest measured probability of the chosen action.
+    """When a human must decide. `confidence_min_pct`: the lowest measured probability of the chosen action.
 
-    `per_hour`: how many escalations an agent has at most, as a token bucket of that size that fills up in an hour;
-    beyond it the agent is suspended (DIR 4.7). `impact_high_minor`: an amount from which any decision is of HIGH
-    impact. `pauses_agent`: the agent waits as ESCALATED until a human has resolved the case.
+    `per_hour`: the size of the agent's token bucket of escalations, which fills up in an hour; an agent that needs more is
+    suspended (DIR 4.7). `impact_high_minor`: from this amount on a decision is of HIGH impact. `pauses_agent`: the agent
+    waits as ESCALATED until a human has resolved the case.
     """
 
     confidence_min_pct: int = Field(default=0, ge=0, le=100)
@@ -169,9 +169,9 @@ class EscalationSpec(Section):
 
 
 class HumanSpec(Section):
-    """What a human may decide about an escalated case. Whatever is left out is as the agent has it.
+    """What a human may decide about an escalated case. What is left out is as the agent has it.
 
-    `kinds` replaces whole kinds, or adds some; `authority` empty: the agent's and every kind named here.
+    `kinds` replaces whole kinds or adds some. An empty `authority` is the agent's and every kind named here.
     """
 
     authority: tuple[Code, ...] = ()
@@ -182,7 +182,7 @@ class HumanSpec(Section):
 class MemorySpec(Section):
     """What the model reads of earlier decisions (DIR 3.2a): the last about the same key, or of the whole agent.
 
-    `tokens_max`: all of them together, in tokens of the model that decides. `days_max`: after that they are forgotten.
+    `tokens_max`: for all of them together, in tokens of the deciding model. `days_max`: older decisions are forgotten.
     """
 
     entries_max: int = Field(default=4, ge=0, le=32)
@@ -203,20 +203,22 @@ MENU: tuple[Compensation, ...] = ("REVERT", "CLOSE_ALL", "ALERT_HUMAN")
 
 
 class SagaSpec(Section):
-    """One intent in several steps, each a child flow of its own (DIR 4.8), and the menu for when a later one fails."""
+    """One intent in several steps, each a child flow of its own (DIR 4.8), and the menu for when a later step fails."""
 
     steps: tuple[Code, ...] = Field(min_length=2, max_length=8)
     compensation: tuple[Compensation, ...] = Field(default=MENU, min_length=1, max_length=3)
 
 
 class RetrySpec(Section):
+    """Limits: attempts in one flow, fresh flows of one event, rejections in a row until an agent is suspended."""
+
     attempts_max: int = Field(default=3, ge=1, le=10)
     restarts_max: int = Field(default=3, ge=0, le=10)
     rejections_to_suspend: int = Field(default=10, ge=1, le=1_000_000)
 
 
 class BudgetSpec(Section):
-    """Per flow: tokens read and written by the model, and the time from trigger to proposal."""
+    """For each flow: tokens that the model reads and writes, time from trigger to proposal, time an order may take."""
 
     tokens_max: int = Field(default=4096, ge=64, le=1_000_000)
     ttl_ms: Millis = 30_000
@@ -224,7 +226,7 @@ class BudgetSpec(Section):
 
 
 class RationaleSpec(Section):
-    """When the model says why: `before` it decides, as part of the proposal, or `after`, when all has been done."""
+    """When the model says why: `before` it decides, within the proposal, or `after` everything has been done."""
 
     order: Literal["before", "after"]
     chars_max: int = Field(ge=1, le=RATIONALE_CHARS_MAX)
@@ -241,15 +243,15 @@ class ContractFields(Section):
     version: SemVer
     owner: str = Field(min_length=3, max_length=200)
     effective_from: Date
-    proposal_schema: SemVer = PROPOSAL_SCHEMA  # the form of proposals it was written for: the handshake of DIR 3.5
+    proposal_schema: SemVer = PROPOSAL_SCHEMA  # the form of proposals it is written for: the handshake of DIR 3.5
     role: Literal["EXECUTOR"] = "EXECUTOR"
     mission: str = Field(min_length=1, max_length=2000)
     source: Name = "state"  # gates that name the same source share its resources
     authority: tuple[Code, ...] = Field(min_length=1, max_length=KINDS_MAX)
     event: EventSpec
     snapshot: dict[FieldPath, FieldType] = Field(min_length=1, max_length=FIELDS_MAX)
-    show: Shown = ()  # what the model reads of the snapshot (need to know), and under which label; empty: all of it
-    levels: dict[FieldPath, Levels] = Field(default_factory=dict, max_length=FIELDS_MAX)  # words it reads for a number
+    show: Shown = ()  # the fields that the model reads, and their labels (need to know); empty: all fields
+    levels: dict[FieldPath, Levels] = Field(default_factory=dict, max_length=FIELDS_MAX)  # words shown for a number
     when: Expression = "true"
     kinds: dict[Code, KindSpec] = Field(min_length=1, max_length=KINDS_MAX)
     refusal: Code = DENY  # the kind by which the agent says no, always permitted
@@ -270,27 +272,27 @@ class ContractFields(Section):
     aggregate_thresholds: Monitored = AggregateThresholds()  # what is watched over many decisions
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:  # noqa: ARG002
-        """Return a validated contract with these fields exchanged: its hash is its own."""
+        """Return a validated contract with these fields exchanged. It has a hash of its own."""
         return type(self).model_validate({**self.model_dump(), **(update or {})})
 
     @cached_property
     def rationale_chars_max(self) -> int:
-        """How long a proposal's own rationale may be; 0: it has none."""
+        """How long the rationale within a proposal may be, in characters; 0: there is none."""
         return self.rationale.chars_max if self.rationale and self.rationale.order == "before" else 0
 
     @property
     def explanation_chars_max(self) -> int:
-        """How long the rationale written after the decision may be; 0: none is written."""
+        """How long the rationale after the decision may be, in characters; 0: there is none."""
         return self.rationale.chars_max if self.rationale and self.rationale.order == "after" else 0
 
     @property
     def monitors(self) -> tuple[MonitorSpec, ...]:
-        """What is watched over many decisions, in whichever form the contract gives it."""
+        """What is watched over many decisions, whichever form the contract uses."""
         return monitors_of(self.aggregate_thresholds)
 
     @cached_property
     def orders(self) -> frozenset[str]:
-        """The kinds of which a decision is an order."""
+        """The kinds whose decisions are orders: the executor carries them out."""
         return frozenset(name for name, kind in self.kinds.items() if kind.executes)
 
     @cached_property

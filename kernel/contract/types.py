@@ -1,4 +1,4 @@
-"""The forms that a contract's texts and numbers have, and what is said, in plain words, when one is not kept."""
+"""The forms of a contract's texts and numbers, and the plain words for what is wrong with one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOT_TEXT = "must be text"
 NOT_DRAWN = "must be the name of a number, or a whole number"
 MILLIS_MAX = 24 * 3600 * 1000
 LEVELS_MAX = 16
-MAPPING, LISTED = FORMS = "(mapping)", "(list)"  # of a section that has two; no part of a field's path
+MAPPING, LISTED = FORMS = "(mapping)", "(list)"  # the forms of a section that has two; no part of a field's path
 _WORD = re.compile("[ -~]{1,32}")
 
 
@@ -28,7 +28,7 @@ def shown(value: str) -> str:
 
 
 def text_of(form: str, words: str) -> AfterValidator:
-    """Return a check that a text has a form, saying in plain words what that form is."""
+    """Return a check that a text matches the pattern `form`; its message says the form in plain `words`."""
 
     def check(value: str) -> str:
         if not re.fullmatch(form, value):
@@ -47,7 +47,7 @@ def _date(value: str) -> str:
 
 
 def _expression(value: object) -> object:
-    """YAML reads `when: true` and `lo: 1` as what they look like; to us they are expressions."""
+    """Return an expression's text: YAML reads `when: true` as a truth value and `lo: 1` as a number."""
     if isinstance(value, bool):
         return str(value).lower()
     return str(value) if isinstance(value, int) else value
@@ -60,7 +60,7 @@ def _drawn(value: object) -> object:
 
 
 def _shown(value: object) -> object:
-    """Pairs keep the order, which the model sees; a list of fields shows them under their own names."""
+    """Return (field, label) pairs in their order, which the model sees. A plain list labels fields with their own names."""
     if value == {}:
         raise ValueError("names no field: left out, all are shown")
     if isinstance(value, dict):
@@ -75,7 +75,7 @@ def _shown(value: object) -> object:
 
 
 def _levels(value: object) -> object:
-    """Words, and between each two the least number of the second."""
+    """Check a list of words with the least number of the second between each two."""
     if not isinstance(value, tuple | list):
         raise ValueError("must be a list of words with a whole number between each two")  # noqa: TRY004  as above
     if len(value) < 3 or len(value) % 2 == 0:
@@ -107,7 +107,7 @@ def _number_fault(least: object, before: Sequence[object]) -> str:
 
 
 def _zone(value: str) -> str:
-    """A name of the IANA database; one like `localtime` would be another zone on every machine."""
+    """Check a name of the IANA database. A name like `localtime` would be another zone on every machine."""
     try:
         if not re.fullmatch(r"[A-Z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+)*", value):
             raise ValueError(value)
@@ -144,7 +144,7 @@ Millis = Annotated[int, Field(ge=1, le=MILLIS_MAX)]
 
 
 class ContradictionError(ValueError):
-    """A contradiction between fields, with the path of the one to mend."""
+    """A contradiction between fields, with the path of the wrong one."""
 
     def __init__(self, path: tuple[str | int, ...], message: str) -> None:
         super().__init__(message)
@@ -173,9 +173,9 @@ _RENAMED = {"rationale_chars_max": "is now `rationale: {{order: before, chars_ma
 
 
 def say_first(errors: Sequence[Any], lines: Lines, form: type[BaseModel]) -> tuple[int, str]:
-    """Return the first of some pydantic errors of a `form`, as `say` does, with what a field that nobody knows may have meant.
+    """Return the first of some pydantic errors of a `form`, as `say` does; for an unknown field with the one it may mean.
 
-    A field that nobody knows, where one is missing whose name is much like it, is that one misspelt: both are one error.
+    An unknown field beside a missing one of a similar name is that one misspelt: the two are one error.
     """
     found = []
     for error in errors:
@@ -193,7 +193,7 @@ def say_first(errors: Sequence[Any], lines: Lines, form: type[BaseModel]) -> tup
 
 
 def _known(form: type[BaseModel], loc: Sequence[str | int]) -> str:
-    """Say which field of its section is most like one that is not known or, where none is, which there are."""
+    """Say which field of its section an unknown field resembles most or, if none, which fields there are."""
     *place, name = (part for part in loc if part not in FORMS)
     fields = sorted({field for section in _sections(form, place) for field in section.model_fields})
     like = get_close_matches(str(name), fields, n=1)
@@ -201,7 +201,7 @@ def _known(form: type[BaseModel], loc: Sequence[str | int]) -> str:
 
 
 def _sections(form: Any, place: Sequence[str | int]) -> Iterator[type[BaseModel]]:
-    """Yield each section that a form, a type with what is in it, has at a place."""
+    """Yield each section that a type, a section or what contains some, has at a place."""
     if isinstance(form, type) and issubclass(form, BaseModel):
         if not place:
             yield form
@@ -214,7 +214,7 @@ def _sections(form: Any, place: Sequence[str | int]) -> Iterator[type[BaseModel]
 
 
 def say(error: Any, lines: Lines) -> tuple[int, str]:
-    """Return the line a pydantic error stands on, and the error in plain words behind the path of its field."""
+    """Return the line of a pydantic error, and the error in plain words behind the path of its field."""
     loc, context = tuple(part for part in error["loc"] if part not in FORMS), error.get("ctx", {})
     cause = context.get("error")
     if isinstance(cause, ContradictionError):

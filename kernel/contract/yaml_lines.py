@@ -1,7 +1,7 @@
-"""YAML with line numbers: plain data, and for every path the line it stands on.
+"""YAML with line numbers: plain data, and the line of every path.
 
-Refused: duplicate keys, aliases (a small file can expand to gigabytes), nulls, decimal fractions but for the sections
-that measure shares, numbers in any form but the decimal one, keys that are not text, files over the limit, nesting deeper than any contract is.
+Refused: duplicate keys, aliases (a small file can expand to gigabytes), nulls, decimal fractions outside the sections that
+measure shares, numbers not in decimal form, keys that are not text, files over the limit, nesting over DEPTH_MAX.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Path = tuple[str | int, ...]
 
 
 class Lines(dict[Path, int]):
-    """The line of every path; `misread`: what stands where plain text was read as a truth value or a number."""
+    """The line of every path. `misread`: a mend for each place where YAML read text as a truth value or a number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Lines(dict[Path, int]):
 
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,18})")
 _DECIMAL = re.compile(r"-?(0|[1-9][0-9]{0,15})\.[0-9]{1,18}")
-_FRACTIONS_IN = ("aggregate_thresholds", "max_error")  # the only sections whose numbers may have decimals
+_FRACTIONS_IN = ("aggregate_thresholds", "max_error")  # only in these sections may a number have decimals
 
 
 def load_with_lines(text: str, name: str) -> tuple[Any, Lines]:
@@ -53,7 +53,7 @@ def load_with_lines(text: str, name: str) -> tuple[Any, Lines]:
 
 
 class _Composer(yaml.SafeLoader):
-    """Reads one document, and refuses what would make building it expensive before it is built."""
+    """Reads one document, and refuses what would be expensive to build before it is built."""
 
     def __init__(self, text: str, name: str) -> None:
         super().__init__(text)
@@ -104,6 +104,7 @@ def _mapping(node: yaml.MappingNode, path: Path, lines: Lines, name: str) -> dic
 
 
 def _scalar(tag: str, text: str, where: str) -> bool | int | str:
+    """Return a plain value by its YAML tag. Raises ContractError for a form that contracts do not use."""
     kind = tag.removeprefix("tag:yaml.org,2002:")
     if kind == "bool":
         return text.lower() in ("true", "yes", "on")

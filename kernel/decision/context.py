@@ -1,4 +1,4 @@
-"""What a model may read besides the case, as plain data, and the protocol of who reads it. The core imports no reader."""
+"""What a model may read besides the case, as plain data, and the protocol of its reader. The core imports no reader."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ class Artifact:
 
     @property
     def reference(self) -> tuple[str, int, str]:
-        """What the record says of it: name, version, SHA-256."""
+        """What the record keeps of it: name, version, SHA-256."""
         return self.name, self.version, self.sha256
 
 
 class ContextReader(Protocol):
-    """Reads the artifacts and the memory of one gate; `sds.kernel.context.memory` has the one over the record."""
+    """Reads the artifacts and the memory of one gate. `sds.kernel.context.memory` has the one that reads the record."""
 
     def artifacts(self) -> tuple[tuple[Artifact, ...], tuple[str, ...]]:
-        """Return the texts in force in the contract's order, or none of them and why not. Raises nothing."""
+        """Return the texts in force in the contract's order, or none of them and the reasons why. Raises nothing."""
 
     def in_force(self, artifacts: tuple[Artifact, ...]) -> bool:
         """Tell, in the caller's transaction, whether exactly these versions are still in force."""
 
     def memory(self, key: str, now_ms: int) -> str:
-        """Return what became of earlier decisions as the model reads it; "": nothing. May raise anything."""
+        """Return what became of earlier decisions, as the model reads it; "" for none. May raise anything."""
 
 
 class NoContext:
-    """Nothing is remembered; a contract that names artifacts leaves only the human."""
+    """A reader that has nothing. A contract that names artifacts leaves only the human then."""
 
     def __init__(self, contract: Contract) -> None:
         self._faults = tuple(f"artifact `{name}` has no reader" for name in contract.artifacts.names)

@@ -1,4 +1,4 @@
-"""The Decision Integrity Module (DIR 4.4): five gates between a claim and an order. Pure; never raises.
+"""The Decision Integrity Module (DIR 4.4): five gates between a proposal and an order. Pure; never raises.
 
     1 schema      the bytes are one well-formed proposal              SCHEMA_INVALID
     2 authority   the agent may, and this lies inside the envelope    RBAC_DENIED, AGENT_SUSPENDED, ...
@@ -6,8 +6,9 @@
     4 resources   nobody else holds what it draws on                  RESOURCE_CONTENTION
     5 mission     the registered mission is the one it was given      MISSION_DISSONANCE
 
-What the just-in-time check and the reserving transaction object to afterwards is recorded as gate 6.
-Every gate is evaluated, and the verdict carries every reason. A kernel fault is a rejection, too.
+Every gate is evaluated, and the verdict carries every reason; only a proposal that its flow has had rejected before goes to
+a human at once. An exception in the kernel is a rejection. Objections of the just-in-time check and of the reserving
+transaction, which come later, are recorded as gate 6.
 """
 
 from __future__ import annotations
@@ -24,25 +25,26 @@ Outcome = Literal["ACCEPTED", "REJECTED", "ESCALATED"]
 
 AFTER_THE_GATES = 6
 HANDED_OVER = ("ESCALATED_BY_AGENT", "the agent handed the decision to a human")
-# Why an agent escalates, where it says so: `Decoding.escalation`.
+# The codes by which an agent says why it escalates (`Decoding.escalation`), with their words.
 WHY_ESCALATED = {
     "UNFAMILIAR": "the evidence is unlike what the reader was fitted on",
     "UNCERTAIN": "the decision is less certain than `max_error` asks for",
     "POLICY_FORBIDDEN": "the policy proposes what is not permitted now",
     "POLICY_ESCALATES": "the policy has no decision for this case",
 }
-PROBABILITY_MAX = 1 + 1e-9  # a sum of measured probabilities may be rounded up
+PROBABILITY_MAX = 1 + 1e-9  # rounding may bring a sum of probabilities slightly above 1
+# After one of these objections another attempt cannot help.
 FINAL_CODES = frozenset(
     {"AGENT_SUSPENDED", "CONTRACT_REVOKED", "HALTED", "MISSION_DISSONANCE", "PROPOSAL_EXPIRED", "TOKEN_BUDGET_EXCEEDED"}
 )
 
-# An agent that may not act may still hand the case to a human: otherwise a halt would lose every case it meets.
+# Objections that do not keep an agent from handing its case to a human: otherwise a halt would lose every open case.
 HUMAN_ANYWAY = frozenset({"AGENT_SUSPENDED", "CONTRACT_REVOKED", "HALTED"})
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One determining reason: the gate (1-5; 6 for what comes after), its code, one line."""
+    """One determining reason: the gate (1 to 5; 6 for what comes later), its code, and one line of text."""
 
     gate: int
     code: str
@@ -53,9 +55,9 @@ class Reason:
 class AuthorityState:
     """What registry and store say at the moment of judgement.
 
-    `contract_hash`, `mission_hash`: of the contract the flow is under, empty when that is revoked.
-    `held`: snapshot fields whose resource another decision has reserved. `tokens_spent`: by earlier attempts, whose
-    proposals are `rejected`.
+    `contract_hash`: of the contract the flow is under, "" when it is revoked. `mission_hash`: of the registered mission; of
+    the packet's own when there is no contract to compare. `held`: snapshot fields whose resource another decision has
+    reserved. `tokens_spent`: by earlier attempts of the flow, whose proposals are `rejected`.
     """
 
     agent_active: bool
@@ -69,9 +71,9 @@ class AuthorityState:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The judgement. `amounts_minor`: every number of the decision in minor units, kernel-filled ones included.
+    """The judgement. `amounts_minor`: every number of the decision in minor units, the kernel's fills included.
 
-    `gate_reached`: the first gate that objected, 5 when none did. `final`: trying again cannot help.
+    `gate_reached`: the first gate that objected, 5 when none did.
     """
 
     outcome: Outcome
@@ -86,7 +88,7 @@ class Verdict:
 
     @property
     def contended(self) -> bool:
-        """Whether all that stands in the way is another decision's reservation: not the agent's fault."""
+        """Whether other decisions' reservations are all that stands in the way: then the agent is not at fault."""
         return bool(self.reasons) and all(reason.code == "RESOURCE_CONTENTION" for reason in self.reasons)
 
     @property
@@ -108,12 +110,13 @@ def judge(
 def _judge(
     contract: Contract, packet: DecisionPacket, data: bytes, now: AuthorityState, decoding: Decoding, now_ms: int
 ) -> Verdict:
+    """Ask all five gates, and return the verdict that follows."""
     parsed = parse_proposal(data)
     proposal = None if isinstance(parsed, str) else parsed
     if proposal is not None and data in now.rejected:
         again = Reason(1, "REPEATED_PROPOSAL", "this very proposal was rejected before")
         return Verdict("ESCALATED", (again,), 1, proposal)
-    # what the envelope has against the proposal is split between the first two gates
+    # the first two gates share the objections of the envelope
     objections = [("SCHEMA_INVALID", parsed)] if isinstance(parsed, str) else packet.envelope.objections(parsed)
     reasons = (
         *schema_gate(objections),
@@ -126,7 +129,7 @@ def _judge(
 
 
 def schema_gate(objections: list[tuple[str, str]]) -> list[Reason]:
-    """Gate 1: the bytes are one proposal, of a form the envelope knows."""
+    """Gate 1: the bytes are one proposal, and of a form that the envelope knows."""
     return [Reason(1, code, message) for code, message in objections if code == "SCHEMA_INVALID"]
 
 
@@ -154,7 +157,7 @@ def authority_gate(
 
 
 def state_gate(packet: DecisionPacket, proposal: Proposal | None, now_ms: int) -> list[Reason]:
-    """Gate 3: it came in time, and refers to the snapshot that the packet holds."""
+    """Gate 3: the proposal came in time and refers to the packet's snapshot."""
     reasons: list[Reason] = []
     if now_ms > packet.expires_at_ms:
         reasons.append(Reason(3, "PROPOSAL_EXPIRED", "the packet expired before the proposal came"))
@@ -164,7 +167,7 @@ def state_gate(packet: DecisionPacket, proposal: Proposal | None, now_ms: int) -
 
 
 def resources_gate(contract: Contract, proposal: Proposal | None, held: frozenset[str]) -> list[Reason]:
-    """Gate 4: nobody else holds what it draws on."""
+    """Gate 4: no other decision holds what the proposal draws on."""
     kind = contract.kinds.get(proposal.action) if proposal is not None and held else None
     if kind is None:
         return []
@@ -173,7 +176,7 @@ def resources_gate(contract: Contract, proposal: Proposal | None, held: frozense
 
 
 def mission_gate(packet: DecisionPacket, now: AuthorityState) -> list[Reason]:
-    """Gate 5: the registered mission is the one the agent was given."""
+    """Gate 5: the registered mission is the one that the agent was given."""
     if now.mission_hash == packet.mission_hash:
         return []
     return [Reason(5, "MISSION_DISSONANCE", "the packet was made for another mission")]
@@ -186,9 +189,10 @@ def _outcome(
     reasons: tuple[Reason, ...],
     decoding: Decoding,
 ) -> Verdict:
-    """Return what follows from the reasons of all five gates."""
+    """Return the verdict that follows from the reasons of all five gates."""
     permitted = packet.envelope.kind(proposal.action) if proposal is not None else None
-    if reasons and proposal is not None and proposal.action == ESCALATE and _may_escalate_anyway(reasons):
+    escalates = proposal is not None and proposal.action == ESCALATE
+    if reasons and escalates and all(reason.code in HUMAN_ANYWAY for reason in reasons):
         return Verdict("ESCALATED", reasons, reasons[0].gate, proposal)
     if reasons or proposal is None or permitted is None:
         reasons = reasons or (Reason(2, "RBAC_DENIED", "not permitted now"),)
@@ -198,18 +202,14 @@ def _outcome(
     return Verdict(outcome, (escalation,) if escalation else (), 5, proposal, amounts_minor(proposal, permitted))
 
 
-def _may_escalate_anyway(reasons: tuple[Reason, ...]) -> bool:
-    return all(reason.code in HUMAN_ANYWAY for reason in reasons)
-
-
 def amounts_minor(proposal: Proposal, permitted: KindBound) -> tuple[tuple[str, int], ...]:
-    """Return every number of a proposal without objections, in minor units: what it says, then what the rules fix."""
+    """Return every number of an accepted proposal in minor units: first those it states, then the kernel's fills."""
     stated = ((n, parse_literal(t, b.scale)) for (n, t), (_, b) in zip(proposal.params, permitted.params, strict=True))
     return tuple((n, v) for n, v in stated if v is not None) + tuple((n, v) for n, v, _ in permitted.fills)
 
 
 def _escalation(contract: Contract, packet: DecisionPacket, proposal: Proposal, decoding: Decoding) -> Reason | None:
-    """Who must decide is not the model's call alone (DIR 3.9): low confidence and named kinds go to a human."""
+    """Return why a human must decide a proposal that no gate objected to; None: the agent may decide it (DIR 3.9)."""
     if proposal.action == ESCALATE:
         if packet.notes:
             return Reason(5, "ESCALATED_BY_RULE", "; ".join(packet.notes))
@@ -219,7 +219,7 @@ def _escalation(contract: Contract, packet: DecisionPacket, proposal: Proposal, 
         return Reason(5, "APPROVAL_REQUIRED", f"`{proposal.action}` always needs a human")
     minimum = contract.escalation.confidence_min_pct
     measured = decoding.confidence
-    # Written so that NaN, and anything else that is no probability, is below every minimum.
+    # Written so that NaN, and anything else that is no probability, fails every minimum.
     if minimum and (measured is None or not minimum / 100 <= measured <= PROBABILITY_MAX):
         unmeasured = f"this engine measures no probability, and {minimum} % are asked for"
         less = f"the chosen action is less likely than {minimum} %"

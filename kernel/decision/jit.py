@@ -1,7 +1,7 @@
 """The just-in-time check (DIR 4.5): is the world still the one the decision was made for? Pure, microseconds.
 
-Three questions: is the snapshot young enough, has any field moved beyond its tolerance, and does the envelope derived
-anew from what is live still contain the decision, with the same fills. The packet's own envelope is never relied on.
+It asks three questions. Is the snapshot young enough? Has any field moved beyond its tolerance? Does the envelope derived
+anew from live state still contain the decision, with the same fills? The packet's own envelope is never relied on.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Tolerance = tuple[str, int, int]  # path, permitted absolute move (-1: none decl
 
 @dataclass(frozen=True, slots=True)
 class JitReport:
-    """What moved. `drift`: the fields; `objections`: why the live envelope does not contain the decision.
-
-    `observed`: what was looked at; when it was found good, reserving rests on it and on nothing older.
+    """What the check found. `drift`: the fields that moved; `objections`: why the live envelope does not contain the
+    decision; `code`: why it no longer holds. `observed`: if it holds, the live state that was checked, and that reserving
+    rests on.
     """
 
     ok: bool
@@ -38,7 +38,7 @@ class JitReport:
 
 
 def tolerances(contract: Contract) -> tuple[Tolerance, ...]:
-    """Compile the drift policy: every declared field, strict unless the contract says otherwise."""
+    """Compile the drift policy: every declared field, which may not move unless the contract says otherwise."""
     found: list[Tolerance] = []
     for path in contract.snapshot:
         rule = contract.drift.fields.get(path, DriftSpec(abs=0))
@@ -47,7 +47,7 @@ def tolerances(contract: Contract) -> tuple[Tolerance, ...]:
 
 
 def drift(policy: tuple[Tolerance, ...], then: Fields, now: Fields) -> tuple[str, ...]:
-    """Return the paths that moved beyond their tolerance; a value that appeared or vanished has moved."""
+    """Return the paths of fields that moved beyond their tolerance. A value that appeared or vanished has moved."""
     found: list[str] = []
     for path, absolute, percent in policy:
         before, after = then.get(path), now.get(path)
@@ -64,7 +64,7 @@ def _tolerated(before: Value | None, after: Value | None, absolute: int, percent
 
 
 def in_age(contract: Contract, packet: DecisionPacket, now_ms: int) -> bool:
-    """Tell whether a packet's snapshot may still be acted on: neither older than the contract allows nor from the future."""
+    """Tell whether a packet's snapshot may still be acted on: not older than the contract allows, nor from the future."""
     return 0 <= now_ms - packet.snapshot.taken_at_ms <= contract.drift.age_ms_max
 
 
@@ -77,7 +77,7 @@ def check(
     derive: Callable[[EnvelopeInputs], DecisionEnvelope],
     now_ms: int,
 ) -> JitReport:
-    """Compare the packet with what is observed now. `derive` gives the envelope in force for a situation."""
+    """Compare the packet with what is observed now. `derive` returns the envelope in force for a situation."""
     live, age_ms = observed.situation, now_ms - packet.snapshot.taken_at_ms
     if observed.contract_hash != packet.contract_hash:
         return JitReport(False, age_ms, code="CONTRACT_REVOKED")

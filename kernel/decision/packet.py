@@ -1,12 +1,11 @@
-"""The decision packet (DIR's decision atom) and the compiler that makes it. Pure: state comes in, a packet out.
+"""The decision packet (DIR's decision atom) and the compiler that makes it. Pure: state comes in, a packet goes out.
 
-The model reads: what never changes for a contract and its artifacts, what of this case recurs from case to case, what is
-remembered, the numbers of this case, what this flow has had rejected, and untrusted evidence. A text that would say
-nothing is left out. What never changes and what recurs come first, so that a backend can keep them; no hash is ever read
-by a model.
+The model reads, in this order: what never changes for a contract and its artifacts, what recurs from case to case, memory,
+the numbers of this case, this flow's rejected attempts, and untrusted evidence. An empty text is left out. What never
+changes and what recurs come first, so that a backend can keep them in its cache. A model never reads a hash.
 
-Prompt-injection patterns in the evidence (DIR SC-3) are detected and recorded, never acted upon: a tripwire for the operator.
-What keeps an injection harmless is that the text cannot reach the envelope.
+Prompt-injection patterns in the evidence (DIR SC-3) are detected and recorded, never acted upon: they alert the operator.
+An injection is harmless because the text cannot reach the envelope.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from sds.kernel.decision.context import Artifact
 from sds.kernel.decision.safeguards import EnvelopeInputs, LiveState
 from sds.kernel.envelope.envelope import DecisionEnvelope, KindBound, format_literal
 
-FORM = '{"action":"KIND","reason":"REASON"}'  # read once, and the model means to say what it may
+FORM = '{"action":"KIND","reason":"REASON"}'  # the form of an answer, which the model reads once
 EVIDENCE = "Claim:"
 _UNPRINTABLE = re.compile(r"[^ -~]+")
 ALTERNATIVES_UNAVAILABLE = "unavailable with this engine"
-NOT_ASKED = "not asked"  # the model of a decision where only one was possible
+NOT_ASKED = "not asked"  # stands for a model's name where only one decision was possible
 
 INJECTION_CHARS_MAX = 16_384
 
@@ -41,12 +40,11 @@ _COMPILED = tuple((name, re.compile(pattern, re.IGNORECASE | re.DOTALL)) for nam
 
 @dataclass(frozen=True, slots=True)
 class DecisionPacket:
-    """Everything one decision rests on, frozen. `snapshot.id` is what the proposal must refer to.
+    """Everything one decision rests on, frozen. The proposal must refer to `snapshot.id`. Times: milliseconds since 1970.
 
-    `situation` is what the envelope was derived from.
-    `texts` are (contract, recurring, memory?, numbers?, feedback?, evidence) as the model reads them, one after the
-    other; each but the first and the last ends its line. `feedback` is empty before the first rejection; `notes` say why
-    only the human is left. Times are milliseconds since 1970.
+    `situation` is what the envelope was derived from. `texts` are (contract, recurring, memory?, numbers?, feedback?,
+    evidence) as the model reads them, one after the other; each but the first and the last ends its line. `feedback` is
+    empty before the first rejection. `notes` say why only the human is left.
     """
 
     dfid: str
@@ -67,9 +65,9 @@ class DecisionPacket:
 
     @property
     def sections(self) -> tuple[str, str, str]:
-        """All that the model reads, cut where it may have been read before: contract, what recurs, and the rest.
+        """All that the model reads, cut where a prefix may have been read before: contract, what recurs, and the rest.
 
-        The word before the evidence recurs, too, where nothing else stands between.
+        The word before the evidence recurs, too, when nothing else stands between.
         """
         static, recurring, *rest = self.texts
         last = "".join(rest)
@@ -80,11 +78,11 @@ class DecisionPacket:
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """What the user space measured while deciding; recorded, and never a permission.
+    """What the user space measured while deciding. It is recorded, and never gives permission.
 
-    `confidence`: masked probability of the chosen action, 0..1. `alternatives`: per choice, label -> probability. Both
-    are None with an engine that measures no probabilities. `facts`: what a replay has to have the same, as JSON data.
-    `escalation`: why the user space escalates, one of the codes that `dim` knows.
+    `confidence`: masked probability of the chosen action, 0..1. `alternatives`: for each choice, label -> probability. Both
+    are None from an engine that measures no probabilities. `facts`: JSON data that must be the same in a replay.
+    `escalation`: why the user space escalates, one of `dim.WHY_ESCALATED`.
     """
 
     model: str = ""
@@ -111,7 +109,7 @@ def compile_packet(
     memory: str = "",
     deadline_ms: int | None = None,
 ) -> DecisionPacket:
-    """Assemble the packet, which expires with its contract's time to live, or at an earlier deadline.
+    """Make the packet. It expires with its contract's time to live, or at an earlier deadline.
 
     Evidence is cut to the contract's limit and to printable ASCII.
     """
@@ -145,7 +143,7 @@ def evidence_text(contract: Contract, evidence: str) -> str:
 
 
 def with_feedback(packet: DecisionPacket, feedback: str) -> DecisionPacket:
-    """Return the packet with this feedback in the place of any earlier, before the evidence; all else is the same."""
+    """Return the packet with `feedback` before the evidence, in place of any earlier feedback; all else is the same."""
     before = packet.texts[: -2 if packet.feedback else -1]
     texts = (*before, f"{feedback}\n", packet.texts[-1]) if feedback else (*before, packet.texts[-1])
     return replace(packet, texts=texts, feedback=feedback)
@@ -154,9 +152,9 @@ def with_feedback(packet: DecisionPacket, feedback: str) -> DecisionPacket:
 def static_text(
     contract: Contract, artifacts: tuple[Artifact, ...] = (), authority: tuple[str, ...] | None = None
 ) -> str:
-    """Return what the model reads first and what is the same for every case of a contract, or of a step of a saga under it.
+    """Return what the model reads first: the same text for every case of a contract, or of one step of a saga.
 
-    `authority`: the kinds of that step; the form of the answer names the first.
+    `authority`: the kinds of that step; the form of the answer then names the first of them.
     """
     named = sorted({*(contract.authority if authority is None else authority), contract.refusal})
     form = FORM.replace("KIND", authority[0]) if authority else FORM
@@ -168,14 +166,14 @@ def static_text(
 
 
 def artifacts_text(artifacts: tuple[Artifact, ...]) -> str:
-    """Return artifacts as the model reads them; no artifacts, no text."""
+    """Return artifacts as the model reads them; "" for none."""
     return "".join(f"Reference {artifact.name}:\n{artifact.text.strip()}\n" for artifact in artifacts)
 
 
 def case_texts(contract: Contract, rules: Rules, snapshot: Snapshot, envelope: DecisionEnvelope) -> tuple[str, str]:
     """Return this case as the model reads it: (what recurs from case to case, the numbers that hardly ever do).
 
-    The first is never empty, the second is where there are none. Every line of both is ended.
+    The first is never empty; the second is "" without such numbers. Every line of both is ended.
     """
     wanted = contract.show or tuple((path, path) for path in sorted(contract.snapshot))
     specs = {spec.path: spec for spec in rules.fields}
@@ -195,13 +193,13 @@ def case_texts(contract: Contract, rules: Rules, snapshot: Snapshot, envelope: D
 
 
 def _permission(kind: KindBound, rules: Rules) -> tuple[str, str]:
-    """Return the kind with its fills that recur, and with its other numbers; the latter is empty where there are none."""
+    """Return the kind with its fills that recur, and the kind with its other numbers ("" when it has none)."""
     again: list[tuple[str, str]] = []
     once: list[tuple[str, str]] = []
     for name, value, scale in kind.fills:
         (again if rules.recurs(kind.kind, name) else once).append((name, format_literal(value, scale)))
     once += [(n, f"{format_literal(b.lo, b.scale)} to {format_literal(b.hi, b.scale)}") for n, b in kind.params]
-    alone = len(again) + len(once) == 1  # it needs no name, and every token costs time
+    alone = len(again) + len(once) == 1  # a single number needs no name, and every token costs time
     return _numbered(kind.kind, again, alone=alone), _numbered(kind.kind, once, alone=alone) if once else ""
 
 
@@ -212,13 +210,13 @@ def _numbered(kind: str, numbers: list[tuple[str, str]], *, alone: bool) -> str:
 
 
 def findings(text: str) -> tuple[str, ...]:
-    """Return the names of the patterns found in the first `INJECTION_CHARS_MAX` characters."""
+    """Return the names of the injection patterns found in the first `INJECTION_CHARS_MAX` characters."""
     head = text[:INJECTION_CHARS_MAX]
     return tuple(name for name, pattern in _COMPILED if pattern.search(head))
 
 
 def passages(text: str) -> tuple[tuple[int, int, tuple[str, ...]], ...]:
-    """Return where these patterns lie, in order, none overlapping another: (start, end, their names)."""
+    """Return where these patterns lie, in order and without overlaps: (start, end, the names of the patterns there)."""
     head = text[:INJECTION_CHARS_MAX]
     found = sorted((m.start(), m.end(), name) for name, pattern in _COMPILED for m in pattern.finditer(head))
     joined: list[tuple[int, int, tuple[str, ...]]] = []

@@ -1,6 +1,6 @@
-"""Decisions in words that may be shown to a model: codes, kinds and numbers of the contract, and nothing else.
+"""Decisions in words that a model may read: codes, kinds and numbers of the contract, and nothing else.
 
-No key, no rationale, no word of a customer, a model or an executor is part of them, so they cannot carry an instruction.
+They contain no key, no rationale, and no words of a customer, a model or an executor: so they cannot carry an instruction.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CODE = re.compile("[A-Z][A-Z0-9_]{0,63}")
 
 
 def claimed(contract: Contract, data: bytes) -> str:
-    """Return proposal bytes in the contract's own words; what it has no word for is not repeated."""
+    """Return proposal bytes in the contract's own words. What the contract has no word for is left out."""
     parsed = parse_recorded(data)
     if isinstance(parsed, str):
         return "no proposal"
@@ -30,7 +30,7 @@ def claimed(contract: Contract, data: bytes) -> str:
 
 
 def decision(contract: Contract, kind: str | None, amounts: Mapping[str, Any]) -> str:
-    """Return a decision with its amounts in minor units, written with their decimals."""
+    """Return a decision in words. `amounts`: in minor units; they are written with their decimals."""
     spec = kind_spec(contract, kind)
     if spec is None:
         return kind_name(contract, kind)

@@ -8,12 +8,12 @@ Laws, each stated as a property in `tests/kernel/envelope/test_envelope_laws.py`
   envelopes with different refusals is the bottom.
 - Equal sets of decisions with the same refusal have equal hashes.
 
-A decision is a kind, a reason and numbers. The rationale is a comment on it, with a form of its own: at most so many
-characters where the envelope bounds one, and none at all where that bound is 0. `meet` takes the smaller bound.
+A decision is a kind, a reason and numbers. The rationale is a comment on it, with a form of its own: the envelope bounds
+its length in characters, and a bound of 0 permits none. `meet` takes the smaller bound.
 
-A number is in minor units, one of a `Bound`: `{ n : lo <= n <= hi, n = residue (mod step) }`. The residue is absolute, not
-relative to `lo`: raising `lo` can then only remove values, never shift the others into range. Every bound is normalised,
-so two hold the same values exactly when they are equal. No value here is ever a float.
+A number is in minor units, a member of a `Bound`: `{ n : lo <= n <= hi, n = residue (mod step) }`. The residue is absolute,
+not relative to `lo`: so raising `lo` can only remove values, never shift others into range. Every bound is normalised: two
+bounds hold the same values exactly when they are equal. No value here is ever a float.
 """
 
 from __future__ import annotations
@@ -67,19 +67,20 @@ def bound(lo: int, hi: int, *, step: int = 1, residue: int = 0, scale: int = 0) 
         raise ValueError(f"scale `{scale}` is not between 0 and {SCALE_MAX}")
     if step < 1 or step > MAGNITUDE_MAX:
         raise ValueError(f"step `{step}` is not between 1 and {MAGNITUDE_MAX}")
-    lo, hi = within_limits(lo), within_limits(hi)
-    residue %= step
+    return _normalised(within_limits(lo), within_limits(hi), step, residue % step, scale)
+
+
+def _normalised(lo: int, hi: int, step: int, residue: int, scale: int) -> Bound | None:
+    """Return the one bound that holds these values, or None when there are none. `residue`: less than `step`."""
     lo += (residue - lo) % step
     hi -= (hi - residue) % step
     if lo > hi:
         return None
-    if lo == hi:
-        step, residue = 1, 0
-    return Bound(lo, hi, step, residue, scale)
+    return Bound(lo, hi, 1, 0, scale) if lo == hi else Bound(lo, hi, step, residue, scale)
 
 
 def within_limits(value: int) -> int:
-    """Return `value`. Raises ValueError when it is larger, in either direction, than any amount may be."""
+    """Return `value`. Raises ValueError when its magnitude is over MAGNITUDE_MAX, in minor units."""
     if not -MAGNITUDE_MAX <= value <= MAGNITUDE_MAX:
         raise ValueError(f"`{value}` is beyond {MAGNITUDE_MAX}")
     return value
@@ -95,18 +96,13 @@ def meet_bounds(a: Bound, b: Bound) -> Bound | None:
     step = a.step // common * b.step
     turns = (b.residue - a.residue) // common * pow(a.step // common, -1, b.step // common) % (b.step // common)
     residue = (a.residue + a.step * turns) % step
-    lo, hi = max(a.lo, b.lo), min(a.hi, b.hi)
-    lo += (residue - lo) % step
-    hi -= (hi - residue) % step
-    if lo > hi:
-        return None
-    return Bound(lo, hi, 1, 0, a.scale) if lo == hi else Bound(lo, hi, step, residue, a.scale)
+    return _normalised(max(a.lo, b.lo), min(a.hi, b.hi), step, residue, a.scale)
 
 
 def parse_literal(text: str, scale: int) -> int | None:
-    """Return the minor units a decimal literal denotes, or None when it is not in the one accepted form.
+    """Return the minor units that a decimal literal denotes, or None when it is not in the one accepted form.
 
-    Exactly `scale` decimals, no leading zero, no plus sign, no exponent, no negative zero.
+    That form has exactly `scale` decimals, no leading zero, no plus sign, no exponent and no negative zero.
     """
     found = _LITERAL.fullmatch(text)
     if found is None:
@@ -128,10 +124,10 @@ def format_literal(value: int, scale: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KindBound:
-    """What one decision kind may carry.
+    """What a decision of one kind may carry. `reasons`: sorted reason codes, at least one.
 
-    `params`: what the model chooses, in the order it is written. `fills`: what the kernel fixes itself (minor
-    units, with scale); never part of the language. `reasons`: sorted reason codes, at least one.
+    `params`: the numbers that the model chooses, in the order in which they are written. `fills`: (name, minor units,
+    scale) of the numbers that the kernel fixes; they are never part of the language.
     """
 
     kind: str
@@ -145,9 +141,9 @@ _ESCALATE_BOUND = KindBound(ESCALATE, (ESCALATE_REASON,))
 
 @dataclass(frozen=True, slots=True)
 class DecisionEnvelope:
-    """The permitted decision kinds, sorted by name, and the longest rationale in characters (0: none is written).
+    """The permitted decision kinds, sorted by name, and the longest rationale in characters (0: none may be written).
 
-    `refusal`: the kind by which the agent says no; DENY in the bottom, which has none. Build one with `envelope_of()`, which keeps the laws; the constructor does not.
+    `refusal`: the kind by which the agent says no; DENY in the bottom. Build one with `envelope_of()`: it keeps the laws.
     """
 
     kinds: tuple[KindBound, ...]
@@ -162,7 +158,7 @@ class DecisionEnvelope:
         return tuple(k.kind for k in self.kinds)
 
     def objections(self, proposal: Proposal) -> list[tuple[str, str]]:
-        """Return every way in which `proposal` lies outside, as (code, message); empty when it is inside."""
+        """Return every way in which `proposal` lies outside the envelope, as (code, message); empty when it is inside."""
         permitted = self.kind(proposal.action)
         if permitted is None:
             found = [("RBAC_DENIED", f"`{proposal.action}` is not permitted now")]
@@ -175,12 +171,12 @@ class DecisionEnvelope:
         return found
 
     def contains(self, data: bytes) -> bool:
-        """Tell whether these proposal bytes are a decision of this envelope (any context reference)."""
+        """Tell whether these proposal bytes are a decision of this envelope, with any context reference."""
         proposal = parse_proposal(data)
         return isinstance(proposal, Proposal) and not self.objections(proposal)
 
     def as_data(self) -> dict[str, object]:
-        """Return the envelope as JSON data: bounds in minor units, kinds and reasons sorted; the refusal unless it is DENY."""
+        """Return the envelope as JSON data: bounds in minor units, everything sorted; the refusal unless it is DENY."""
         return {
             "kinds": [
                 {
@@ -202,6 +198,7 @@ class DecisionEnvelope:
 
 
 def _objections(permitted: KindBound, proposal: Proposal) -> list[tuple[str, str]]:
+    """Return every way in which a proposal is outside its permitted kind, as (code, message)."""
     found: list[tuple[str, str]] = []
     if proposal.reason_code not in permitted.reasons:
         found.append(("SCHEMA_INVALID", f"`{proposal.reason_code}` is not a reason of `{proposal.action}`"))
@@ -218,7 +215,7 @@ def _objections(permitted: KindBound, proposal: Proposal) -> list[tuple[str, str
 
 
 def envelope_of(kinds: Iterable[KindBound], rationale_chars_max: int = 0, *, refusal: str = DENY) -> DecisionEnvelope:
-    """Build an envelope that keeps the laws: sorted, `ESCALATE` always in, nothing else without the refusal."""
+    """Build an envelope that keeps the laws: kinds sorted, `ESCALATE` always in, and nothing else without the refusal."""
     rationale = max(0, min(rationale_chars_max, RATIONALE_CHARS_MAX))
     chosen = {k.kind: _sorted(k) for k in kinds if k.reasons}
     if refusal not in chosen:
@@ -228,7 +225,7 @@ def envelope_of(kinds: Iterable[KindBound], rationale_chars_max: int = 0, *, ref
 
 
 def envelope_from_data(data: Any, sha256: str) -> DecisionEnvelope:
-    """Return the envelope that `as_data` gave, and whose hash this is. Raises StoreError when it is not that one."""
+    """Return the envelope that `as_data` has written. Raises StoreError when it is none, or its hash is not `sha256`."""
     try:
         kinds, refusal = tuple(map(_kind_from_data, data["kinds"])), str(data.get("refusal", DENY))
         made = DecisionEnvelope(kinds, int(data["rationale_chars_max"]), refusal)
@@ -264,7 +261,7 @@ ESCALATE_ONLY = envelope_of(())
 
 
 def meet(*envelopes: DecisionEnvelope) -> DecisionEnvelope:
-    """Return what every given envelope permits. At least one is needed."""
+    """Return what all the given envelopes permit. At least one is needed."""
     return reduce(_meet_two, envelopes)
 
 
@@ -279,6 +276,7 @@ def _meet_two(a: DecisionEnvelope, b: DecisionEnvelope) -> DecisionEnvelope:
 
 
 def _meet_kinds(a: KindBound, b: KindBound) -> KindBound | None:
+    """Return what both permit of one kind; None: nothing."""
     if a == b:
         return a
     same_shape = [n for n, _ in a.params] == [n for n, _ in b.params] and a.fills == b.fills

@@ -1,11 +1,11 @@
-"""The one form of a proposal, read strictly: bytes in, a `Proposal` or a list of faults out, for any input.
+"""The one form of a proposal, read strictly: bytes in; out comes a `Proposal` or a line that says what is wrong.
 
     {"action":"REFUND_TICKET","params":{"amount":150.00},"reason":"CANCELLATION","context_ref":"<64 hex>"}
     {"action":"DENY","reason":"NOT_ELIGIBLE","context_ref":"<64 hex>"}
 
-Compact, fixed order, `"params"` exactly where there are any, an optional `"rationale"` before `action`. Free text is
-printable ASCII without the quote and the backslash, so there is nothing to escape and one character is one byte.
-Numbers stay text here: how many decimals they must show is the envelope's business.
+Compact, in fixed order, `"params"` only where there are any, an optional `"rationale"` before `action`. Free text is
+printable ASCII without the quote and the backslash: nothing needs escaping, and one character is one byte. Numbers stay
+text here, because the envelope says how many decimals they must show.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SCHEMA_3 = re.compile(rb'(.*),"reason_code":("[A-Z0-9_]*","context_ref":"[0-9a-
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A well-formed claim. `params` are (name, number as written); nothing here has been judged yet."""
+    """A well-formed proposal, not judged yet. `params` are (name, number as written)."""
 
     action: str
     params: tuple[tuple[str, str], ...]
@@ -40,7 +40,7 @@ class Proposal:
 
 
 def parse_proposal(data: bytes) -> Proposal | str:
-    """Return the proposal, or one line that says where the bytes leave the form. Never raises, linear time."""
+    """Return the proposal, or one line that says where the bytes leave the form. Never raises; takes linear time."""
     if len(data) > PROPOSAL_BYTES_MAX:
         return f"{len(data)} bytes are more than {PROPOSAL_BYTES_MAX}"
     action = _ACTION.match(data)
@@ -64,7 +64,7 @@ def parse_proposal(data: bytes) -> Proposal | str:
 
 
 def _params(data: bytes, at: int) -> tuple[tuple[tuple[str, str], ...], int] | str:
-    """Return the parameters and where they end: at least one, or where nothing opens them none at all."""
+    """Return the parameters and the byte where they end; without any, `at`. A text says how they are malformed."""
     if not data.startswith(_PARAMS, at):
         return (), at
     at += len(_PARAMS)
@@ -82,8 +82,8 @@ def _params(data: bytes, at: int) -> tuple[tuple[tuple[str, str], ...], int] | s
 
 
 def parse_recorded(data: bytes) -> Proposal | str:
-    """Read what a record holds: before schema 4 a `reason` was a `reason_code`, before 3 no parameters were `"params":{}`,
-    under 1 a rationale was the last but one.
+    """Read a proposal that the record holds. Schemas before 4 wrote `reason_code` for `reason`, those before 3 also an
+    empty `"params":{}`, and schema 1 wrote the rationale last but one.
     """
     first = _SCHEMA_1.fullmatch(data)
     older = _SCHEMA_3.fullmatch(b'{"rationale":"%b",%b%b' % (first[2], first[1], first[3]) if first else data)

@@ -2,10 +2,10 @@
 
     closed  orders go out
     open    nothing new is reserved, and events wait; every `PROBE_MS` one order is let through, as a probe
-    closed  again as soon as the executor answers anything definite, the probe or recovery
+    closed  again as soon as the executor gives any definite answer, to the probe or to recovery
 
-The state is a row of the record, so every process of a gate sees the same. It is no part of what the ledger proves.
-All that writes here runs inside the caller's transaction.
+The state is a row of the record, so that every process of a gate sees the same. The ledger does not prove it. Everything
+here that writes runs inside the caller's transaction.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 
 from sds.kernel.storage.store import Reader, Store
 
-EXECUTOR_DOWN = "EXECUTOR_DOWN"  # the tag of a flow that found it open: its event waits
+EXECUTOR_DOWN = "EXECUTOR_DOWN"  # the tag of a flow that finds the breaker open: its event waits
 FAILURES_MAX = 3
 PROBE_MS = 5_000
 _KEEP = (
@@ -26,8 +26,8 @@ _KEEP = (
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
-    """`failures` in a row; `opened_at_ms`: since when it is open, None while it is closed; `probe_at_ms`: when the next
-    order may try.
+    """One gate's breaker. `failures`: unanswered orders in a row. `opened_at_ms`: since when it is open, None while it is
+    closed. `probe_at_ms`: when the next order may try.
     """
 
     failures: int = 0
@@ -40,7 +40,7 @@ class Breaker:
 
     @property
     def text(self) -> str:
-        """Say on one line how it stands."""
+        """Its state in one line."""
         if self.opened_at_ms is not None:
             since = datetime.fromtimestamp(self.opened_at_ms / 1000, UTC).isoformat(timespec="seconds")
             return f"does not answer, {self.failures} orders in a row, since {since}: events wait, a probe is sent"
@@ -53,9 +53,9 @@ def read(store: Reader, gate: str) -> Breaker:
 
 
 def lets_through(store: Store, gate: str, now: Breaker, now_ms: int) -> bool:
-    """Tell whether an order may be reserved now. While the breaker is open, one may every `PROBE_MS`: the probe.
+    """Tell whether an order may be reserved now. While the breaker is open, one order every `PROBE_MS` may: the probe.
 
-    `now`: how it stands in this transaction. A clock that was set back waits no longer for it than that.
+    `now`: its state in this transaction. A clock that was set back delays the probe by at most `PROBE_MS`.
     """
     if not now.is_open:
         return True
@@ -66,7 +66,7 @@ def lets_through(store: Store, gate: str, now: Breaker, now_ms: int) -> bool:
 
 
 def answered(store: Store, gate: str) -> bool:
-    """Count nothing any more: the executor has answered. Return whether that has closed the breaker."""
+    """Reset the breaker: the executor has answered. Return whether that closes it."""
     was = read(store, gate)
     if was.failures:
         store.run("DELETE FROM executor_breakers WHERE gate = ?", (gate,))
@@ -74,7 +74,7 @@ def answered(store: Store, gate: str) -> bool:
 
 
 def unanswered(store: Store, gate: str, now_ms: int) -> bool:
-    """Count an order that the executor did not answer. Return whether that has opened the breaker."""
+    """Count an order that the executor did not answer. Return whether that opens the breaker."""
     was = read(store, gate)
     failures = was.failures + 1
     opens = not was.is_open and failures >= FAILURES_MAX

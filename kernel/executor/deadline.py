@@ -1,4 +1,4 @@
-"""A call that nobody waits for longer than its time: what an executor does may take for ever, a decision may not."""
+"""Calls with a time limit: an executor may take for ever, a decision may not."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-IDLE_MAX = 8  # threads that wait for a next call
+IDLE_MAX = 8  # threads that are kept for further calls
 _idle: deque[_Thread] = deque()
-os.register_at_fork(after_in_child=_idle.clear)  # they are the parent's
+os.register_at_fork(after_in_child=_idle.clear)  # the threads stay in the parent
 
 
 class LateError(Exception):
-    """The call did not come back in time. It goes on; what it returns is handed to `late`."""
+    """The call did not return in time. It goes on; `late` gets what it returns."""
 
 
 class EndingError(Exception):
-    """What the call raised is meant to end a program, or a task, and has ended only the thread it was in."""
+    """The call raised what would end a program or a task (SystemExit, a cancellation); it has ended only its thread."""
 
 
 class _Thread:
-    """Makes one call after the other: to start a thread takes longer than most calls. One that hangs makes no other."""
+    """A thread for one call after another: to start one takes longer than most calls. A call that hangs keeps it."""
 
     def __init__(self) -> None:
         self.calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -39,7 +39,7 @@ class _Thread:
 
 
 class _Call(Generic[T]):
-    """One call in a thread that makes no other meanwhile. Whoever comes second, the result or the end of waiting, finds the other."""
+    """One call in a thread of its own. The lock decides what came first: the result, or the end of the waiting."""
 
     def __init__(self, work: Callable[[], T], late: Callable[[T], None]) -> None:
         self._work, self._late = work, late
@@ -50,7 +50,7 @@ class _Call(Generic[T]):
         came: T | BaseException
         try:
             came = self._work()
-        except BaseException as error:  # noqa: BLE001  it is raised where it is waited for
+        except BaseException as error:  # noqa: BLE001  `result` raises it
             came = error
         with self._lock:
             if not self._abandoned:
@@ -60,6 +60,7 @@ class _Call(Generic[T]):
             self._late(came)
 
     def result(self, timeout_s: float) -> T:
+        """Return what the call returns, or raise what it raises. Raises LateError after `timeout_s` seconds."""
         try:
             came = self._came.get(timeout=timeout_s)
         except queue.Empty:
@@ -68,18 +69,18 @@ class _Call(Generic[T]):
             if self._abandoned:
                 raise LateError from None
             came = self._came.get()
-        if isinstance(came, BaseException) and not isinstance(came, Exception):
-            raise EndingError(type(came).__name__).with_traceback(came.__traceback__) from came
-        if isinstance(came, BaseException):
+        if isinstance(came, Exception):
             raise came
+        if isinstance(came, BaseException):
+            raise EndingError(type(came).__name__).with_traceback(came.__traceback__) from came
         return came
 
 
 def within(timeout_s: float, work: Callable[[], T], *, late: Callable[[T], None] = lambda _result: None) -> T:
     """Return what `work` returns, or raise what it raises, within `timeout_s` seconds; else raise LateError.
 
-    An end that was raised there (SystemExit, a cancelled task) is EndingError here: whoever waits is not meant by it.
-    A thread that hangs stays behind, as a daemon, and calls `late` with the result should there be one.
+    When `work` raises SystemExit or a cancellation, EndingError is raised here: it is not meant for the caller. A thread
+    that hangs stays behind, as a daemon, and calls `late` with the result if there ever is one.
     """
     call = _Call(work, late)
     try:

@@ -1,7 +1,7 @@
-"""For how long an executor's outside remembers a key: what it calls `absent` after that is no knowledge.
+"""How long an executor's outside remembers a key. After that its `absent` says nothing.
 
-A payment gateway that forgets keys after a day says `absent` of what it paid two days ago, makes the key void, and pays it
-again. So of an order that may be forgotten neither is believed and nothing is sent: only a human can tell its end.
+A payment gateway that forgets keys after a day says `absent` of what it paid two days ago; it would void the key, or pay it
+again. So when a key may be forgotten, `absent` is not believed, and nothing is sent or voided: a human must find out.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from sds.kernel.errors import UsageError
 from sds.kernel.storage.ledger import BACK_MS
 from sds.kernel.storage.store import Reader
 
-CLOCK_MARGIN_MS = (
-    5 * 60_000
-)  # how much sooner than it says an outside may have forgotten: its clock, ours, the way there
+CLOCK_MARGIN_MS = 5 * 60_000  # an outside may forget this much sooner than it says: two clocks, and the way there
 FORGOTTEN = "absent, and the outside may have forgotten its key by now: a human must find out"
 
 _BEGAN = "SELECT idx, at_ms FROM ledger WHERE dfid = ? AND kind = ? ORDER BY idx LIMIT 1"
@@ -23,7 +21,7 @@ _LAST = "SELECT at_ms FROM ledger ORDER BY idx DESC LIMIT 1"
 
 
 def keys_kept_ms(executor: object) -> int | None:
-    """Return for how long an executor says that its outside remembers a key; None: for ever. Raises UsageError."""
+    """Return for how many milliseconds an executor's outside remembers a key; None: for ever. Raises UsageError."""
     kept = getattr(executor, "keys_kept_ms", None)
     if kept is not None and (type(kept) is not int or kept <= 0):
         hint = "milliseconds from its first order on, or None: for ever"
@@ -40,9 +38,10 @@ def is_kept(
     now_ms: int,
     margin_ms: int,
 ) -> bool:
-    """Tell whether the outside certainly still knows the key of what the record says began with this entry of a flow.
+    """Tell whether the outside certainly still knows the key of a flow's order, or of its reversal.
 
-    Counted from the entry's time, less `margin_ms`. A clock that was set back since shows no age that can be trusted.
+    Its age counts from the flow's first ledger entry of the kind `since`; `margin_ms` is subtracted from the time that keys
+    are kept. After the clock was set back no age can be trusted.
     """
     if kept_ms is None:
         return True

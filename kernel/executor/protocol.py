@@ -1,6 +1,6 @@
-"""What leaves the kernel, and the protocol of whatever carries it out.
+"""What leaves the kernel, and the protocol of what carries it out.
 
-The order is reserve (durable), dispatch, settle. An executor is called at most once for a key, unless it declares
+The order of steps is: reserve (durable), dispatch, settle. An executor is called at most once for a key, unless it declares
 itself idempotent and a `lookup` has just answered that the key is absent.
 """
 
@@ -21,10 +21,10 @@ Settlement = Literal["settled", "rejected", "unsent", "absent", "unknown"]
 
 @dataclass(frozen=True, slots=True)
 class ExecutionIntent:
-    """A validated, signed order (DIR 3.3a). `params` are integers in minor units, kernel-filled values included.
+    """A validated, signed order (DIR 3.3a). `params` are integers in minor units, the kernel's fills included.
 
-    `resource_key` is the key the state was read by, `state_version` the version of it the kernel judged: an
-    executor that owns that state refuses when it no longer holds.
+    `resource_key`: the key by which the state was read. `state_version`: the version of that state which the kernel judged;
+    an executor that owns the state refuses when it has another version by now.
     """
 
     dfid: str
@@ -44,7 +44,7 @@ class ExecutionIntent:
         return replace(self, signature=signer.sign(self.signed_bytes()))
 
     def is_signed_by(self, signer: Signer) -> bool:
-        """Tell whether this kernel signed exactly this intent; anything that cannot be signed, it did not."""
+        """Tell whether this kernel signed exactly this intent. It never signed one that cannot be encoded."""
         try:
             data, signature = self.signed_bytes(), self.signature.encode()
         except (TypeError, ValueError):
@@ -54,10 +54,10 @@ class ExecutionIntent:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The outside world's answer. `reference` is its own id of the effect; `detail` one line for the record.
+    """The outside's answer. `reference`: its own id of the effect. `detail`: one line for the record.
 
-    `rejected`: it was refused and never has an effect; the kernel asks again with a fresh order, then a human. `unsent`:
-    it certainly never left this machine; the event waits. Whatever an executor raises is neither: it may have acted.
+    `rejected`: the order was refused and never has an effect; the kernel may order afresh, then asks a human. `unsent`: the
+    order certainly never left this machine; its event waits. An exception means neither: the executor may have acted.
     """
 
     status: Settlement
@@ -66,57 +66,57 @@ class Receipt:
 
 
 class Executor(Protocol):
-    """Carries out an intent. `idempotent`: sending the same key twice is known to have one effect at most.
+    """Carries out an intent. `idempotent`: sending the same key twice is known to have at most one effect.
 
-    It may say with `keys_kept_ms` for how long its outside remembers a key, from the first order under it on, in
-    milliseconds; without it, or None: for ever (`key_retention`).
+    With `keys_kept_ms` it may say for how long its outside remembers a key, in milliseconds from the first order under it.
+    Without it, or with None, the outside remembers for ever (`key_retention`).
     """
 
     idempotent: bool
 
     def dispatch(self, intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:
-        """Carry it out within `deadline_s` seconds. Anything not known for certain is `unknown`, never a guess.
+        """Carry the intent out within `deadline_s` seconds. What is not certain is `unknown`, never a guess.
 
-        Called in a thread that makes no other call meanwhile. Who is not back in time is not waited for: the order is
+        It is called in a thread that makes no other call meanwhile. If it returns late nobody waits for it: the order is
         UNKNOWN until the answer comes, or is looked up.
         """
 
     def lookup(self, key: str, deadline_s: float) -> Receipt:
-        """Tell what became of `key`. `absent` only if it is certain that nothing was done, as far as keys are kept."""
+        """Tell what became of `key`. `absent`: it is certain that nothing was done, for as long as keys are kept."""
 
 
 @runtime_checkable
 class Voids(Protocol):
-    """An executor that can also make certain that a key never has an effect. Recovery uses it instead of waiting."""
+    """An executor that can also ensure that a key never has an effect. Recovery uses this instead of waiting."""
 
     def void(self, key: str, deadline_s: float) -> Receipt:
-        """Void `key`: `rejected` once it is void, `settled` when it has happened already, else `unknown`."""
+        """Void `key`: `rejected` once it is void, `settled` when it was carried out already, else `unknown`."""
 
 
 @runtime_checkable
 class Reverts(Protocol):
-    """An executor that can take back what it has carried out: at most once for a key, whole, however often it is asked."""
+    """An executor that can undo what it has carried out: at most once for a key, completely, however often it is asked."""
 
     def revert(self, key: str, deadline_s: float) -> Receipt:
         """Undo what was carried out under `key`: `settled` once it is undone, `rejected` if it never will be."""
 
     def reverted(self, key: str, deadline_s: float) -> Receipt:
-        """Tell whether `key` was undone: `settled`, or `absent` only if it is certain that it was not."""
+        """Tell whether `key` was undone: `settled`, or `absent` when it is certain that it was not."""
 
 
 @runtime_checkable
 class Lists(Protocol):
-    """An executor that can list what it has been ordered, so that somebody can compare it with the record."""
+    """An executor that can list its orders, so that they can be compared with the record."""
 
     def statement(self, since_ms: int, until_ms: int) -> Iterable[StatementLine]:
-        """List every order of this gate that was answered in this time, both ends included, as it stands now.
+        """List every order of this gate that was answered between these times, both included, as it stands now.
 
-        One line for each key, refused ones too; times by the outside's own clock, in milliseconds since 1970.
+        One line for each key, refused ones too. Times are by the outside's own clock, in milliseconds since 1970.
         """
 
 
 class NoExecutor:
-    """Carries out nothing: for looking at what could be decided."""
+    """Carries out nothing: for a kernel that only previews decisions."""
 
     idempotent = False
 
@@ -128,7 +128,7 @@ class NoExecutor:
 
 
 class VerifyingExecutor:
-    """Stands before every executor and lets only intents with the kernel's own signature through."""
+    """Stands before an executor and lets only intents with the kernel's own signature through."""
 
     def __init__(self, executor: Executor, signer: Signer) -> None:
         self._executor, self._signer = executor, signer
@@ -156,7 +156,7 @@ class VerifyingExecutor:
         return isinstance(self._executor, Lists)
 
     def statement(self, since_ms: int, until_ms: int) -> tuple[StatementLine, ...]:
-        """Return what the executor lists. Raises UsageError where it lists nothing at all, WorldError: unreadable."""
+        """Return what the executor lists. Raises UsageError when it cannot list, WorldError: the list is unreadable."""
         if not isinstance(self._executor, Lists):
             raise UsageError("this executor offers no statement", hint="give it `statement(since_ms, until_ms)`")
         return read_statement(self._executor.statement, since_ms, until_ms)
@@ -168,7 +168,7 @@ class VerifyingExecutor:
     def revert(self, intent: ExecutionIntent, deadline_s: float) -> Receipt:
         if not isinstance(self._executor, Reverts):
             return Receipt("rejected", detail="the order cannot be reverted")
-        if not intent.is_signed_by(self._signer):  # its key may be on its way here
+        if not intent.is_signed_by(self._signer):  # the key it was signed with may not have arrived here yet
             return Receipt(
                 "unknown", detail="the order does not carry a signature that is known here; nothing was asked"
             )

@@ -1,7 +1,7 @@
-"""What the outside says it did, against what the record says was ordered: every difference, and nothing changed.
+"""What the outside says it did, compared with what the record says was ordered: every difference, and nothing is changed.
 
-The record is read first, then the statement, then the record once more: an order is durable before it is sent, so what
-the outside has by then the record knows, and what the record called settled before, the outside must have.
+The record is read first, then the statement, then the record again. An order is durable before it is sent, so the record
+has all that the statement has by then; and what the record called settled before must be in the statement.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from sds.kernel.storage.store import Reader
 
 Outcome = Literal["settled", "rejected", "reverted"]
 
-Statement = Callable[[int, int], tuple["StatementLine", ...]]  # from, until: what an executor lists of that time
+Statement = Callable[[int, int], tuple["StatementLine", ...]]  # (since_ms, until_ms) -> what an executor lists
 
 STATEMENT_S_MAX = 60.0
 LINES_MAX = 1_000_000
 TEXT_CHARS_MAX = 200
 AT_MS_MAX = 253_402_300_799_999  # the end of the year 9999
 NUMBERS_MAX = 32
-CLOCKS_APART_MS = 24 * 3_600_000  # how far the outside's clock may be from ours; asked for beyond both ends of a period
+CLOCKS_APART_MS = 24 * 3_600_000  # how far the outside's clock may differ; a statement reaches this far beyond a period
 KEYS_AT_ONCE = 500
 
 _ORDERS = """
@@ -40,10 +40,11 @@ LEFT JOIN ledger l ON l.dfid = e.dfid AND l.kind IN ('RESERVED', 'ADOPTED') WHER
 
 @dataclass(frozen=True, slots=True)
 class StatementLine:
-    """One order as the outside has it: `reverted` was settled and is taken back whole. `at_ms`: when it was answered there.
+    """One order as the outside has it. `reverted`: it was settled, and undone completely. `at_ms`: the time of the answer
+    there.
 
-    `amount_minor`: the money that moved. The rest is what the order carried, where the outside keeps it: without `dfid`
-    its event is not recognised in a record that has lost the order, without the others nothing is counted as drawn.
+    `amount_minor`: the money that moved. The rest is what the order carried, if the outside keeps it: a record that lost
+    the order needs `dfid` to recognise its event, and the others to count what was drawn.
     """
 
     key: str
@@ -63,9 +64,9 @@ class StatementLine:
 def read_statement(
     listing: Callable[[int, int], Iterable[object]], since_ms: int, until_ms: int
 ) -> tuple[StatementLine, ...]:
-    """Read a statement whole. Raises WorldError, STATEMENT_UNREADABLE, whatever else the executor raises or returns."""
+    """Read a whole statement. Raises WorldError with STATEMENT_UNREADABLE, whatever else the executor raises or returns."""
     lines: list[StatementLine] = []
-    ends_s = time.monotonic() + STATEMENT_S_MAX  # nobody waits for it any longer, and it must not go on for ever
+    ends_s = time.monotonic() + STATEMENT_S_MAX  # the caller has given up by then, and reading must end, too
     try:
         for line in listing(since_ms, until_ms):
             lines.append(_checked(line))
@@ -83,13 +84,13 @@ def read_statement(
 
 
 def unreadable_statement(why: str, *, hint: str = "") -> WorldError:
-    """Return what is raised where a statement cannot be had, or is none."""
+    """Return the error for a statement that cannot be had or read."""
     message = one_line(f"the executor's statement cannot be read: {why}", TEXT_CHARS_MAX)
     return WorldError(message, reason_code="STATEMENT_UNREADABLE", hint=hint)
 
 
 def _checked(line: object) -> StatementLine:
-    """Return a line as the record can keep it: what an executor returns is foreign. Raises WorldError."""
+    """Return a line if the record can keep it; an executor is foreign code. Raises WorldError."""
     if not isinstance(line, StatementLine):
         raise unreadable_statement("what it lists is no StatementLine")
     texts = (line.key, line.reference, line.dfid, line.kind, line.resource_key)
@@ -101,21 +102,21 @@ def _checked(line: object) -> StatementLine:
     if not isinstance(params, Mapping) or len(params) > NUMBERS_MAX or not all(isinstance(n, str) for n in params):
         raise unreadable_statement(f"the params of key `{line.key}` are none")
     amounts = () if line.amount_minor is None else (line.amount_minor,)
-    if not all(_whole(number) for number in (line.at_ms, *amounts, *params.values())):
+    if not all(_is_whole_number(number) for number in (line.at_ms, *amounts, *params.values())):
         raise unreadable_statement(f"a number of key `{line.key}` is no whole number of a size that can be kept")
     if not 0 <= line.at_ms <= AT_MS_MAX:
         raise unreadable_statement(f"the time of key `{line.key}` is none")
-    canonical(line.as_data())  # lone surrogates are in no printable text, but in a parameter's name
+    canonical(line.as_data())  # raises for lone surrogates, which a parameter's name may contain
     return line
 
 
-def _whole(number: object) -> bool:
+def _is_whole_number(number: object) -> bool:
     return type(number) is int and -MAGNITUDE_MAX <= number <= MAGNITUDE_MAX
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One order as the record has it. `spends`: what it counts against spend limits, in minor units, 0 for nothing."""
+    """One order as the record has it. `spends`: what counts against spend limits, in minor units; 0: nothing."""
 
     dfid: str
     event_id: str
@@ -131,7 +132,7 @@ class Order:
 
     @property
     def in_flight(self) -> bool:
-        """Whether nobody can say yet what became of it: that is recovery's to find out."""
+        """Whether its outcome is not known yet: recovery finds that out."""
         return self.status in ("PENDING", "UNKNOWN") or self.reversal in ("PENDING", "UNKNOWN")
 
     @property
@@ -140,7 +141,7 @@ class Order:
         return f"{self.status}{undone}: {_order_words(self.kind, self.params, self.resource_key)}"
 
     def moved(self, amount_minor: int) -> bool:
-        """Tell whether this is what it was to move: what it spends, else one of its amounts, and where it has none, nothing."""
+        """Tell whether this is what it was to move: what it spends, else one of its amounts, or 0 when it has none."""
         if self.spends:
             return amount_minor == self.spends
         return amount_minor in self.params.values() if self.params else amount_minor == 0
@@ -153,9 +154,9 @@ def _order_words(kind: str, params: Mapping[str, int], resource_key: str) -> str
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where record and outside are not at one about one key. `here` and `outside`: what each says, in words.
+    """A difference between record and outside about one key. `here` and `outside`: what each says, in words.
 
-    `dfid`: the flow that ordered it, empty where nobody knows. `line`: what the outside has, None for nothing.
+    `dfid`: the flow that ordered it, "" when that is not known. `line`: the outside's order, None when it has none.
     """
 
     code: str
@@ -171,14 +172,14 @@ class Difference:
         return f"{self.code}: key {self.key[:12]}: record: {self.here}; outside: {self.outside}"
 
     def as_data(self) -> dict[str, str]:
-        """Return what identifies this difference for ever: no time, and no reference."""
+        """Return what identifies this difference for ever: it has no time and no reference."""
         names = ("code", "key", "dfid", "resource_key", "here", "outside")
         return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What a comparison found. `in_flight`: orders and reversals whose end recovery has to find out first."""
+    """The result of a comparison. `in_flight`: how many orders and reversals recovery must find the end of first."""
 
     differences: tuple[Difference, ...]
     orders: int
@@ -189,8 +190,8 @@ class Comparison:
 def compare(record: Reader, gate: str, statement: Statement, *, since_ms: int, until_ms: int) -> Comparison:
     """Compare what was reserved in a period with what the outside lists of it. Changes nothing.
 
-    An order at either end of the period is judged by the record's own times: who was reserved before it, or settled
-    after it, is no difference. Raises WorldError where the statement cannot be read.
+    At the ends of the period the record's times decide: an order that was reserved before it or settled after it is no
+    difference. Raises WorldError when the statement cannot be read.
     """
     orders = read_orders(record, gate, since_ms, until_ms)
     lines = statement(max(0, since_ms - CLOCKS_APART_MS), until_ms + CLOCKS_APART_MS)
@@ -204,7 +205,7 @@ def compare(record: Reader, gate: str, statement: Statement, *, since_ms: int, u
     judged = [order for order in orders if not order.in_flight]
     found += [made for order in judged if (made := _judge(order, listed.get(order.key, ()), until_ms))]
     found += _paid_again(judged, listed, {difference.key for difference in found})
-    return Comparison(_still_so(record, gate, found, orders), len(orders), len(lines), len(orders) - len(judged))
+    return Comparison(_unchanged(record, gate, found, orders), len(orders), len(lines), len(orders) - len(judged))
 
 
 def read_orders(record: Reader, gate: str, since_ms: int, until_ms: int) -> list[Order]:
@@ -217,14 +218,14 @@ def _order(row: tuple[Any, ...]) -> Order:
     dfid, event_id, key, kind, params, resource_key, status, reserved_at_ms, executed_at_ms, reversal, spends = row
     try:
         amounts = dict(json.loads(params))
-    except (TypeError, ValueError, RecursionError):  # altered beyond reading: another order than the outside's
+    except (TypeError, ValueError, RecursionError):  # altered beyond reading, so that it differs from the outside's
         amounts = {}
     times = reserved_at_ms, executed_at_ms
     return Order(dfid, event_id, key, kind, amounts, resource_key, status, *times, reversal, int(spends or 0))
 
 
 def known_keys(record: Reader, keys: Iterable[str]) -> set[str]:
-    """Return which of these keys the record has an order for, of whatever gate."""
+    """Return which of these keys have an order in the record, of any gate."""
     wanted, known = list(keys), set[str]()
     for start in range(0, len(wanted), KEYS_AT_ONCE):
         some = tuple(wanted[start : start + KEYS_AT_ONCE])
@@ -249,7 +250,7 @@ def _line_words(line: StatementLine) -> str:
 
 
 def _judge(order: Order, lines: Iterable[StatementLine], until_ms: int) -> Difference | None:
-    """Return the first thing about one order that the two do not agree on."""
+    """Return the first difference between one order and its lines; None: they agree."""
     lines = tuple(lines)
     code = _at_odds(order, lines, until_ms)
     if code is None:
@@ -259,18 +260,19 @@ def _judge(order: Order, lines: Iterable[StatementLine], until_ms: int) -> Diffe
 
 
 def _at_odds(order: Order, lines: tuple[StatementLine, ...], until_ms: int) -> str | None:
+    """Return the code of the first difference between an order and its lines; None: they agree."""
     if not lines:
         in_time = order.executed_at_ms is not None and order.executed_at_ms <= until_ms
         return "NOT_CARRIED_OUT" if order.status == "SUCCESS" and in_time else None
     if len(lines) > 1:
         return "CARRIED_OUT_TWICE"
     (line,) = lines
-    return _other_end(order, line.outcome) or _other_order(order, line)
+    return _compare_end(order, line.outcome) or _compare_order(order, line)
 
 
-def _other_end(order: Order, outcome: str) -> str | None:
-    """Compare how it ended. What is DIRTY is known to be contradicted already; what was taken back whole is as if it had
-    not been: that a refused order was paid and taken back moved nothing.
+def _compare_end(order: Order, outcome: str) -> str | None:
+    """Compare how an order ended. DIRTY is known as a contradiction already. An order undone completely counts as never
+    carried out: when a refused order was paid and taken back, nothing moved.
     """
     if order.status == "FAILED":
         return "CARRIED_OUT_OUTSIDE" if outcome == "settled" else None
@@ -283,8 +285,8 @@ def _other_end(order: Order, outcome: str) -> str | None:
     return "REVERSED_OUTSIDE" if outcome == "reverted" else "NOT_REVERSED"
 
 
-def _other_order(order: Order, line: StatementLine) -> str | None:
-    """Compare what was ordered, as far as the outside says what that was."""
+def _compare_order(order: Order, line: StatementLine) -> str | None:
+    """Compare what was ordered, as far as the outside says it."""
     if line.outcome != "rejected" and line.amount_minor is not None and not order.moved(line.amount_minor):
         return "AMOUNT_DIFFERS"
     there = (line.dfid, line.kind, dict(line.params), line.resource_key)
@@ -295,7 +297,7 @@ def _other_order(order: Order, line: StatementLine) -> str | None:
 def _paid_again(
     orders: Iterable[Order], listed: Mapping[str, list[StatementLine]], reported: set[str]
 ) -> Iterable[Difference]:
-    """Yield every further order that stands for an event of which one stands already."""
+    """Yield a difference for every further order that stands for an event of which one order stands already."""
     first: dict[str, Order] = {}
     for order in orders:
         stands = [line for line in listed.get(order.key, ()) if line.outcome == "settled"]
@@ -307,8 +309,8 @@ def _paid_again(
         )
 
 
-def _still_so(record: Reader, gate: str, found: list[Difference], before: list[Order]) -> tuple[Difference, ...]:
-    """Leave out what has moved while it was compared, say by a reversal: the next comparison sees it whole."""
+def _unchanged(record: Reader, gate: str, found: list[Difference], before: list[Order]) -> tuple[Difference, ...]:
+    """Leave out differences whose order has changed meanwhile, say by a reversal: the next comparison sees it whole."""
     then = {order.key: order for order in before}
 
     def stands(difference: Difference) -> bool:

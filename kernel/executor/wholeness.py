@@ -1,6 +1,6 @@
-"""Whether the record knows all that was ordered in its name: asked before the first order after it is opened.
+"""Whether the record knows all that was ordered in its name: asked before the first order after the record is opened.
 
-A record that was put back from a backup, or begun anew, knows less than the outside. What it would pay may be paid.
+A record that was put back from a backup, or begun anew, knows less than the outside: what it would pay may be paid.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from sds.kernel.executor.statement import CLOCKS_APART_MS, Statement, known_keys
 from sds.kernel.storage.store import Generation, Reader
 
 RECORD_BEHIND = "RECORD_BEHIND"
-PAUSE_MS_MIN, PAUSE_MS_MAX = 1_000, 30_000  # after a statement that could not be read: doubles with each
-DOUBLINGS_MAX = 5  # enough for that
+PAUSE_MS_MIN, PAUSE_MS_MAX = 1_000, 30_000  # the pause after an unreadable statement; each further one doubles it
+DOUBLINGS_MAX = 5  # enough to reach PAUSE_MS_MAX
 SERVER_REPLACED = "the record's server was replaced: what the one before had ordered may still be sent for {} ms"
 
-# The latest order by its time, and whether the clock was set back since: only then another may have come after it.
+# The order with the latest time, and whether the clock was set back since: only then it may not be the last order.
 _LATEST_ORDER = (
     "SELECT l.at_ms, EXISTS (SELECT 1 FROM clock_steps s WHERE s.idx > l.idx) FROM execution_log e"
     " CROSS JOIN decision_flows f ON f.dfid = e.dfid CROSS JOIN ledger l ON l.dfid = e.dfid AND l.kind = 'RESERVED'"
@@ -41,24 +41,24 @@ class Doubt:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """That a statement could not be read, `times` in a row: until `due_ms` nobody asks for it again."""
+    """`times` statements in a row could not be read. Until `due_ms` nobody asks for another."""
 
     doubt: Doubt
     times: int
     due_ms: int
 
     def holds(self, now_ms: int) -> bool:
-        """Tell whether it is too early to ask again. A clock that was set back delays no longer."""
+        """Tell whether it is too early to ask again. A clock that was set back does not lengthen the pause."""
         return self.due_ms - PAUSE_MS_MAX <= now_ms < self.due_ms
 
 
 class Wholeness:
-    """Of one open record and one executor. That it is whole is remembered for as long as it is that record (`generation`),
-    that it is not is asked again each time; that nobody can tell, for a pause.
+    """The answer for one open record and one executor. A yes is remembered while the record stays the same one
+    (`generation`). A no is asked again each time. When nobody can tell, the answer holds for a pause.
 
-    `statement`: lists what the executor was ordered (`Dispatcher.statement`); None where it cannot. `sent_within_ms`: how
-    long after it was reserved an order may still arrive at the outside. Safe in several threads: one asks, the others wait
-    for its answer, unless the last could not be had.
+    `statement`: lists the executor's orders (`Dispatcher.statement`); None: it cannot. `sent_within_ms`: how long after its
+    reservation an order may still arrive outside. Threads may share this object: one asks and the others wait for its
+    answer, unless the last statement could not be read.
     """
 
     def __init__(
@@ -73,26 +73,26 @@ class Wholeness:
         self._record, self._gate, self._statement = record, gate, statement
         self._now_ms, self._sent_within_ms = now_ms, sent_within_ms
         self._lock = threading.Lock()
-        self._whole: Generation | None = None  # which was found to be whole; None: none yet, or it is behind
-        self._before: Generation | None = None  # the last that was whole
-        self._replaced: tuple[Generation, int] | None = None  # the one in its place, and when that was seen first
+        self._whole: Generation | None = None  # the record that was found whole; None: none yet, or it is behind
+        self._before: Generation | None = None  # the last record that was found whole
+        self._replaced: tuple[Generation, int] | None = None  # the record in its place, and when it was first seen
         self._unreadable: Unreadable | None = None
 
     @property
     def holds(self) -> bool:
-        """Tell whether the record, as the caller's transaction has it, is one that `doubt` has found to be whole."""
+        """Tell whether the record that the caller's transaction writes is the one that `doubt` found whole."""
         return self._statement is None or self._whole == self._record.generation
 
     def doubt(self) -> Doubt | None:
-        """Return why nothing may be ordered yet, None when the record is whole or its executor cannot tell.
+        """Return why nothing may be ordered yet; None: the record is whole, or its executor cannot tell.
 
-        It asks the executor: never inside a transaction.
+        It asks the executor, so it must not be called inside a transaction.
         """
         if self._statement is None or self._whole == (generation := self._record.generation):
             return None
         if (last := self._unreadable) is None:
             self._lock.acquire()
-        elif not self._lock.acquire(blocking=False):  # somebody asks again: nobody else needs to wait for that
+        elif not self._lock.acquire(blocking=False):  # another thread asks again: no need to wait for it
             return last.doubt
         try:
             if self._whole == generation:
@@ -107,7 +107,7 @@ class Wholeness:
         return doubt
 
     def _on_its_way(self, generation: Generation) -> Doubt | None:
-        """Return why to wait before comparing: orders that were reserved at a server which is lost may still be sent."""
+        """Return why it is too early to compare: an order that a lost server had reserved may still be on its way."""
         if self._before is None or not generation.replaced(self._before):
             return None
         now_ms = self._now_ms()
@@ -117,6 +117,7 @@ class Wholeness:
         return Doubt(RECORD_BEHIND, SERVER_REPLACED.format(left_ms)) if left_ms > 0 else None
 
     def _compare(self, statement: Statement) -> Doubt | None:
+        """Look the statement's keys up in the record; return why orders may be missing there, or why nobody can tell."""
         now_ms = self._now_ms()
         try:
             lines = statement(self._since_ms(now_ms), now_ms + CLOCKS_APART_MS)
@@ -138,7 +139,7 @@ class Wholeness:
         return Doubt(RECORD_BEHIND, why)
 
     def _since_ms(self, now_ms: int) -> int:
-        """Return from when on to look: a record that was cut off somewhere knows all up to its last order.
+        """Return from when on the statement is needed: a record that was cut off knows everything up to its last order.
 
         What operators wrote since does not count, and neither does a clock that was ahead.
         """

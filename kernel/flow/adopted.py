@@ -1,6 +1,7 @@
-"""Flows whose orders the outside has and the record did not know (`kernel.operations.adoption`), and the events they are of.
+"""Flows whose orders were adopted: the outside had them and the record did not (`kernel.operations.adoption`).
 
-A record that was put back knows an event by another flow, or not at all. The order's own flow, by its id, says whose it was.
+A restored record may know the event of such an order by another flow, or not at all. The id of the order's flow is made of the
+event, so the event can be matched to it.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ class AdoptedFlow(NamedTuple):
 
 
 def flow_of_event(store: Reader, gate: str, event_id: str, body_hash: str) -> AdoptedFlow | None:
-    """Return the adopted flow of an event; None for an event of none. Of several, one that was carried out counts, else the
-    last.
+    """Return the adopted flow of an event; None when it has none.
+
+    Of several, a flow that was carried out comes first, then the one with most restarts.
     """
     restarts = dict(undecided.names_of_flows(gate, event_id, body_hash))
     rows = store.rows(_NAMED.format(marks=", ".join("?" * len(restarts))), (gate, *restarts))
@@ -33,11 +35,11 @@ def flow_of_event(store: Reader, gate: str, event_id: str, body_hash: str) -> Ad
 
 
 def stand_for(store: Store, dfid: str, gate: str, event_id: str, body_hash: str) -> None:
-    """Let an event stand for an adopted flow: it is recognised by what its name is made of, the digest of its masked body."""
+    """Point an event at an adopted flow. `body_hash`: the digest of its masked body, which that flow's id is made of."""
     sql = "UPDATE events SET dfid = ?, body_hash = ? WHERE gate = ? AND event_id = ?"
     store.write(sql, (dfid, body_hash, gate, event_id))
 
 
 def is_adopted(trigger: str) -> bool:
-    """Tell whether a trigger is that of an adopted flow: an event's fields are text."""
+    """Tell whether a trigger is that of an adopted flow: its `adopted` is an object, and an event's fields are texts."""
     return isinstance(json.loads(trigger).get("adopted"), dict)

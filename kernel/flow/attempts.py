@@ -1,4 +1,4 @@
-"""The attempts of one flow: what was proposed, what was found about it, and what of that the model reads on its next try."""
+"""The attempts of one flow: what was proposed, what the gates said of it, and the feedback for the model's next attempt."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sds.kernel.storage.ledger import GENESIS, Head
 from sds.kernel.storage.store import Reader, Row, Store
 from sds.kernel.storage.vault import ATTEMPT, Texts, key_of_case
 
-# What never changes of a flow.
+# The columns of a flow that never change.
 FLOW = (
     "dfid, agent_id, trigger_event, parent_dfid, gate, event_id, contract_hash, restarts, created_at_ms, lease_until_ms"
 )
@@ -43,7 +43,7 @@ LEFT JOIN ledger l ON l.idx = (SELECT max(idx) FROM ledger)
 LEFT JOIN resources u ON u.resource IN ({{marks}})
 WHERE b.dfid = ? AND b.state = 'ACTIVE'
 """
-_PARTS = tuple(pairwise(accumulate((10, 5, 4, 3, 2, 2, 4), initial=0)))  # of its columns
+_PARTS = tuple(pairwise(accumulate((10, 5, 4, 3, 2, 2, 4), initial=0)))  # the columns of `_OPEN` up to `ordered`
 _RESOURCE, _TOTALS = slice(30, 34), slice(34, None)
 _REJECTED_SO_FAR = """
 SELECT a.proposal, a.reasons FROM decision_flows f JOIN attempts a ON a.dfid = f.dfid
@@ -53,10 +53,10 @@ WHERE f.dfid = ? AND f.state = 'ACTIVE' ORDER BY a.attempt_number
 
 @dataclass(frozen=True, slots=True)
 class OpenFlow:
-    """An open flow and all that binds whoever ends it, as the one transaction has found it that does.
+    """An open flow and everything that its end depends on, as the transaction that ends it has read them.
 
-    `row`: its columns `FLOW`; `case`: as `vault.key_of_case` takes it; `windows`: of its agent's monitors, as they are kept;
-    `ordered`: 1 if the record has an order under the key that was asked for.
+    `row`: the columns `FLOW`. `case`: what `vault.key_of_case` takes. `windows`: those of its agent's monitors, as stored.
+    `ordered`: 1 if the record has an order under the key that was asked for, else 0.
     """
 
     row: Row
@@ -85,15 +85,15 @@ class OpenFlow:
 def asking_for_open(
     dfid: str, agent_id: str, key: str, resources: Mapping[str, str], counters: tuple[str, ...]
 ) -> tuple[str, Row]:
-    """Return the statement that reads an open flow, and its values. `key`: of the order that it would have; `resources`: all
-    that it could draw on (`reservations.named`); `counters`: what it would be counted in (`spend.scopes`).
+    """Return the statement that reads an open flow, and its values. `key`: the idempotency key its order would have;
+    `resources`: all that it could draw on (`reservations.named`); `counters`: its spend counters (`spend.scopes`).
     """
     sql = _OPEN.format(marks=reservations.marks(resources), totals=spend.columns(counters))
     return sql, (key, *counters, agent_id, *resources, dfid)
 
 
 def open_flow(rows: list[Row], resources: Mapping[str, str], counters: tuple[str, ...]) -> OpenFlow | None:
-    """Return what `asking_for_open` has found. None: there is no such flow, or it has ended."""
+    """Return what `asking_for_open` has read. None: there is no such flow, or it has ended."""
     if not rows:
         return None
     row, case, standing, broken, windows, last, more = (rows[0][first:end] for first, end in _PARTS)
@@ -106,9 +106,9 @@ def open_flow(rows: list[Row], resources: Mapping[str, str], counters: tuple[str
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One proposal for one packet, and what was found about it. `report` is None unless it was accepted.
+    """One proposal for one packet, and what was found about it. `report` is None unless the proposal was accepted.
 
-    `flow`: in the transaction that ends the attempt, and of a flow that is open; None: a human decides.
+    `flow`: its open flow, inside the transaction that ends the attempt. None outside of it, and when a human decides.
     """
 
     packet: DecisionPacket
@@ -122,16 +122,16 @@ class Attempt:
 
     @property
     def open_flow(self) -> OpenFlow:
-        """Return its flow. Raises UsageError outside of the transaction that ends it."""
+        """Return the attempt's flow. Raises UsageError outside the transaction that ends it."""
         if self.flow is None:
             raise UsageError("an attempt is ended in a transaction that has read its flow", dfid=self.packet.dfid)
         return self.flow
 
 
 def refuse_unkeepable(data: object, decoding: object) -> None:
-    """Raise ModelError unless the record can keep what an engine returned: its proposal and what it measured.
+    """Raise ModelError unless the record can keep what an engine returned: its proposal and its measurements.
 
-    An engine is foreign: what nothing but the record objected to would leave the flow without an end.
+    An engine is foreign code. If writing the record were the first to object, the flow would be left without an end.
     """
     if not isinstance(data, bytes) or not isinstance(decoding, Decoding):
         raise ModelError("the engine did not return bytes and what it measured")
@@ -147,12 +147,12 @@ def refuse_unkeepable(data: object, decoding: object) -> None:
 
 
 def _number(value: object, kind: type[int | float]) -> bool:
-    """Tell whether this is a number of a kind, whole ones included, and within the limits, which NaN is not."""
+    """Tell whether `value` is of this kind, or an integer, and within the limits. NaN is not."""
     return isinstance(value, (int, kind)) and -MAGNITUDE_MAX <= value <= MAGNITUDE_MAX
 
 
 def write_attempt(store: Store, attempt: Attempt) -> None:
-    """Keep a rejected attempt; the flow goes on."""
+    """Keep a rejected attempt while the flow goes on."""
     store.insert(
         "attempts",
         dfid=attempt.packet.dfid,
@@ -165,15 +165,12 @@ def write_attempt(store: Store, attempt: Attempt) -> None:
 
 
 def reasons_text(verdict: Verdict) -> str:
-    """Return the reasons of a verdict as the record keeps them: canonical JSON of [gate, code, message]."""
+    """Return a verdict's reasons as the record keeps them: canonical JSON of [gate, code, message]."""
     return canonical([[r.gate, r.code, r.message] for r in verdict.reasons]).decode()
 
 
 def feedback(store: Reader, contract: Contract, dfid: str) -> str:
-    """Return what an open flow has had rejected so far, as the model reads it; nothing once the flow has ended.
-
-    Raises StoreError.
-    """
+    """Return what an open flow has had rejected so far, as the model reads it; "" for none. Raises StoreError."""
     try:
         texts = Texts(store, dfid)
         attempts = [

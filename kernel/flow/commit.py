@@ -1,8 +1,9 @@
-"""The end of one attempt, in one durable transaction: reject, escalate, close, or reserve and hand out the order.
+"""How one attempt ends, in one durable transaction: reject, escalate, close, or reserve and return the order to send.
 
-Whatever can have changed since the proposal was judged is asked again inside the transaction: is the flow still open
-and in time, the agent active, the contract in force, nothing halted, the snapshot young enough (reading the state again and
-waiting for the write lock took time), and nothing of this key reserved or settled since the just-in-time check looked.
+The proposal was judged before, and time has passed since: the state was read again, and the write lock was awaited. So the
+transaction checks again what can have changed. The flow must still be open and in time, the agent active, the contract in
+force, the system not halted and the snapshot young enough. Nothing of this key may have been reserved or settled since the
+drift check.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from sds.kernel.storage.keyring import Signer
 from sds.kernel.storage.ledger import Head
 from sds.kernel.storage.store import Store
 
-# What an operator, a deployment, another flow or the load did while the flow was open is not held against the agent.
+# Rejections that do not count against the agent: an operator, a deployment, another flow or the load caused them.
 _NOT_THE_AGENT = frozenset(
     {"AGENT_SUSPENDED", "CONTRACT_REVOKED", "HALTED", "KERNEL_FAULT", "PROPOSAL_EXPIRED", "RESOURCE_CONTENTION"}
 )
@@ -42,7 +43,7 @@ ORDERED_BEFORE = "this very order is in the record already, under another flow: 
 
 
 class Committer:
-    """Writes the end of attempts for one gate."""
+    """Writes how attempts end, for one gate."""
 
     def __init__(
         self,
@@ -61,8 +62,8 @@ class Committer:
         self._monitors = monitored.DecisionMonitors(contract)
 
     def commit(self, judged: Attempt) -> ExecutionIntent | None:
-        """Reserve and write the outcome of one attempt; return the order to send, if any. UsageError: not open."""
-        intent: ExecutionIntent | None = None
+        """Reserve and write the outcome of one attempt; return the order to send, if any. Raises UsageError: not open."""
+        order: ExecutionIntent | None = None
         with self._ending(judged) as attempt:
             deadline_ms = attempt.open_flow.deadline_ms
             if deadline_ms is not None and attempt.now_ms > deadline_ms:
@@ -72,15 +73,15 @@ class Committer:
             elif attempt.verdict.outcome == "ESCALATED":
                 watched = self._escalate(attempt)
             else:
-                intent, watched = self._accept(attempt)
+                order, watched = self._accept(attempt)
         monitored.tell(self._log, judged.packet.dfid, judged.packet.agent_id, watched)
-        return intent
+        return order
 
     @contextmanager
     def _ending(self, attempt: Attempt) -> Iterator[Attempt]:
-        """Begin the transaction that ends an attempt; yield it as it is in there, with its flow. UsageError: not open."""
+        """Begin the transaction that ends an attempt; yield the attempt with its flow. Raises UsageError: not open."""
         dfid = attempt.packet.dfid
-        key = self._order_key(attempt, dfid) if attempt.verdict.outcome == "ACCEPTED" else ""
+        key = self._idempotency_key(attempt, dfid) if attempt.verdict.outcome == "ACCEPTED" else ""
         resources = reservations.named(self._contract, attempt.packet.key)
         counters = self._counters(attempt)
         asking = asking_for_open(dfid, self._contract.agent_id, key, resources, counters)
@@ -91,21 +92,21 @@ class Committer:
             yield replace(attempt, number=flow.attempts + 1, now_ms=self._now_ms(), flow=flow)
 
     def _counters(self, attempt: Attempt) -> tuple[str, ...]:
-        """Return what an accepted decision would be counted in, by the time of its drift check."""
+        """Return the spend counters of an accepted decision, by the time of its drift check: read along with its flow."""
         if attempt.report is None or attempt.report.observed is None:
             return ()
         checked_ms = attempt.packet.snapshot.taken_at_ms + attempt.report.age_ms
         return spend.scopes(self._contract, attempt.report.observed.situation.fields, checked_ms).names
 
-    def _order_key(self, attempt: Attempt, named_by: str) -> str:
-        """Return the key of the order that an accepted decision would have."""
+    def _idempotency_key(self, attempt: Attempt, named_by: str) -> str:
+        """Return the key of the order. `named_by`: the flow whose id goes into it (`undecided.named_by`)."""
         verdict = attempt.verdict
         kind = verdict.proposal.action if verdict.proposal else ""
         return idempotency_key(named_by, decision_record.STEP_ID, {"action": kind, **dict(verdict.amounts_minor)})
 
     def _accept(self, attempt: Attempt) -> tuple[ExecutionIntent | None, Watched]:
-        """Reserve what was accepted, if all that it rests on still holds; else end the flow as undecided."""
-        attempt, live, code = self._asked_again(attempt)
+        """Reserve what was accepted, if all that it rests on still holds; else end the flow undecided, or for a human."""
+        attempt, live, code = self._checked_again(attempt)
         order, code, head = (None, code, None) if live is None else self.reserve(attempt, live)
         if code is None:
             flow = replace(attempt.open_flow, head=head or attempt.open_flow.head)
@@ -113,20 +114,19 @@ class Committer:
         verdict, report = attempt.verdict, attempt.report
         if code == ALREADY_ORDERED:
             reasons = (Reason(dim.AFTER_THE_GATES, code, ORDERED_BEFORE),)
-            return None, self._escalate(
-                replace(attempt, verdict=replace(verdict, outcome="ESCALATED", reasons=reasons))
-            )
+            verdict = replace(verdict, outcome="ESCALATED", reasons=reasons)
+            return None, self._escalate(replace(attempt, verdict=verdict))
         why = "; ".join((*report.drift, *report.objections)) if report else ""
         reasons = (Reason(dim.AFTER_THE_GATES, code, why or code.lower()),)
         verdict = replace(verdict, outcome="REJECTED", reasons=reasons, gate_reached=dim.AFTER_THE_GATES)
         return None, self._undecided(replace(attempt, verdict=verdict), code)
 
-    def _asked_again(self, attempt: Attempt) -> tuple[Attempt, LiveState | None, str | None]:
-        """Ask again for all that may have changed since the drift check: (the attempt, the live state to reserve on, None)
-        or (the attempt with what moved, None, why not).
+    def _checked_again(self, attempt: Attempt) -> tuple[Attempt, LiveState | None, str | None]:
+        """Check again what may have changed since the drift check. Return (the attempt, the live state to reserve on, None),
+        or (the attempt with what moved, None, the reason code).
         """
         report = attempt.report
-        code = self._revoked(attempt)
+        code = self._withdrawn(attempt)
         if code is not None:
             return attempt, None, code
         if report is None or not report.ok or report.observed is None:
@@ -139,12 +139,12 @@ class Committer:
         return replace(attempt, report=report), None, "STATE_DRIFT_DETECTED"
 
     def not_decided(self, judged: Attempt) -> None:
-        """End a flow that got no turn: it waits, is shown to no human and charged to nobody. UsageError: not open."""
+        """End a flow that got no turn: it waits, no human sees it, and nobody is charged. Raises UsageError: not open."""
         with self._ending(judged) as attempt:
             self._finish(attempt, "ABORTED", NOT_DECIDED)
 
     def _undecided(self, attempt: Attempt, tag: str) -> Watched:
-        """End a flow that nobody has decided: its event may have a fresh one, or else it is a human's."""
+        """End a flow that nobody has decided: ABORTED while its event may have a fresh flow, else ESCALATED."""
         if undecided.has_restart(self._store, attempt.packet.dfid, tag, self._contract.retry.restarts_max):
             return self._finish(attempt, "ABORTED", tag)
         verdict = attempt.verdict
@@ -153,8 +153,8 @@ class Committer:
             verdict = replace(verdict, reasons=(*verdict.reasons, why))
         return self._finish(replace(attempt, verdict=verdict), "ESCALATED", tag)
 
-    def _revoked(self, attempt: Attempt) -> str | None:
-        """Tell whether authority has been withdrawn, or has run out, since."""
+    def _withdrawn(self, attempt: Attempt) -> str | None:
+        """Return the code of what ended the agent's authority since: withdrawn, revoked or expired; None: nothing did."""
         flow = attempt.open_flow
         code = flow.authority.withdrawn(self._contract_hash)
         if code is not None or attempt.packet.contract_hash != self._contract_hash:
@@ -162,23 +162,25 @@ class Committer:
         return "PROPOSAL_EXPIRED" if attempt.now_ms > flow.created_at_ms + self._contract.budget.ttl_ms else None
 
     def _moved(self, attempt: Attempt, observed: LiveState) -> tuple[str, ...]:
-        """Name what the just-in-time check could not see yet: an age that was reached since, an artifact put since."""
+        """Name what the drift check could not see yet: the snapshot is too old by now, or an artifact was replaced."""
         if not jit.in_age(self._contract, attempt.packet, attempt.now_ms):
             return (jit.SNAPSHOT_AGE,)
         return () if self._context.in_force(observed.situation.artifacts) else ("artifacts",)
 
     def reserve(self, attempt: Attempt, observed: LiveState) -> tuple[ExecutionIntent | None, str | None, Head | None]:
-        """Reserve what an accepted decision takes, in the caller's transaction: (the signed order, why not, its entry)."""
+        """Reserve what an accepted decision takes, in the caller's transaction: (the signed order, None, its entry), or
+        (None, why not, None). All three are None for a decision that orders nothing.
+        """
         packet, verdict, flow = attempt.packet, attempt.verdict, attempt.flow
         kind = verdict.proposal.action if verdict.proposal else ""
-        if kind not in self._orders:  # a choice from a saga's menu is no kind: what follows is the saga's
+        if kind not in self._orders:  # this includes a choice from a saga's menu: the saga carries that out
             return None, None, None
-        if not self._whole.holds:  # the transaction found another server than the drift check did
+        if not self._whole.holds:  # this transaction runs at another server than the drift check did
             return None, RECORD_BEHIND, None
-        now = flow.breaker if flow else breaker.read(self._store, self._contract.gate)
-        if not breaker.lets_through(self._store, self._contract.gate, now, attempt.now_ms):
+        circuit = flow.breaker if flow else breaker.read(self._store, self._contract.gate)
+        if not breaker.lets_through(self._store, self._contract.gate, circuit, attempt.now_ms):
             return None, breaker.EXECUTOR_DOWN, None
-        key, is_ordered = self._named(attempt)
+        key, is_ordered = self._check_key(attempt)
         if is_ordered:
             return None, ALREADY_ORDERED, None
         amounts = dict(verdict.amounts_minor)
@@ -192,33 +194,32 @@ class Committer:
         if code is not None:
             return None, code, None
         order = ExecutionIntent(packet.dfid, key, kind, tuple(sorted(amounts.items())), packet.key, observed.version)
-        intent = order.signed_by(self._signer)
+        order = order.signed_by(self._signer)
         taken = {
             "reservations": reservations.taken(self._contract, packet.dfid, packet.key, claim),
             "spend": spend.taken(packet.dfid, spending, claim.spends),
         }
         needs, after = (claim.draws, claim.spends), flow.head if flow else None
-        head = decision_record.write_reservation(self._store, intent, needs, taken, attempt.now_ms, after=after)
-        return intent, None, head
+        head = decision_record.write_reservation(self._store, order, needs, taken, attempt.now_ms, after=after)
+        return order, None, head
 
-    def _named(self, attempt: Attempt) -> tuple[str, bool]:
-        """Return the key of the order, and whether the record has one under it; the transaction may know both already."""
+    def _check_key(self, attempt: Attempt) -> tuple[str, bool]:
+        """Return the order's key, and whether the record has an order under it. A flow without parent has read both."""
         dfid, flow = attempt.packet.dfid, attempt.flow
         if flow and flow.parent is None:
-            return self._order_key(attempt, dfid), bool(flow.ordered)
-        key = self._order_key(attempt, undecided.named_by(self._store, dfid))
+            return self._idempotency_key(attempt, dfid), bool(flow.ordered)
+        key = self._idempotency_key(attempt, undecided.named_by(self._store, dfid))
         return key, decision_record.is_ordered(self._store, key)
 
     def _reject(self, attempt: Attempt) -> Watched:
-        """Keep the attempt and let the flow go on, or end it when the limit is reached or nothing can help.
+        """Keep the attempt and let the flow go on, or end it when the limit is reached or another attempt cannot help.
 
-        Return why the agent was suspended for it, if it was.
+        Return what the monitors found, and why the agent was suspended for it, if it was.
         """
-        watched = Watched()
-        attempt = replace(attempt, data=attempt.data[:PROPOSAL_BYTES_MAX])
-        verdict = attempt.verdict
+        attempt, verdict = replace(attempt, data=attempt.data[:PROPOSAL_BYTES_MAX]), attempt.verdict
         if verdict.contended:
-            return self._undecided(attempt, verdict.reason_code or CONTENTION)
+            return self._undecided(attempt, CONTENTION)
+        watched = Watched()
         if verdict.final or attempt.number >= self._contract.retry.attempts_max:
             ends = (reason.code for reason in verdict.reasons if reason.code in dim.FINAL_CODES)
             watched = self._undecided(attempt, next(ends, "REASONING_EXHAUSTION"))
@@ -227,7 +228,7 @@ class Committer:
         return replace(watched, suspended=self._count_rejection(attempt) or watched.suspended)
 
     def _count_rejection(self, attempt: Attempt) -> str | None:
-        """Suspend an agent that is rejected too often in a row, or that acts for another mission (DIR 3.5a)."""
+        """Count a rejection. Suspend an agent after too many in a row, or at once for another mission (DIR 3.5a)."""
         agent_id, reasons = attempt.packet.agent_id, attempt.verdict.reasons
         if any(reason.code in _NOT_THE_AGENT for reason in reasons):
             return None
@@ -243,29 +244,22 @@ class Committer:
         return why
 
     def _escalate(self, attempt: Attempt) -> Watched:
-        """Hand the case to a human and charge it to the agent; return why the agent was suspended, if it was."""
-        packet, verdict = attempt.packet, attempt.verdict
+        """Hand the case to a human and charge the agent's budget; return what was monitored, and why it was suspended."""
+        packet, code, now_ms = attempt.packet, attempt.verdict.reason_code, attempt.now_ms
         charged = escalation_budget.charge(
-            self._store,
-            self._contract,
-            packet.dfid,
-            verdict.reason_code,
-            by_choice=not packet.notes,
-            now_ms=attempt.now_ms,
+            self._store, self._contract, packet.dfid, code, by_choice=not packet.notes, now_ms=now_ms
         )
-        watched = self._finish(attempt, "ESCALATED", verdict.reason_code, charged.spent)
+        watched = self._finish(attempt, "ESCALATED", code, charged.spent)
         if charged.moves_to is None or watched.suspended:
             return watched
         status, why = charged.moves_to
-        registry.move(
-            self._store, packet.agent_id, status, by="runtime", reason=why, now_ms=attempt.now_ms, case=packet.dfid
-        )
+        registry.move(self._store, packet.agent_id, status, by="runtime", reason=why, now_ms=now_ms, case=packet.dfid)
         return replace(watched, suspended=why if status == "SUSPENDED" else None)
 
     def _finish(
         self, attempt: Attempt, state: State, tag: str | None, spent: escalation_budget.Level | None = None
     ) -> Watched:
-        """Write the end of the flow, and count it in the monitors: what they suspended the agent for is returned."""
+        """Write the end of the flow and count it in the monitors; return what they found and suspended the agent for."""
         dfid, verdict = attempt.packet.dfid, attempt.verdict
         passed: tuple[State, ...] = ("ACCEPTED",) if state in ("EXECUTING", "CLOSED") else ()
         counted = self._monitors.count(self._store, attempt, state, tag)
@@ -280,7 +274,7 @@ class Committer:
 
 
 def _too_late(attempt: Attempt, late_ms: int) -> Attempt:
-    """Return the attempt as one that nobody decided: its time was over when it would have been committed."""
+    """Return the attempt as one that nobody decided: its deadline had passed when it would have been committed."""
     reason = Reason(dim.AFTER_THE_GATES, DEADLINE_EXCEEDED, f"the decision is {late_ms} ms past its deadline")
     verdict = Verdict("REJECTED", (reason,), dim.AFTER_THE_GATES)
     return replace(attempt, data=b"", decoding=Decoding(), verdict=verdict, report=None)

@@ -1,7 +1,7 @@
 """The durable verdict: everything one decision rests on, written in the caller's one transaction, and sealed.
 
-The DECIDED entry of the ledger carries a digest of every row written here; `audit.verify` computes them again. Texts
-are sealed before they are written (`storage.vault`), so the digests are of ciphertexts: they hold when a key is destroyed.
+The DECIDED entry of the ledger carries a digest of every row written here; `audit.verify` computes them again. Texts are
+encrypted before they are written (`storage.vault`). The digests are of ciphertexts, so they hold when a key is destroyed.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from sds.kernel.storage.vault import JUSTIFICATION, PROMPT, PROPOSAL, Texts, key
 
 STEP_ID = "execute"
 
-CASE_KEY = "case_keys"  # among the seals of a flow: the digest of its case's wrapped key
-DEADLINE = "flow_deadlines"  # the same, of a flow that has a deadline: the digest of its row
+CASE_KEY = "case_keys"  # under this name a flow's seals hold the digest of its case's wrapped key
+DEADLINE = "flow_deadlines"  # and under this one, of a flow that has a deadline, the digest of that row
 
-# Immutable columns of each sealed table, by flow. What may still change is derived from the ledger instead.
+# The immutable columns of each sealed table. `audit` derives the columns that may change from the ledger.
 SEALED = {
     "decision_flows": FLOW,
     "context_snapshots": "*",
@@ -47,8 +47,8 @@ _ORDER = "SELECT dfid, idempotency_key, kind, params, resource_key, state_versio
 
 
 def seal(store: Reader, dfid: str, tables: Mapping[str, str]) -> dict[str, str]:
-    """Return one digest for each table: of all rows of this flow, in key order; and of the key of its case and of its
-    deadline, if it has them.
+    """Return one digest for each table, of all rows of this flow in key order; with the flow's own table, those of its case
+    key and its deadline, if it has them.
     """
     seals: dict[str, str] = {}
     if "decision_flows" in tables:
@@ -67,7 +67,7 @@ def write_decision(
 ) -> None:
     """Write snapshot, proposal and verdict of a flow's final attempt, and its one DECIDED entry with `more` in it.
 
-    Its digests are of what is written: reading all of it back would take as long again.
+    The digests are of what is written: reading it all back would take as long again.
     """
     packet, verdict, flow = attempt.packet, attempt.verdict, attempt.open_flow
     key, wrapped = key_of_case(store, flow.case)
@@ -100,7 +100,7 @@ def write_decision(
 
 
 def _seals_of_flow(store: Reader, flow: OpenFlow, wrapped: bytes) -> dict[str, str]:
-    """Return the digests of what was there before its last attempt: see `seal`."""
+    """Return the seals of what was written before the last attempt, named as `seal` names them."""
     dfid = flow.row[0]
     earlier = store.rows(f"SELECT * FROM attempts WHERE dfid = ? {_IN_ORDER}", (dfid,)) if flow.attempts else []
     seals = {"decision_flows": ledger.rows_digest([flow.row]), "attempts": ledger.rows_digest(earlier)}
@@ -112,14 +112,14 @@ def _seals_of_flow(store: Reader, flow: OpenFlow, wrapped: bytes) -> dict[str, s
 
 
 def _insert_sealed(store: Store, table: str, more: Mapping[str, Any] = MappingProxyType({}), **values: Any) -> str:
-    """Insert one row, the columns that are sealed in their order, and `more`; return the digest of those."""
+    """Insert one row: the sealed columns `values`, in their order, and `more`. Return the digest of the sealed columns."""
     kept = {name: as_kept(value) for name, value in values.items()}
     store.insert(table, **kept, **more)
     return ledger.rows_digest([tuple(kept.values())])
 
 
 def as_kept(value: Any) -> Any:
-    """Return a value as it is read back from the column of its kind, whatever kind of number or text it is here."""
+    """Return a value as its column gives it back: plain int, float or str, whatever subclass it is here."""
     match value:
         case bool() | int():
             return int(value)
@@ -131,7 +131,7 @@ def as_kept(value: Any) -> Any:
 
 
 def _real(value: float | None) -> float | None:
-    """Return a number for a column that has fractions."""
+    """Return a number as a float, for a column of fractions."""
     return None if value is None else float(value)
 
 
@@ -176,7 +176,7 @@ def _write_verdict(store: Store, attempt: Attempt) -> str:
 
 
 def _write_proposal(store: Store, attempt: Attempt, key: CaseKey, sealed: bytes) -> str:
-    """Write what was proposed, which is `sealed`, and measured; return the digest of the row."""
+    """Write what was proposed (`sealed`: its ciphertext) and measured; return the digest of the row."""
     proposal, decoding = attempt.verdict.proposal, attempt.decoding
     rationale = key.seal_text(JUSTIFICATION, proposal.rationale) if proposal and proposal.rationale else ""
     justification = [proposal.reason_code, rationale] if proposal else []
@@ -230,12 +230,12 @@ def write_reservation(
 
 
 def is_ordered(store: Reader, key: str) -> bool:
-    """Tell whether the record has an order under an idempotency key, of whatever flow."""
+    """Tell whether the record has an order under an idempotency key, from any flow."""
     return store.value("SELECT 1 FROM execution_log WHERE idempotency_key = ?", (key,)) is not None
 
 
 def read_order(store: Reader, dfid: str) -> ExecutionIntent | None:
-    """Return a flow's order as it stands in the record; whoever acts on it verifies its signature first."""
+    """Return a flow's order as the record has it. Verify its signature before acting on it."""
     row = store.row(f"{_ORDER} WHERE dfid = ?", (dfid,))
     if row is None:
         return None
@@ -244,7 +244,7 @@ def read_order(store: Reader, dfid: str) -> ExecutionIntent | None:
 
 
 def _numbers(text: str) -> tuple[tuple[str, int], ...]:
-    """Return an order's numbers; none when the row was altered beyond reading, which its signature then shows."""
+    """Return an order's numbers; none when the row was altered beyond reading: then its signature does not fit either."""
     try:
         return tuple(sorted(json.loads(text).items()))
     except (AttributeError, TypeError, ValueError, RecursionError):
@@ -252,7 +252,7 @@ def _numbers(text: str) -> tuple[tuple[str, int], ...]:
 
 
 def read_basis(store: Reader, dfid: str) -> tuple[bytes, tuple[tuple[str, int, str], ...]]:
-    """Return what a decided flow proposed, b"" where it proposed nothing, and the references of the artifacts it read."""
+    """Return what a decided flow proposed, b"" for nothing, and the references of the artifacts it read."""
     proposal = store.value("SELECT proposal FROM policy_proposals WHERE dfid = ?", (dfid,))
     data = Texts(store, dfid, shown=True).data(PROPOSAL, proposal) if isinstance(proposal, bytes) else b""
     read = store.value("SELECT body -> '$.artifacts' FROM ledger WHERE dfid = ? AND kind = 'DECIDED'", (dfid,))

@@ -1,8 +1,8 @@
-"""Sending an order and learning what became of it. Never twice, unless the executor has promised that is safe.
+"""Sending an order and learning what became of it. Never twice, unless the executor has promised that this is safe.
 
-The order is already durable when it comes here. Only a definite answer settles it; anything else is looked up
-once and then stays UNKNOWN, with everything it reserved, until recovery or a human resolves it. Whatever an executor
-raises is no definite answer, and nobody waits for one longer than `dispatch_ms_max`.
+The order is durable before it is sent. Only a definite answer settles it. Anything else is looked up once; then the order
+stays UNKNOWN, with everything it reserved, until recovery or a human resolves it. An exception of an executor is no
+definite answer, and nobody waits for one longer than `dispatch_ms_max`.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ Log = Callable[[str, Mapping[str, object]], None]
 
 RECEIPT_CHARS_MAX = 200
 OUR_OWN = "the kernel's signature"
-DETAIL_CHARS_MAX = 400  # what was raised, and what was found when it was looked up
+DETAIL_CHARS_MAX = 400  # holds what the executor raised and what the look-up found
 
 _IN_FLIGHT = ("PENDING", "UNKNOWN")
 _SENT_AGAIN = "INSERT INTO order_lookups (dfid, asked, due_at_ms) VALUES (?, 1, 0) ON CONFLICT (dfid) DO NOTHING"
 _STATUS = {"settled": "SUCCESS", "rejected": "FAILED", "unsent": "FAILED", "absent": "UNKNOWN", "unknown": "UNKNOWN"}
-_ANSWERED = ("settled", "rejected", "absent")  # it says that the executor is there
-# Whether an order was settled by a human's word, and has not been undone since.
+_ANSWERED = ("settled", "rejected", "absent")  # these prove that the executor answers
+# Whether a human's word settled an order (`attest`) that has not been undone since.
 _ATTESTED = (
     "SELECT 1 FROM ledger l WHERE l.dfid = ? AND l.kind = 'RESOLVED' AND json_type(l.body, '$.by') IS NOT NULL"
     " AND NOT EXISTS (SELECT 1 FROM saga_reversals r WHERE r.dfid = l.dfid AND r.status = 'REVERTED')"
@@ -51,7 +51,7 @@ def no_log(event: str, facts: Mapping[str, object]) -> None:
 
 
 class Dispatcher:
-    """Carries out reserved orders of one gate through its executor."""
+    """Carries out one gate's reserved orders through its executor."""
 
     def __init__(
         self,
@@ -71,10 +71,10 @@ class Dispatcher:
         self._deadline_s = contract.budget.dispatch_ms_max / 1000
 
     def carry_out(self, intent: ExecutionIntent, *, until_ms: int, deadline_ms: int | None = None) -> str:
-        """Send an order that has just been reserved, and record what became of it.
+        """Send an order that has just been reserved, and record what became of it. Times are milliseconds since 1970.
 
-        Past `until_ms` it is not sent any more: its lease may have ended, and recovery may be at work on it. Past the
-        deadline of its flow neither, and then nobody else sends it: its event waits.
+        After `until_ms` it is not sent: its lease may have ended, and recovery may be at work on it. After `deadline_ms`,
+        its flow's, it is not sent either, now or later: it is recorded as not sent, and its event waits.
         """
         now_ms = self._now_ms()
         if now_ms > until_ms:
@@ -84,16 +84,17 @@ class Dispatcher:
             return self.settle(intent, late, until_ms=until_ms)
         left_s = self._deadline_s if deadline_ms is None else min(self._deadline_s, (deadline_ms - now_ms) / 1000)
         receipt = self._send(intent, left_s)
-        # first of all: what is known of an order is not lost to anything else
-        status, failures = self._settled(intent, receipt, None, until_ms)
+        # settle before anything else may fail, so that what is known of the order is not lost
+        status, failures = self._settle(intent, receipt, None, until_ms)
         answered = receipt.status in _ANSWERED
-        # who was given less time than it may take has not failed
-        if failures > 0 if answered else left_s == self._deadline_s:
+        # an answer ends a row of failures; an executor that was given less than its full time has not failed
+        counts = failures > 0 if answered else left_s == self._deadline_s
+        if counts:
             self._tell_breaker(answered=answered)
         return status
 
     def _tell_breaker(self, *, answered: bool) -> None:
-        """Count what says that the executor is down, or up again (`breaker`)."""
+        """Tell the circuit breaker whether the executor answered; log it when that opens or closes the breaker."""
         if answered and not breaker.read(self._store, self._gate).failures:
             return
         with self._store.transaction():
@@ -104,36 +105,35 @@ class Dispatcher:
         if changed:
             self._log("executor.up" if answered else "executor.down", {"gate": self._gate})
 
-    def _send(self, intent: ExecutionIntent, within_s: float | None = None) -> Receipt:
-        """Send an order once, `within_s` seconds. What is not certain is looked up; so is that nothing was done, before it
-        is sent again.
+    def _send(self, intent: ExecutionIntent, send_s: float) -> Receipt:
+        """Send an order once, with `send_s` seconds to carry it out, and look it up unless the executor says that it settled.
+        A look-up that contradicts a refusal makes it `unknown`. An executor that did not answer in time is not asked again.
         """
-        send_s = self._deadline_s if within_s is None else within_s
 
         def send() -> Receipt:
             return _cleaned(self.executor.dispatch(intent, intent.idempotency_key, send_s))
 
         try:
-            receipt = within(self._deadline_s, send, late=lambda receipt: self._came_late(intent, receipt))
+            receipt = within(self._deadline_s, send, late=lambda receipt: self._record_late_answer(intent, receipt))
         except LateError:
             facts = {"dfid": intent.dfid, "waited_ms": round(self._deadline_s * 1000)}
             self._log("executor.late", facts)
             return Receipt("unknown", detail=f"the executor did not answer within {facts['waited_ms']} ms")
         except Exception as error:  # noqa: BLE001  whatever it raises, it may have acted
-            receipt = Receipt("unknown", detail=self._failed(intent, "the executor failed", error))
+            receipt = Receipt("unknown", detail=self._log_failure(intent, "the executor failed", error))
         if receipt.status == "settled":
             return receipt
         known = self._lookup(intent)
         if receipt.status in ("rejected", "unsent"):
             contradiction = f"told to be {receipt.status}, and carried out by its own look-up"
             return replace(known, status="unknown", detail=contradiction) if known.status == "settled" else receipt
+        if not receipt.detail:
+            return known
         found = f"looked up: {known.status}{': ' if known.detail else ''}{known.detail}"
-        return (
-            replace(known, detail=one_line(f"{receipt.detail}; {found}", DETAIL_CHARS_MAX)) if receipt.detail else known
-        )
+        return replace(known, detail=one_line(f"{receipt.detail}; {found}", DETAIL_CHARS_MAX))
 
-    def _came_late(self, intent: ExecutionIntent, receipt: Receipt) -> None:
-        """Take the answer to an order that is recorded as UNKNOWN by now: once, whoever else settles it meanwhile."""
+    def _record_late_answer(self, intent: ExecutionIntent, receipt: Receipt) -> None:
+        """Record the late answer to an order that is UNKNOWN by now, unless somebody else has settled it meanwhile."""
         try:
             if receipt.status in ("settled", "rejected"):
                 self.settle(intent, receipt)
@@ -141,17 +141,17 @@ class Dispatcher:
         except Exception as error:  # noqa: BLE001  nobody waits here; recovery looks the order up again
             self._log("executor.late_answer_lost", {"dfid": intent.dfid, "error": type(error).__name__})
 
-    def _asked(self, intent: ExecutionIntent, what: str, ask: Callable[[], Receipt]) -> Receipt:
-        """Ask the executor something that it may answer or not: not knowing is an answer, too."""
+    def _ask(self, intent: ExecutionIntent, what: str, ask: Callable[[], Receipt]) -> Receipt:
+        """Ask the executor a question within its deadline. No answer, or an exception, is `unknown`."""
         try:
             return within(self._deadline_s, lambda: _cleaned(ask()))
         except LateError:
             return Receipt("unknown", detail=f"{what} failed: no answer within {round(self._deadline_s * 1000)} ms")
         except Exception as error:  # noqa: BLE001  as above
-            return Receipt("unknown", detail=self._failed(intent, f"{what} failed", error))
+            return Receipt("unknown", detail=self._log_failure(intent, f"{what} failed", error))
 
-    def _failed(self, intent: ExecutionIntent, what: str, error: Exception) -> str:
-        """Say what was raised, and where; log it."""
+    def _log_failure(self, intent: ExecutionIntent, what: str, error: Exception) -> str:
+        """Log what was raised and where; return it as one line."""
         frames = extract_tb(error.__traceback__)
         place = f"{PurePath(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "?"
         text = one_line(f"{type(error).__name__}: {in_words(error)}", RECEIPT_CHARS_MAX)
@@ -159,21 +159,20 @@ class Dispatcher:
         return one_line(f"{what}: {text} ({place})", DETAIL_CHARS_MAX)
 
     def _lookup(self, intent: ExecutionIntent) -> Receipt:
-        ask = self.executor.lookup
-        return self._asked(intent, "the look-up", lambda: ask(intent.idempotency_key, self._deadline_s))
+        return self._ask(intent, "the look-up", lambda: self.executor.lookup(intent.idempotency_key, self._deadline_s))
 
     def resolve(self, intent: ExecutionIntent, still_valid: Callable[[ExecutionIntent], bool]) -> str:
-        """Learn what became of an order whose sender is gone, by its key.
+        """Learn what became of an order whose sender is gone, by its key. Return the execution status.
 
-        An order that is certainly absent is sent again if the executor is idempotent and the order would be reserved
-        again now; otherwise it is voided, and its event may have a fresh flow. Here only what the executor has on
-        record under the key settles anything: the sender may be late rather than gone. One whose key the outside may have
-        forgotten is neither sent nor voided: that it is absent says nothing.
+        An order that is certainly absent is sent again if the executor is idempotent and the order would be reserved again
+        now. Otherwise it is voided, and its event may have a fresh flow. Only what the executor has on record under the key
+        settles anything here: the sender may be late rather than gone. When the outside may have forgotten the key,
+        `absent` says nothing, and the order is neither sent nor voided.
 
-        An order read back from the record with anything altered is neither looked up nor sent: its key may be
-        another's. It stays UNKNOWN, and keeps what it reserved, until a human resolves it.
+        An order that was altered in the record is neither looked up nor sent: its key may be another's. It stays UNKNOWN,
+        and keeps what it reserved, until a human resolves it.
         """
-        if (status := self._status(intent)) not in (None, *_IN_FLIGHT):  # it has ended since it was looked at
+        if (status := self._status(intent)) not in (None, *_IN_FLIGHT):  # it has ended meanwhile
             return str(status)
         if not intent.is_signed_by(self._signer):
             missing = self._signer.missing(intent.signature)
@@ -202,7 +201,7 @@ class Dispatcher:
     def _send_again(self, intent: ExecutionIntent) -> str:
         """Send an absent order under its key again, unless it has ended meanwhile, within what its flow's deadline leaves.
 
-        That it is sent is noted first: no `unsent` of whoever else may be sending it frees it from then on.
+        That it is sent is noted first: from then on `unsent` from any other sender does not free the order.
         """
         with self._store.transaction():
             if (status := self._status(intent)) in _IN_FLIGHT:
@@ -223,33 +222,33 @@ class Dispatcher:
     def keeps_key(self, dfid: str, since: Literal["RESERVED", "REVERSAL"] = "RESERVED") -> bool:
         """Tell whether the outside certainly still knows a flow's order, or its reversal, so that `absent` means something.
 
-        A call that is begun now arrives there within two deadlines: of what is asked first and of what is sent then.
+        A call that begins now arrives there within two deadlines: one for the question, one for the order sent after it.
         """
         margin_ms = CLOCK_MARGIN_MS + round(2_000 * self._deadline_s)
         kept_ms, now_ms = self.executor.keys_kept_ms, self._now_ms()
         return is_kept(self._store, dfid, since, kept_ms=kept_ms, now_ms=now_ms, margin_ms=margin_ms)
 
     def _announce_void(self, intent: ExecutionIntent) -> None:
-        """Write down that an order is about to be voided: afterwards the executor only says that it is rejected, and
-        whoever reads that, after a crash, too, has to know that nobody decided it.
+        """Record that an order is about to be voided. Afterwards the executor only says `rejected`; this entry tells a
+        reader, after a crash too, that nobody decided it.
         """
         if not self.executor.voids:
             return
         with self._store.transaction():
-            if self._status(intent) in _IN_FLIGHT and not self._announced(intent):
+            if self._status(intent) in _IN_FLIGHT and not self._void_announced(intent):
                 body = {"idempotency_key": intent.idempotency_key}
                 ledger.append(self._store, self._now_ms(), "VOIDING", intent.dfid, body)
 
-    def _announced(self, intent: ExecutionIntent) -> bool:
+    def _void_announced(self, intent: ExecutionIntent) -> bool:
         sql = "SELECT 1 FROM ledger WHERE dfid = ? AND kind = 'VOIDING'"
         return self._store.value(sql, (intent.dfid,)) is not None
 
     def attest(self, intent: ExecutionIntent, stated: Receipt, *, by: Mapping[str, object]) -> str:
-        """Settle an UNKNOWN order as a human found it outside; `by` says who and why, for the ledger.
+        """Settle an UNKNOWN order as a human found it outside. `by`: who says so and why, for the ledger.
 
-        The executor is asked first, and a definite answer of its own wins; that it knows nothing is none where it may have
-        forgotten. Raises UsageError when it is certain that nothing was done and the human says that something was.
-        An altered order is not looked up: see `resolve`.
+        The executor is asked first, and its own definite answer wins; `absent` is no answer when it may have forgotten the
+        key. Raises UsageError when the executor is certain that nothing was done and the human says that something was. An
+        altered order is not looked up: see `resolve`.
         """
         known = self._lookup(intent) if intent.is_signed_by(self._signer) else Receipt("unknown")
         if known.status == "absent" and not self.keeps_key(intent.dfid):
@@ -263,55 +262,52 @@ class Dispatcher:
         return self.settle(intent, _cleaned(stated), by=by)
 
     def _void(self, intent: ExecutionIntent) -> Receipt:
-        ask = self.executor.void
-        return self._asked(intent, "voiding", lambda: ask(intent.idempotency_key, self._deadline_s))
+        return self._ask(intent, "voiding", lambda: self.executor.void(intent.idempotency_key, self._deadline_s))
 
     def statement(self, since_ms: int, until_ms: int) -> tuple[StatementLine, ...]:
-        """Return what the executor lists of a time. Raises UsageError where it lists nothing, WorldError: unreadable."""
+        """Return what the executor lists of a time. Raises UsageError when it lists nothing, WorldError: unreadable."""
         try:
             return within(STATEMENT_S_MAX, lambda: self.executor.statement(since_ms, until_ms))
         except LateError:
             raise unreadable_statement(f"it is not there within {STATEMENT_S_MAX:.0f} s") from None
 
     def revert(self, intent: ExecutionIntent, *, sent_before: bool) -> Receipt:
-        """Undo an order that was carried out. Not asked for twice without a look-up between, nor once that may be forgotten."""
+        """Undo an order that was carried out. `sent_before`: only if a look-up says that it is certainly not undone."""
         if sent_before:
             known = self.reverted(intent)
             if known.status != "absent":
                 return known
             if not self.keeps_key(intent.dfid, "REVERSAL"):
                 return Receipt("unknown", detail=FORGOTTEN)
-        ask = self.executor.revert
-        receipt = self._asked(intent, "taking it back", lambda: ask(intent, self._deadline_s))
+        receipt = self._ask(intent, "taking it back", lambda: self.executor.revert(intent, self._deadline_s))
         return receipt if receipt.status in ("settled", "rejected") else self.reverted(intent)
 
     def reverted(self, intent: ExecutionIntent) -> Receipt:
         """Look up whether an order was undone."""
-        ask = self.executor.reverted
-        return self._asked(intent, "the look-up", lambda: ask(intent, self._deadline_s))
+        return self._ask(intent, "the look-up", lambda: self.executor.reverted(intent, self._deadline_s))
 
     def settle(
         self, intent: ExecutionIntent, receipt: Receipt, *, by: Mapping[str, object] | None = None, until_ms: int = 0
     ) -> str:
         """Record what became of an order; return the execution status. Settling it the same way twice changes nothing.
 
-        An order that was settled as FAILED and turns out to have been carried out becomes DIRTY: what it took is
-        taken again, and a human must look at it. So does one that a human has said to be settled, when the executor
-        itself says that it was rejected. `by`: the human whose word it is. `until_ms`: until when nobody but the sender can
-        have sent it: what is `unsent` later, or once it was UNKNOWN, was only not sent by this one.
+        An order settled as FAILED that was carried out after all becomes DIRTY: what it took is taken again, and a human
+        must look at it. The same holds when a human has said that it settled and the executor itself says `rejected`. `by`:
+        the human whose word it is. `until_ms`: until then only its sender can have sent it. `unsent` later, or of an
+        UNKNOWN order, only means that this sender did not send it.
         """
-        return self._settled(intent, receipt, by, until_ms)[0]
+        return self._settle(intent, receipt, by, until_ms)[0]
 
-    def _settled(
+    def _settle(
         self, intent: ExecutionIntent, receipt: Receipt, by: Mapping[str, object] | None, until_ms: int
     ) -> tuple[str, int]:
-        """Do what `settle` does; return how often in a row the executor had not answered, too."""
+        """Do what `settle` does; return the status, and how many orders in a row the executor had not answered before."""
         with self._store.transaction(*in_flight.asking_for_order(intent.dfid)) as found:
             order = in_flight.standing_order(found)
             if order is None:
                 raise StoreError("an order is not in the record", dfid=intent.dfid)
             was, failures = order.status, order.failures
-            # by its lease, and by what is noted, nobody but the sender of a fresh order can have sent it
+            # within its lease, and unless it is noted as sent again, only its sender can have sent a fresh order
             is_only_sender = was == "PENDING" and self._now_ms() <= until_ms and not order.sent_again
             if receipt.status == "unsent" and not is_only_sender:
                 receipt = replace(receipt, status="unknown")
@@ -327,27 +323,22 @@ class Dispatcher:
         return status, failures
 
     def _contradicts(self, intent: ExecutionIntent, was: str, status: str) -> bool:
-        """Tell whether the executor's own answer is not what an order was settled as; of two of its own the first holds.
+        """Tell whether the executor's own answer contradicts how an order was settled.
 
-        What was undone is undone, whichever of the two is true.
+        Of two answers of the executor the first holds, unless it was FAILED. An order that was undone stays undone.
         """
         if (was, status) == ("FAILED", "SUCCESS"):
             return True
         return (was, status) == ("SUCCESS", "FAILED") and self._store.value(_ATTESTED, (intent.dfid,)) is not None
 
     def _write_dirty(self, intent: ExecutionIntent, receipt: Receipt, was: str) -> str:
+        """Mark a contradicted order as DIRTY, and reserve again what it took; return DIRTY."""
         now_ms = self._now_ms()
         reservations.reserve_again(self._store, intent.dfid, succeeded=was == "SUCCESS")
         self._write_status(intent, receipt, was, "DIRTY", now_ms)
         self._store.run("UPDATE decision_flows SET tag = 'DIRTY' WHERE dfid = ?", (intent.dfid,))
-        body = {
-            "status": "DIRTY",
-            "reference": receipt.reference,
-            "detail": receipt.detail,
-            "kept": True,
-            "tag": "DIRTY",
-        }
-        ledger.append(self._store, now_ms, "CONTRADICTED", intent.dfid, body)
+        body = {"reference": receipt.reference, "detail": receipt.detail, "kept": True, "tag": "DIRTY"}
+        ledger.append(self._store, now_ms, "CONTRADICTED", intent.dfid, {"status": "DIRTY", **body})
         return "DIRTY"
 
     def _write_status(self, intent: ExecutionIntent, receipt: Receipt, was: str, status: str, now_ms: int) -> None:
@@ -357,6 +348,7 @@ class Dispatcher:
     def _write(
         self, intent: ExecutionIntent, receipt: Receipt, order: StandingOrder, by: Mapping[str, object] | None
     ) -> None:
+        """Write the new status; for an end also what it releases and the flow's end. Hand over what is a human's now."""
         status, now_ms = _STATUS[receipt.status], self._now_ms()
         self._write_status(intent, receipt, order.status, status, now_ms)
         tag = self._failure_tag(intent, receipt, by) if status == "FAILED" else None
@@ -377,11 +369,11 @@ class Dispatcher:
     def _failure_tag(self, intent: ExecutionIntent, receipt: Receipt, by: Mapping[str, object] | None) -> str:
         if receipt.status == "unsent":
             return NOT_SENT
-        return undecided.INTERRUPTED if by is None and self._announced(intent) else EXECUTION_FAILED
+        return undecided.INTERRUPTED if by is None and self._void_announced(intent) else EXECUTION_FAILED
 
     def _is_a_humans(self, dfid: str, tag: str) -> bool:
-        """Tell whether nobody asks again what an order came to nothing for: not of a saga's step, which the saga takes
-        back; of a human's own decision at once.
+        """Tell whether a failed order's case is a human's now: a human's own decision at once, any other once no fresh flow
+        is left. Never a saga's step: the saga compensates.
         """
         if undecided.is_child(self._store, dfid):
             return False
@@ -391,7 +383,7 @@ class Dispatcher:
 
 
 def _cleaned(receipt: Receipt) -> Receipt:
-    """Return a receipt as the record can keep it. Raises when it is none: what an executor returns is foreign."""
+    """Return a receipt as the record can keep it. Raises when what the executor, foreign code, returned is no receipt."""
     if receipt.status not in _STATUS:
         raise ValueError(f"`{receipt.status}` is not a settlement")
     return Receipt(

@@ -1,4 +1,4 @@
-"""What is not at its end: flows that somebody may still hold, and orders in flight, whose outcome nobody knows yet."""
+"""What has not ended: flows that somebody may still hold, and orders in flight, whose outcome nobody knows yet."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sds.kernel.registry import spend
 from sds.kernel.storage.ledger import Head
 from sds.kernel.storage.store import Reader, Row
 
-# A human's order has a lease of its own: that of the flow they decided about is long over.
+# A human's order has a lease of its own: the lease of the flow that they decided about is long over.
 _UNFINISHED = (
     "SELECT f.dfid, f.state, e.status, COALESCE(h.decided_at_ms, f.created_at_ms),"
     " COALESCE(h.lease_until_ms, f.lease_until_ms) FROM decision_flows f"
@@ -26,7 +26,7 @@ _UNFINISHED = (
     " ORDER BY COALESCE(e.reserved_at_ms, f.created_at_ms)"
 )
 
-# A row for each resource that the order holds.
+# One row for each resource that the order holds, at least one row.
 _ORDER = (
     "SELECT r.resource, r.amount, x.resource IS NOT NULL, l.idx, l.entry_hash,"
     " e.status, n.dfid IS NOT NULL, COALESCE(h.contract_hash, f.contract_hash), b.failures FROM execution_log e"
@@ -49,10 +49,11 @@ _DEADLINE = (
 
 @dataclass(frozen=True, slots=True)
 class StandingOrder:
-    """An order as the transaction has found it that settles it, and the last entry.
+    """An order as read by the transaction that settles it, and `head`, the ledger's last entry.
 
-    `sent_again`: somebody else than its first sender may have sent it. `contract_hash`: of the contract it was reserved under.
-    `failures`: orders in a row that its executor has not answered. `holds`: (resource, amount, whether it is in the record).
+    `sent_again`: not only its first sender may have sent it. `contract_hash`: of the contract it was reserved under.
+    `failures`: orders in a row that its executor did not answer. `holds`: (resource, amount, whether that is in the
+    record).
     """
 
     status: str
@@ -64,12 +65,12 @@ class StandingOrder:
 
 
 def asking_for_order(dfid: str) -> tuple[str, Row]:
-    """Return the statement that reads an order which is to be settled, and its values."""
+    """Return the statement that reads an order that is to be settled, and its values."""
     return _ORDER, (dfid,)
 
 
 def standing_order(rows: list[Row]) -> StandingOrder | None:
-    """Return what `asking_for_order` has found; None: there is no such order."""
+    """Return what `asking_for_order` has read. None: there is no such order."""
     if not rows:
         return None
     idx, entry_hash, status, sent_again, contract_hash, failures = rows[0][3:]
@@ -80,7 +81,7 @@ def standing_order(rows: list[Row]) -> StandingOrder | None:
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedFlow:
-    """A decision that is not at its end. `held`: whoever is at work on it may still be alive."""
+    """A flow that has not ended. `held`: its holder may still be alive."""
 
     dfid: str
     state: str
@@ -88,7 +89,7 @@ class UnfinishedFlow:
 
 
 def unfinished_flows(record: Reader, gate: str, now_ms: int) -> list[UnfinishedFlow]:
-    """Return a gate's unfinished flows, oldest first, without sagas. Nobody holds an order that is recorded as UNKNOWN."""
+    """Return a gate's unfinished flows, oldest first, without sagas. An order that is recorded as UNKNOWN has no holder."""
     return [
         UnfinishedFlow(dfid, state, status != "UNKNOWN" and states.is_held(begun_ms, until_ms, now_ms))
         for dfid, state, status, begun_ms, until_ms in record.rows(_UNFINISHED, (gate,))
@@ -96,7 +97,7 @@ def unfinished_flows(record: Reader, gate: str, now_ms: int) -> list[UnfinishedF
 
 
 def deadline_ms(record: Reader, dfid: str) -> int | None:
-    """Return until when a flow's order may be sent. None: no deadline was set, or a human has decided it since."""
+    """Return until when a flow's order may be sent. None: no deadline was set, or a human has decided the case since."""
     found = record.value(_DEADLINE, (dfid,))
     return None if found is None else int(found)
 
@@ -127,8 +128,8 @@ def is_reservable(
     envelope: DecisionEnvelope,
     now_ms: int,
 ) -> bool:
-    """Tell whether an order in flight would be reserved again now: same state, same amounts, permitted by the envelope
-    in force, and counted against the same spend limits. `live`: looked at as if the order had taken nothing.
+    """Tell whether an order in flight would be reserved again now: same state, same amounts, inside the envelope in force,
+    and counted against the same spend limits. `live`: read as if the order had taken nothing.
     """
     parsed = parse_recorded(proposal)
     if live.version != order.state_version or isinstance(parsed, str):

@@ -1,8 +1,8 @@
 """From a trigger to a flow: one flow for each `(gate, event_id)`, claimed before anything is decided.
 
-The same event again gives the stored answer; the same identity with another body is refused. A flow whose holder
-died is taken over when its lease ends, and one that ended without a decision is started afresh, each as a child of the
-last, until that is a human's (`undecided`). A flow's id follows from what it decides (`canonical.flow_id`).
+The same event again gets the stored answer. The same id with another body is refused. When the holder of a flow is gone and
+its lease has ended, the flow is interrupted. After a flow that ended undecided the event gets a fresh one, a child of the
+last, until a human must decide (`undecided`). A flow's id follows from what it decides (`canonical.flow_id`).
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from sds.kernel.storage.vault import mask
 
 NAME_CHARS_MAX = 64
 EVENT_BYTES_MAX = 64 * 1024
-PREVIEW = "preview"  # in the place of a flow's id, in the packet of no flow
+PREVIEW = "preview"  # stands for the flow's id in a packet that belongs to no flow
 SAVE_AS = "save it as UTF-8 without a byte order mark"
 OTHER_BODY = "send what was sent first, or give the event an id of its own"
-_MARKS_OF_UTF_16 = (BOM_UTF16_LE, BOM_UTF16_BE)  # that of UTF-32 begins with the one or with NUL
-# What is known of an event, how its texts are sealed, and what contract a flow of it would be under.
+_MARKS_OF_UTF_16 = (BOM_UTF16_LE, BOM_UTF16_BE)  # a mark of UTF-32 begins with the first, or with NUL
+# One event: its case's key and erasure (columns 0-4), the contract that a new flow would be under (5), whether its gate
+# has adopted flows (6), and its body hash and last flow (7-13).
 _SEEN = f"""
 SELECT c.gate, c.event_id, k.wrapped, x.erased_at_ms, x.reason,
        COALESCE((SELECT contract_hash FROM decision_flows WHERE dfid = ?), (SELECT contract_hash FROM agents WHERE agent_id = ?)),
@@ -49,10 +50,10 @@ _POINT = (
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A validated trigger. `evidence` is untrusted text, masked; `body` the canonical JSON of the whole event with it.
+    """A validated trigger. `evidence` is untrusted text; `body` is the canonical JSON of the whole event. Both are masked.
 
-    `text_field`: the evidence's name in it, "" where there is none. `original`: the body as it came, where that is another.
-    `fingerprint`: what the record recognises it by, of an event that was read back from there.
+    `text_field`: the evidence's field, "" without evidence. `original`: the body before masking, where that differs.
+    `fingerprint`: what the record recognises the event by, when it was read back from the record.
     """
 
     id: str
@@ -66,7 +67,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class ClaimedFlow:
-    """The right to decide one flow until the lease ends. `deadline_ms`: until when whoever asked has use for it."""
+    """The right to decide one flow until its lease ends. `deadline_ms`: the caller's deadline, milliseconds since 1970."""
 
     dfid: str
     event: Event
@@ -75,14 +76,14 @@ class ClaimedFlow:
 
 @dataclass(frozen=True, slots=True)
 class ChildAuthorization:
-    """Why a flow is opened that no trigger asked for. `check` raises, in the claiming transaction, if it no longer may be."""
+    """Why a flow is opened without a trigger. `check` runs in the claiming transaction; it raises when it is too late."""
 
     parent: str
     check: Callable[[], None]
 
 
 def saga_child(trigger: str) -> tuple[str, int] | None:
-    """Return (saga, number) of the child that has this trigger; None for every other flow."""
+    """Return (saga, number) of the saga's child that has this trigger; None for every other flow."""
     saga = json.loads(trigger).get("saga")
     return (str(saga[0]), int(saga[1])) if isinstance(saga, list) and len(saga) == 2 else None
 
@@ -91,7 +92,7 @@ def read_event(contract: Contract, data: object) -> Event:
     """Validate a trigger: a JSON object with exactly the fields the contract names. Raises EventError."""
     if not isinstance(data, Mapping):
         raise EventError("an event is a JSON object")
-    try:  # once: one that computes its values could give others the next time
+    try:  # read it once: a mapping that computes its values could return others the next time
         data = {name: data[name] for name in data}
     except Exception as error:
         raise EventError(f"the event cannot be read: {one_line(in_words(error), 200)}") from error
@@ -104,7 +105,7 @@ def read_event(contract: Contract, data: object) -> Event:
     if extra:
         message = f"the event has an unknown field `{one_line(extra[0], NAME_CHARS_MAX)}`"
         raise EventError(message, hint=f"fields are {', '.join(named)}")
-    for name in (spec.id, spec.key):  # an event is recognised by the one, what is drawn is counted by the other
+    for name in (spec.id, spec.key):  # the id recognises the event; what is drawn is counted by the key
         check_identifier(name, data[name])
     try:
         body = canonical(data).decode()
@@ -116,7 +117,7 @@ def read_event(contract: Contract, data: object) -> Event:
 
 
 def masked(event: Event) -> Event:
-    """Return the event as it may be read and kept: without the card numbers, IBANs and API tokens in its evidence."""
+    """Return the event as it may be read and kept: card numbers, IBANs and API tokens in its evidence are replaced."""
     evidence = mask(event.evidence)
     if evidence == event.evidence:
         return event
@@ -139,8 +140,8 @@ def parse_event(contract: Contract, text: str | bytes) -> Event:
 
 
 def in_utf8(raw: bytes) -> str:
-    """Return the text of an event, which is UTF-8 and nothing else. Raises EventError."""
-    if raw[:2] in _MARKS_OF_UTF_16 or 0 in raw[:4]:  # what begins JSON is ASCII, and no NUL
+    """Return the text of an event, which must be UTF-8. Raises EventError."""
+    if raw[:2] in _MARKS_OF_UTF_16 or 0 in raw[:4]:  # JSON begins with ASCII characters other than NUL
         raise EventError("the event is UTF-16 or UTF-32, not UTF-8", hint=SAVE_AS)
     try:
         return raw.decode("utf-8")
@@ -149,7 +150,7 @@ def in_utf8(raw: bytes) -> str:
 
 
 def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Build an object whose every name is given once: the last of two must not win in silence."""
+    """Build an object from pairs. Raises ValueError when a name is given twice: the last must not win in silence."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a name is given twice")
@@ -166,11 +167,10 @@ def claim(
     anew: bool = False,
     deadline_ms: int | None = None,
 ) -> ClaimedFlow | Answer:
-    """Claim the event's flow, or return what is known of it.
+    """Claim the event's flow, or return the known answer. A pending answer means that another holder is at work.
 
-    A pending Answer means that another holder is at work. `anew`: an operator asks for a fresh flow although the
-    contract permits no more. `deadline_ms`: kept with the flow; past it nothing is sent. Raises EventError when the
-    identity is known with another body.
+    `anew`: an operator asks for a fresh flow although the contract permits no more. `deadline_ms` is kept with the flow;
+    after it no order is sent. Raises EventError when the event's id is known with another body.
     """
     saga = authorization.parent if authorization else None
     with store.transaction(*asking_for_seen(contract, event, saga)) as rows:
@@ -198,25 +198,25 @@ def claim(
 
 
 def child_restarts(store: Reader, contract: Contract, dfid: str, tag: str | None) -> bool:
-    """Tell whether a child of a saga is tried again: what the executor declined, the saga takes back."""
+    """Tell whether a saga's child is tried again. After EXECUTION_FAILED it is not: the saga compensates instead."""
     return tag != EXECUTION_FAILED and undecided.has_restart(store, dfid, tag, contract.retry.restarts_max)
 
 
 def known_event(store: Reader, contract: Contract, event: Event, *, now_ms: int) -> Answer | None:
-    """Return, by reading alone, what is known of an event: its answer, or a pending one where somebody is at work on it.
+    """Return the answer that is known for an event, by reading alone; a pending one while somebody is at work on it.
 
-    None: it was never seen, or may be decided afresh, which `claim` finds out. Raises EventError as `claim` does.
+    None: it was never seen, or `claim` may open a fresh flow for it. Raises EventError as `claim` does.
     """
     known = _flow_of(store, event, store.rows(*asking_for_seen(contract, event))[0][7:])
-    if known is None or undecided.is_undecided(known[1], known[2]):
+    if known is None:
         return None
-    if known[1] == "ACTIVE" and not states.is_held(known[4], known[5], now_ms):
-        return None
-    return _known_answer(store, known[0], event)
+    dfid, state, tag, _, created_ms, lease_ms = known
+    gone = state == "ACTIVE" and not states.is_held(created_ms, lease_ms, now_ms)
+    return None if gone or undecided.is_undecided(state, tag) else _known_answer(store, dfid, event)
 
 
 def flow_named(store: Reader, contract: Contract, event: Event, *, now_ms: int) -> str:
-    """Return, by reading alone, the id of the flow that `claim` would return now, on record or not. Raises EventError."""
+    """Return, by reading alone, the id `claim` would give the event's flow now; it need not exist. Raises EventError."""
     seen = store.rows(*asking_for_seen(contract, event))[0]
     known, body_hash = _flow_of(store, event, seen[7:]), digest(event.body)
     found = _adopted_of(store, contract, event, known) if seen[6] else None
@@ -229,8 +229,8 @@ def flow_named(store: Reader, contract: Contract, event: Event, *, now_ms: int) 
 
 
 def recorded_event(store: Reader, contract: Contract, dfid: str) -> Event:
-    """Return the trigger of a flow as it was recorded. Raises UsageError or EventError when there is none to be had,
-    ErasedError when its text was erased.
+    """Return the trigger of a flow as it was recorded. Raises UsageError when there is no such flow, EventError when its
+    trigger is no event, ErasedError when its text was erased.
     """
     row = store.row("SELECT trigger_event FROM decision_flows WHERE dfid = ? AND gate = ?", (dfid, contract.gate))
     if row is None:
@@ -241,12 +241,12 @@ def recorded_event(store: Reader, contract: Contract, dfid: str) -> Event:
 
 
 def asking_for_seen(contract: Contract, event: Event, saga: str | None = None) -> tuple[str, Row]:
-    """Return the statement that reads what is known of an event, and its values: it finds one row."""
+    """Return the statement that reads what is known of an event, and its values. It finds exactly one row."""
     return _SEEN, (saga, contract.agent_id, contract.gate, event.id)
 
 
 def _flow_of(store: Reader, event: Event, known: Row) -> Row | None:
-    """Return the last flow of an event: its id, state, tag, restarts, when it was created, until when it is leased."""
+    """Return the last flow of an event: its id, state, tag, restarts, when it was created, and when its lease ends."""
     if known[1] is None:
         return None
     refuse_another(store, event, known[0], dfid=known[1])
@@ -254,9 +254,9 @@ def _flow_of(store: Reader, event: Event, known: Row) -> Row | None:
 
 
 def refuse_another(store: Reader, event: Event, fingerprint: str, *, dfid: str) -> None:
-    """Raise EventError when what the record recognises an event by is not that of this body.
+    """Raise EventError unless this body is the one that the record knows by `fingerprint`.
 
-    An adopted flow is recognised by the event's own name: the digest of its masked body.
+    An adopted flow is recognised by the digest of the masked body instead.
     """
     if fingerprint in (event.fingerprint, digest(event.body)):
         return
@@ -266,18 +266,17 @@ def refuse_another(store: Reader, event: Event, fingerprint: str, *, dfid: str) 
 
 
 def write_event(store: Store, gate: str, event: Event, restarts: int) -> str:
-    """Write down, inside the caller's transaction, which flow stands for an event, and what that is recognised by.
+    """Write which flow stands for an event, and the event's fingerprint, in the caller's transaction. Return the flow's id.
 
-    Return the flow's id: it follows from the masked body, for a record that lost its key makes the same one again.
+    The id follows from the masked body, so that a record that has lost its key makes the same id again.
     """
     dfid = flow_id(gate, event.id, digest(event.body), restarts)
-    values = (gate, event.id, _fingerprint(store, event), dfid)
-    store.write(_POINT, values)
+    store.write(_POINT, (gate, event.id, _fingerprint(store, event), dfid))
     return dfid
 
 
 def _fingerprint(store: Reader, event: Event) -> str:
-    """Return what an event is recognised by: where it holds a text, a keyed hash of what came, before it was masked."""
+    """Return what recognises an event: a keyed hash of the unmasked body, or a plain digest when it has no text."""
     if not event.text_field:
         return digest(event.body)
     return event.fingerprint or store.keyring.fingerprints(event.original or event.body)[0]
@@ -292,8 +291,10 @@ def _trigger(store: Store, event: Event, seen: Row) -> str:
 
 
 def _adopted_of(store: Reader, contract: Contract, event: Event, last: Row | None) -> adopted.AdoptedFlow | None:
-    """Return the adopted flow that decides an event: of one that nobody has seen any, of one whose `last` flow nobody has
-    decided one that was carried out.
+    """Return the adopted flow that decides an event; None: there is none.
+
+    `last`: the event's own last flow, None if nobody has seen the event. An event with an undecided last flow is decided
+    only by an order that was carried out.
     """
     if last is not None and not undecided.is_undecided(last[1], last[2]):
         return None
@@ -302,7 +303,7 @@ def _adopted_of(store: Reader, contract: Contract, event: Event, last: Row | Non
 
 
 def _taken_over(store: Store, contract: Contract, event: Event, last: Row | None) -> Row | None:
-    """Let an event stand for the adopted flow that decides it, if there is one; return its flow as `_flow_of` does."""
+    """Point an event at the adopted flow that decides it, if there is one. Return the event's flow as `_flow_of` does."""
     found = _adopted_of(store, contract, event, last)
     if found is None:
         return last
@@ -315,7 +316,7 @@ def _taken_over(store: Store, contract: Contract, event: Event, last: Row | None
 
 
 def _known_answer(store: Reader, dfid: str, event: Event) -> Answer:
-    return replace(known_answer(store, dfid), event_id=event.id)  # an adopted flow was written before its event came
+    return replace(known_answer(store, dfid), event_id=event.id)  # an adopted flow was written without its event's id
 
 
 def begin(
@@ -330,9 +331,9 @@ def begin(
     seen: Row = (),
     deadline_ms: int | None = None,
 ) -> None:
-    """Write a fresh flow inside the caller's transaction: a child of a saga under its saga's contract, every other under the
-    one that is registered now. A lease is as much longer than the time to decide as an order may take. `seen`: what the
-    transaction has read of the event (`asking_for_seen`).
+    """Write a fresh flow inside the caller's transaction, under the contract in `seen` (for a saga's child: its saga's).
+
+    The lease outlasts the time to decide by the time an order may take. `seen`: what `asking_for_seen` has read.
     """
     seen = seen or store.rows(*asking_for_seen(contract, event))[0]
     until_ms = now_ms + contract.budget.ttl_ms
@@ -356,7 +357,7 @@ def begin(
 
 
 def settled_events(store: Reader, contract: Contract) -> frozenset[str]:
-    """Return the events of a gate that need no (further) deciding: an event whose flow may start afresh is not."""
+    """Return the ids of a gate's events that need no more deciding; none whose flow ended undecided."""
     rows = store.rows(
         "SELECT e.event_id, f.state, f.tag FROM events e JOIN decision_flows f ON f.dfid = e.dfid WHERE e.gate = ?",
         (contract.gate,),
@@ -365,9 +366,9 @@ def settled_events(store: Reader, contract: Contract) -> frozenset[str]:
 
 
 def event_fields(store: Reader, dfid: str) -> EventSpec | None:
-    """Return which fields of a flow's trigger mean what, whatever contract is in force by now; None if nothing fits.
+    """Return which fields of a flow's trigger are id, key and evidence; None if no registered contract's form fits.
 
-    It is the form of the contract the flow is under, unless a process that had not been replaced yet began it.
+    The form of the flow's own contract comes first. Another fits when a process with an older contract began the flow.
     """
     found = store.row("SELECT gate, event_id, trigger_event, contract_hash FROM decision_flows WHERE dfid = ?", (dfid,))
     if found is None:
@@ -388,7 +389,7 @@ def _is_form(spec: EventSpec, body: Mapping[str, object], event_id: str) -> bool
 
 
 def event_in(texts: vault.Texts, spec: EventSpec, event_id: str, trigger: str) -> Event:
-    """Return the event that a trigger was, by the form it has. One that stands in clear was not masked yet."""
+    """Return the event that a trigger was, read by the form `spec`. A trigger in clear was not masked yet."""
     field, fingerprint = spec.evidence or "", vault.fingerprint_in(trigger)
     body = texts.fields(vault.TRIGGER, json.loads(trigger))
     known = Event(event_id, body[spec.key], body.get(field, ""), canonical(body).decode(), field)

@@ -1,11 +1,11 @@
-"""The kernel: open a flow, judge what is proposed, reserve, dispatch once, settle. It contains no model.
+"""One gate's kernel: open a flow, judge what is proposed, reserve, dispatch once, settle. It contains no model.
 
     packet = kernel.open(event)          # or the stored answer
     answer = kernel.decide(packet, proposal_bytes, decoding)
 
-This file is the table of contents: each step has a file of its own. Everything is passed in: contract, store, state
-source, executor, signing key, context, clock, log; ids follow from events. Safe to call from several threads, and
-several processes may share one store.
+This file is the table of contents: each step has a module of its own. The caller passes everything in: contract, store,
+state source, executor, signing key, context, clock and log. The id of a flow follows from its event. A kernel may be called
+from several threads, and several processes may share one store.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from sds.kernel.storage.store import Store
 class Kernel:
     """One gate's kernel over a store. Raises UsageError when the contract's agent is not registered there.
 
-    A flow is under the contract that was registered when it was created. Of flows under another contract than its
-    own, or a revoked one, this kernel only escalates. `context` reads memory and artifacts; None: there are none.
+    A flow belongs to the contract that was registered when it was created. A flow of another contract, or of a revoked one,
+    can here only be escalated. `context` reads memory and artifacts; None: there are none.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Kernel:
         store.unlock(Keyring(signer))
         self.rules, self.context = Rules(contract), context or NoContext(contract)
         self._now_ms, self.log = now_ms, log
-        # an agent acts on events, a step of a saga on its saga's authorization
+        # None for an agent, which acts on events. A saga's step acts on the authorization of its saga.
         self.authorization: intake.ChildAuthorization | None = None
         self.dispatcher = Dispatcher(contract, store, executor, signer, now_ms=now_ms, log=log)
         listing = self.dispatcher.statement if self.dispatcher.executor.lists else None
@@ -82,10 +82,10 @@ class Kernel:
     def open(
         self, event: intake.Event, *, anew: bool = False, deadline_ms: int | None = None
     ) -> DecisionPacket | Answer:
-        """Claim the event and compile its packet; or return what is known: final, waiting for a human, or pending.
+        """Claim the event and compile its packet, or return the known answer: final, waiting for a human, or pending.
 
-        `anew`: give it a fresh flow although the contract permits no more. `deadline_ms`: absolute; past it nothing is
-        sent, and what has no answer by then ends undecided.
+        `anew`: open a fresh flow although the contract permits no more. `deadline_ms`: milliseconds since 1970. After it no
+        order is sent, and a flow that has no answer by then ends undecided.
         """
         claimed = intake.claim(
             self.store,
@@ -105,7 +105,7 @@ class Kernel:
         return packet
 
     def known(self, event: intake.Event) -> Answer | None:
-        """Return by reading alone what `open` would return of an event that needs no deciding; None: open it."""
+        """Return what `open` would return for an event that needs no deciding, by reading alone. None: call `open`."""
         found = intake.known_event(self.store, self.contract, event, now_ms=self.now_ms)
         if found is not None and not found.pending:
             self.log("stage.known", {"dfid": found.dfid})
@@ -130,7 +130,7 @@ class Kernel:
         order = self.commit(packet, data, decoding, verdict, report)
         self.log("stage.committed", flow)
         if order is not None:
-            # within the lease: what is reserved is reserved within the budget, which the lease is longer than by as much
+            # An order is reserved within `ttl_ms` and the lease runs `dispatch_ms_max` longer: `until_ms` is within it.
             reserved_at_ms, deadline_ms = in_flight.times_ms(self.store, packet.dfid)
             until_ms = reserved_at_ms + self.contract.budget.dispatch_ms_max
             self.dispatcher.carry_out(order, until_ms=until_ms, deadline_ms=deadline_ms)
@@ -138,7 +138,7 @@ class Kernel:
         return self.answer(packet.dfid)
 
     def compile(self, claimed: intake.ClaimedFlow) -> DecisionPacket:
-        """Look at the world, derive the envelope in force and make the packet of a claimed flow."""
+        """Read the world, derive the envelope in force, and make the packet of a claimed flow."""
         event, now_ms = claimed.event, self.now_ms
         live, memory = self._observer.with_memory(event.key, now_ms, dfid=claimed.dfid)
         envelope = self.envelope(live.situation)
@@ -159,7 +159,7 @@ class Kernel:
     def observe(
         self, key: str, now_ms: int, *, dfid: str = "", without: str = "", seen: Seen | None = None
     ) -> LiveState:
-        """Look at the world: see `Observer.observe`."""
+        """Read the world: see `Observer.observe`."""
         return self._observer.observe(key, now_ms, dfid=dfid, without=without, seen=seen)
 
     def envelope(self, situation: EnvelopeInputs) -> DecisionEnvelope:
@@ -167,17 +167,17 @@ class Kernel:
         return envelope_in_force(self.rules.envelope(situation.fields), situation, self._safeguards)
 
     def judge(self, packet: DecisionPacket, data: bytes, decoding: Decoding, seen: Seen | None = None) -> Verdict:
-        """Return the verdict on proposal bytes, as registry and store stand now. Changes nothing. `seen`: see `_standing`."""
+        """Return the verdict on proposal bytes, as registry and store stand now. Changes nothing."""
         return dim.judge(self.contract, packet, data, self.authority(packet, seen), decoding, self.now_ms)
 
     def authority(self, packet: DecisionPacket, seen: Seen | None = None) -> AuthorityState:
-        """Return what registry and store say at the moment of judgement."""
+        """Return what registry and store say of the packet's flow at the moment of judgement."""
         return authority_state(self.store, packet, seen or self._standing(packet))
 
     def _standing(self, packet: DecisionPacket) -> Seen:
-        """Read once what judging and the drift check both ask of the record, right before them.
+        """Read once, before judging, what judging and the drift check both need from the record.
 
-        The world is read after it, and whatever of the record moves from here on the reserving transaction sees.
+        The world is read after this. Whatever changes in the record from here on is found by the reserving transaction.
         """
         counters = spend.scopes(self.contract, packet.situation.fields, packet.snapshot.taken_at_ms).names
         return standing(self.store, self.contract, packet.agent_id, packet.key, packet.dfid, counters)
@@ -185,7 +185,7 @@ class Kernel:
     def just_in_time(self, packet: DecisionPacket, verdict: Verdict, seen: Seen | None = None) -> JitReport:
         """Read the world again and tell whether an accepted decision still holds. Changes nothing.
 
-        Nothing that would be ordered does while the record may not know what has been paid.
+        A decision that orders something does not hold while orders may be missing from the record (`Wholeness`).
         """
         doubt = self.whole.doubt() if verdict.proposal and verdict.proposal.action in self.contract.orders else None
         now_ms = self.now_ms
@@ -204,11 +204,11 @@ class Kernel:
         return self._committer.commit(Attempt(packet, data, decoding, verdict, report))
 
     def with_feedback(self, packet: DecisionPacket) -> DecisionPacket:
-        """Return the packet for the next attempt: the same, with what this flow has had rejected and why."""
+        """Return the packet for the next attempt: the same packet with this flow's rejected attempts and the reasons."""
         return packets.with_feedback(packet, attempts.feedback(self.store, self.contract, packet.dfid))
 
     def not_decided(self, packet: DecisionPacket, code: str, message: str) -> Answer:
-        """End a flow that got no turn with the model, or with its resource: its event waits and may be sent again."""
+        """End a flow that got no turn with the model or with its resource. Its event waits and may be sent again."""
         verdict = Verdict("REJECTED", (Reason(1, code, one_line(message, 300)),), 1)
         self._committer.not_decided(Attempt(packet, b"", Decoding(), verdict))
         return self.answer(packet.dfid)
@@ -220,11 +220,11 @@ class Kernel:
         return self.answer(packet.dfid)
 
     def holder(self, key: str) -> str | None:
-        """Return what is known of the order that holds what this key has: PENDING or UNKNOWN; None: it is free."""
+        """Return the status, PENDING or UNKNOWN, of the order that holds resources of this key. None: nothing is held."""
         return reservations.holder(self.store, self.contract, key)
 
     def still_valid(self, order: ExecutionIntent) -> bool:
-        """Tell whether an order in flight would be reserved again now: same authority, same state, same amounts."""
+        """Tell whether an order in flight would be reserved again now: same authority, state, artifacts and amounts."""
         now_ms = self.now_ms
         live = self.observe(order.resource_key, now_ms, dfid=order.dfid, without=order.dfid)
         data, read = decision_record.read_basis(self.store, order.dfid)
@@ -234,7 +234,7 @@ class Kernel:
         return in_flight.is_reservable(self.store, self.contract, order, data, live, envelope, now_ms)
 
     def answer(self, dfid: str) -> Answer:
-        """Return a flow's answer as it now stands in the record, and log it."""
+        """Return a flow's answer as the record has it now, and log it."""
         found = known_answer(self.store, dfid)
         facts = {"dfid": dfid, "state": found.state, "action": found.action, "reason_code": found.reason_code}
         self.log("flow.decided", {**facts, "tag": found.tag, "execution": found.execution})

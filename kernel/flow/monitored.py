@@ -1,7 +1,7 @@
-"""What the monitors read of a decision: of the attempt that is being committed, and of those that the ledger tells of.
+"""What monitors count of a decision: from the attempt that is being committed, and from the decisions in the ledger.
 
-Counted is what the agent decided, step of a saga or not. What only waited (`states.WAITING_TAGS`) is no decision, else an
-overload would push the payments out of a window; nor is what was interrupted, handed over or decided by a human.
+Every decision of an agent counts, a saga's step too. A flow that only waited (`states.WAITING_TAGS`) is no decision: an
+overload would push the payments out of a window. Nor is what was interrupted, handed over or decided by a human.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from sds.kernel.registry.monitors import Counted, MonitoredDecision, Monitors, W
 from sds.kernel.storage.ledger import ABOUT
 from sds.kernel.storage.store import Reader, Store
 
-HISTORY_MAX = 100_000  # decisions of the past that a window of minutes is filled with
-ENTRIES_MAX = 4 * HISTORY_MAX  # of the ledger's newest, which other agents may share, that are looked through for them
+HISTORY_MAX = 100_000  # past decisions that a window of minutes is filled with, at most
+ENTRIES_MAX = 4 * HISTORY_MAX  # newest ledger entries that are searched for them: other agents may share the ledger
 
-# An operator who reactivates an agent has looked at what it did: the windows start anew there.
+# The windows begin anew where an operator has reactivated the agent: the operator has looked at what it did before.
 REACTIVATED = (
     f"SELECT MAX(idx) FROM ledger WHERE dfid = '' AND kind = 'AGENT' AND {ABOUT} = ?"
     " AND json_extract(body, '$.status') = 'ACTIVE' AND COALESCE(json_extract(body, '$.was'), 'SUSPENDED') = 'SUSPENDED'"
@@ -38,7 +38,7 @@ _DECIDED = (
 
 
 class DecisionMonitors:
-    """What watches the decisions that an agent makes under one contract."""
+    """The monitors of the decisions that an agent makes under one contract."""
 
     def __init__(self, contract: Contract) -> None:
         self._contract = contract
@@ -66,7 +66,7 @@ def label_monitors(contract: Contract) -> Monitors:
 
 
 def tell(log: Log, dfid: str, agent_id: str, watched: Watched) -> None:
-    """Write down, once it is on the record, what the monitors found."""
+    """Log what the monitors found, once it is on the record."""
     for warning in watched.warnings:
         facts = {"monitor": warning.monitor.name, "value": warning.value, "warn": warning.monitor.warn}
         log("monitor.warn", {"dfid": dfid, "agent_id": agent_id, **facts, "decision": warning.decision})
@@ -75,20 +75,19 @@ def tell(log: Log, dfid: str, agent_id: str, watched: Watched) -> None:
 
 
 def spends_at(contract: Contract) -> int | None:
-    """Return the decimals in which a contract spends; None: it spends nothing."""
+    """Return the number of decimals of what a contract spends. None: it spends nothing."""
     return next((kind.scale(kind.spends) for kind in contract.kinds.values() if kind.spends), None)
 
 
 def decided(contract: Contract, attempt: Attempt, state: str) -> MonitoredDecision:
     """Return what is counted of an attempt that ends its flow in `state`."""
-    proposal, amounts = attempt.verdict.proposal, dict(attempt.verdict.amounts_minor)
-    spec = contract.kinds.get(proposal.action) if proposal else None
-    executed = state == "EXECUTING"
-    paid = executed and spec is not None and spec.spends is not None
+    proposal, executed = attempt.verdict.proposal, state == "EXECUTING"
+    spec = contract.kinds.get(proposal.action) if proposal and executed else None
+    spends = spec.spends if spec else None
     return MonitoredDecision(
         executed=executed,
-        paid=paid,
-        paid_minor=amounts.get(spec.spends, 0) if paid and spec and spec.spends else None,
+        paid=spends is not None,
+        paid_minor=None if spends is None else dict(attempt.verdict.amounts_minor).get(spends, 0),
         reason=proposal.reason_code if proposal else None,
         confidence=attempt.decoding.confidence,
         readings=_likeliest(attempt.decoding.facts.get("readings")),
@@ -96,7 +95,7 @@ def decided(contract: Contract, attempt: Attempt, state: str) -> MonitoredDecisi
 
 
 def _likeliest(readings: object) -> Mapping[str, str]:
-    """Return the likeliest value of each reading; of two that are as likely the first by name. What is no reading is none."""
+    """Return the likeliest value of each reading, of equally likely ones the first by name. Other data is left out."""
     found: dict[str, str] = {}
     for name, values in readings.items() if isinstance(readings, Mapping) else ():
         shares = values.items() if isinstance(values, Mapping) else ()
@@ -110,8 +109,8 @@ def _likeliest(readings: object) -> Mapping[str, str]:
 def _history(
     contract: Contract, store: Reader, dfid: str, reach: tuple[int, int]
 ) -> Iterator[tuple[int, MonitoredDecision]]:
-    """Yield what the ledger says of the agent's decisions since it was last reactivated, oldest first, as far as the windows
-    reach and in the newest ENTRIES_MAX entries. Of readings the record says nothing in clear: their windows begin empty.
+    """Yield (time, decision) of the agent's decisions since its last reactivation, oldest first: as many as the windows
+    reach back, from the newest ENTRIES_MAX entries. The record holds no readings in clear, so their windows begin empty.
     """
     longest, within_ms = reach
     since = store.value(REACTIVATED, (contract.agent_id,)) or 0
@@ -133,10 +132,10 @@ def _recorded(
     confidence: float | None,
     justification: str | None,
 ) -> MonitoredDecision:
-    """Return what is counted of a decision by the contract it was made under, in the units of the one of now."""
+    """Return what is counted of a recorded decision of the kind `spec`. `units`: the decimals the contract spends in."""
     scale = counter_scale.spends_at(spec) if spec else None
     executed = body["state"] == "EXECUTING"
-    paid = executed and spec is not None and scale is not None
+    paid = executed and scale is not None
     return MonitoredDecision(
         executed=executed,
         paid=paid,

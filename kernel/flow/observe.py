@@ -1,4 +1,4 @@
-"""One look at the world (DIR 4.1): live state net of what is reserved, and everything else an envelope depends on."""
+"""One reading of the world (DIR 4.1): live state, less what is reserved, and everything else an envelope depends on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sds.kernel.storage.store import Store
 
 
 class Observer:
-    """Looks at the world for one gate. Changes nothing."""
+    """Reads the world for one gate. Changes nothing."""
 
     def __init__(
         self, contract: Contract, store: Store, source: StateSource, context: ContextReader, rules: Rules
@@ -40,11 +40,14 @@ class Observer:
     ) -> LiveState:
         """Read live state, reservations, spend limits, artifacts and authority.
 
-        A field that is not of its declared type is left out, and `notes` say so: a foreign source may return anything.
-        The resources' epochs are read before the state: what is reserved in between shows when this decision reserves. So is
-        authority, which is asked for again there; an order in flight is not reserved again, so for it here.
-        `dfid`: the flow it is for; without one, one that would be created now. `without`: an order in flight, looked at
-        as if it had taken nothing. `seen`: what the record says of agent, key and flow, where that has just been read.
+        A foreign source may return anything: a field that is not of its declared type is left out, and `notes` say so. The
+        epochs of resources are read before the state, so that the reserving transaction notices what is reserved in
+        between. That transaction also reads authority again. An order in flight is not reserved again, so its authority is
+        read here.
+
+        `dfid`: the flow this is for; "" stands for one that would be created now. `without`: an order in flight that is
+        counted as if it had taken nothing. `seen`: what the record says of agent, key and flow, where that has been read
+        already.
         """
         seen = seen or standing(self._store, self._contract, self._contract.agent_id, key, dfid)
         authority, usage = seen.authority, seen.usage
@@ -71,8 +74,8 @@ class Observer:
         return LiveState(situation, version, usage.epochs, authority.contract_hash, tuple(notes))
 
     def with_memory(self, key: str, now_ms: int, *, dfid: str) -> tuple[LiveState, str]:
-        """Return one look, and the earlier decisions as the model reads them; where these cannot be had, only the human
-        is left. `dfid`: the flow it is for, or `intake.PREVIEW`.
+        """Return one reading, and the earlier decisions as the model reads them; when these cannot be read, only the human
+        is left. `dfid`: the flow, or `intake.PREVIEW`.
         """
         memory, unread = "", ""
         try:
@@ -85,7 +88,7 @@ class Observer:
         return live, memory
 
     def _net_state(self, key: str, drawn: Mapping[str, int]) -> tuple[dict[str, Value], str, list[str]]:
-        """Return the declared fields net of what is drawn, the source's version of them, and what is wrong with them."""
+        """Return the declared fields less what is drawn, the source's version of them, and what is wrong with them."""
         read, notes = self._read(key)
         if read is None:
             return {}, "", notes
@@ -94,7 +97,7 @@ class Observer:
         return (well_typed(self._rules.fields, net) if wrong else net), read.version, notes + wrong
 
     def _read(self, key: str) -> tuple[StateRead | None, list[str]]:
-        """Read live state; state that cannot be read, or is none, is state that is not there."""
+        """Read live state. State that cannot be read counts as absent; the notes say why."""
         try:
             read = self._source.read(key)
             if read is None:
@@ -103,13 +106,13 @@ class Observer:
             return StateRead(dict(read.fields), read.version), []
         except ENDINGS:
             raise
-        except BaseException as error:  # noqa: BLE001  a foreign source may fail in any way, a cancelled task included
+        except BaseException as error:  # noqa: BLE001  a foreign source may raise anything, even a cancelled task
             return None, [one_line(f"state cannot be read: {in_words(error)}", 200)]
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the record says of an agent, of what is reserved of a key, how many attempts a flow has had, and of counters."""
+    """What one statement has read: an agent's authority, usage of one key, a flow's attempts, totals of spend counters."""
 
     authority: Authority
     usage: Usage
@@ -118,7 +121,7 @@ class Seen:
 
 
 def authority_state(store: Store, packet: DecisionPacket, seen: Seen) -> AuthorityState:
-    """Return what registry and store say of a packet's flow at the moment of judgement."""
+    """Return what registry and store say of the packet's flow at the moment of judgement."""
     authority = seen.authority
     under = authority.contract_hash == packet.contract_hash
     rejected, spent = attempts.rejected(store, packet.dfid) if seen.tries else (frozenset(), 0)
@@ -126,7 +129,7 @@ def authority_state(store: Store, packet: DecisionPacket, seen: Seen) -> Authori
         agent_active=authority.active,
         halted=authority.halted,
         contract_hash=authority.contract_hash,
-        # of another contract there is no mission to compare: gate 2 objects, and a human may still be asked
+        # under another contract there is no mission to compare: gate 2 objects, and the agent may still escalate
         mission_hash=authority.mission_hash if under else packet.mission_hash,
         held=seen.usage.held,
         tokens_spent=spent,
@@ -137,7 +140,7 @@ def authority_state(store: Store, packet: DecisionPacket, seen: Seen) -> Authori
 def standing(
     store: Store, contract: Contract, agent_id: str, key: str, dfid: str, counters: tuple[str, ...] = ()
 ) -> Seen:
-    """Return it, read in one statement. `counters`: those of spend limits that will be asked for, as far as that is known."""
+    """Return a `Seen`, read in one statement. `counters`: the spend counters that will be needed, as far as known yet."""
     paths = reservations.named(contract, key)
     tables, of = authorities.bound_to(agent_id, dfid)
     rows = store.rows(
@@ -153,7 +156,7 @@ def standing(
 
 
 def _subtracted(fields: Mapping[str, Value | None], drawn: Mapping[str, int]) -> dict[str, Value]:
-    """Return the fields that are there, each less what is drawn from it."""
+    """Return the fields that have a value, each less what is drawn from it."""
     net = {path: value for path, value in fields.items() if value is not None}
     for path, amount in drawn.items():
         value = net.get(path)

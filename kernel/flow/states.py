@@ -1,11 +1,11 @@
-"""The life of a decision flow (DIR 4.3): which state may follow which, as a pure table; its lease; and the answer about it.
+"""The life of a decision flow (DIR 4.3): which state may follow which, as a pure table; its lease; and its answer.
 
-A lease is the time in which the holder of a flow may still be at work on it, so that others leave the flow alone. That an
-order has its effect at most once does not rest on leases, and so on no clock. A holder whose lease was taken over finds
-its flow closed in the transaction that would reserve. What is reserved has one key: recovery looks it up, and sends it
-again only under that key, to an executor that honours it; else it voids the key or leaves the order UNKNOWN.
+While a flow's lease runs its holder may be at work on it, and others leave it alone. That an order has its effect at most
+once does not depend on leases, and so on no clock. A holder whose lease was taken over finds its flow closed in the
+transaction that would reserve. A reserved order has one key: recovery looks it up, and sends it again only under that key,
+to an executor that honours it. Otherwise recovery voids the key, or leaves the order UNKNOWN.
 
-An answer is read from the record, never remembered beside it.
+An answer is always read from the record, never kept beside it.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _NEXT: dict[State, frozenset[State]] = {
 FINAL: frozenset[State] = frozenset({"CLOSED", "ABORTED", "ESCALATED"})
 
 EXECUTION_FAILED = "EXECUTION_FAILED"
-# An event whose flow ended ABORTED for one of these may have a fresh flow: nobody has decided the case itself. How often,
-# the contract says (`retry.restarts_max`); then it is a human's.
+# An event whose flow ended ABORTED under one of these may have a fresh flow: nobody has decided the case itself. After
+# `retry.restarts_max` fresh flows a human must decide.
 RESTARTABLE_TAGS = frozenset(
     {
         "STATE_DRIFT_DETECTED",
@@ -50,22 +50,22 @@ RESTARTABLE_TAGS = frozenset(
         EXECUTION_FAILED,
     }
 )
-# For these as often as it takes: what stood in the way was the load, another order or the outside, never the case.
+# Under one of `WAITING_TAGS` any number of times: the load, another order or the outside was in the way, not the case.
 NOT_DECIDED, NOT_SENT = "NOT_DECIDED", "NOT_SENT"
 CONTENTION = "RESOURCE_CONTENTION"
 DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"  # why a flow under a deadline ended NOT_DECIDED
-ADOPTED = "ADOPTED"  # and declined, or taken back: an order that the record did not know
+ADOPTED = "ADOPTED"  # an order that the record did not know was taken over; ABORTED: it was rejected or taken back
 WAITING_TAGS = frozenset({ADOPTED, NOT_DECIDED, CONTENTION, EXECUTOR_DOWN, NOT_SENT, RECORD_BEHIND})
 UNDECIDED_TAGS = RESTARTABLE_TAGS | WAITING_TAGS
-# What ended ABORTED under one of these is decided: by a human, by what a saga's menu chose, by a step that was denied, by
-# whoever erased the case, which has no text any more to be decided on.
+# A flow that ended ABORTED under one of these is decided: by a human, by the choice from a saga's menu, by a step that
+# was denied, or by the erasure of the case, which left no text to decide on.
 ERASED = "ERASED"
 SAGA_DIRTY = "PARTIAL_SUCCESS_DIRTY"
 DECIDED_TAGS = frozenset({"HUMAN_ABORTED", "COMPENSATED", SAGA_DIRTY, "STEP_DENIED", ERASED})
 
 
 def may_restart(tag: str | None, restarts: int, restarts_max: int) -> bool:
-    """Tell whether what ended for `tag` may have a fresh flow. `restarts`: how many have counted against the limit."""
+    """Tell whether a flow that ended for `tag` may have a fresh one. `restarts`: those that count against the limit."""
     return tag in WAITING_TAGS or (tag in RESTARTABLE_TAGS and restarts < restarts_max)
 
 
@@ -73,11 +73,11 @@ _MOVES = {"decision_flows": "state", "execution_log": "status", "sagas": "phase"
 
 
 def move_on(store: Store, table: str, dfid: str, to: str, *, was: Sequence[str], **beside: str | int | None) -> None:
-    """Move the row of a flow, its order or its saga from one of the states `was` to `to`; set the columns `beside`, too.
+    """Move the row of a flow, its order or its saga from one of the states `was` to `to`, and set the columns `beside`.
 
-    Inside the caller's transaction. Raises StoreError where the row is in another state: the column becomes NULL, which its
-    constraint forbids, so that the transaction is rolled back. As of any `write` that may be raised by a later statement,
-    or the commit: nobody waits for the number of rows.
+    Runs inside the caller's transaction. Raises StoreError where the row is in another state: the column becomes NULL,
+    which its constraint forbids, and the transaction is rolled back. Like any `write`, it may raise only at a later
+    statement or at the commit, since nobody waits for the number of rows.
     """
     column, others = _MOVES[table], "".join(f", {name} = ?" for name in beside)
     seen = ", ".join("?" * len(was))
@@ -86,7 +86,7 @@ def move_on(store: Store, table: str, dfid: str, to: str, *, was: Sequence[str],
 
 
 def transition(start: State, *path: State) -> State:
-    """Follow `path` from `start`, one permitted step at a time. Raises TransitionError at the first that is not."""
+    """Follow `path` from `start`, one permitted step at a time. Raises TransitionError at the first that is forbidden."""
     for state in path:
         if state not in _NEXT[start]:
             raise TransitionError(f"a flow cannot go from {start} to {state}")
@@ -97,20 +97,20 @@ def transition(start: State, *path: State) -> State:
 def is_held(begun_ms: int, until_ms: int, now_ms: int) -> bool:
     """Tell whether a lease from `begun_ms` until `until_ms` (milliseconds since 1970) still runs.
 
-    It is over after its end, and also if it begins further ahead than it is long: then the clock was ahead when it was
-    written and has been set back, and waiting for that time would hold what is reserved for as long. Up to its own length
-    it is waited for: of two who share a record, one may have read the clock a little earlier.
+    It is over after its end. It is also over if it begins further ahead than it is long: then the clock was ahead when the
+    lease was written and has been set back since, and waiting would hold up what is reserved. A lease that begins less far
+    ahead still runs: of two processes that share a record, one may have read its clock a little earlier.
     """
     return begun_ms - (until_ms - begun_ms) <= now_ms <= until_ms
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The decision as it stands. `params` in minor units; `execution` is None when nothing is to be executed.
+    """The decision as it stands. `params` are in minor units. `execution` is None when nothing is to be executed.
 
-    `justification` is the agent's own reason code (and rationale; one written after the decision, once it is recorded);
-    `reason_code` and `reasons` are the kernel's.
-    Once a human has resolved an escalation, `resolution` says how, and action, params and justification are theirs.
+    `justification`: the agent's reason code, with its rationale, be it from the proposal or written afterwards.
+    `reason_code` and `reasons` are the kernel's. Once a human has resolved an escalation, `resolution` says how, and
+    action, params and justification are the human's.
     """
 
     dfid: str
@@ -133,12 +133,12 @@ class Answer:
 
     @property
     def pending(self) -> bool:
-        """Whether someone is still working on it: no final state, and no outcome that only recovery can settle."""
+        """Whether somebody is still at work on it: no final state, and no UNKNOWN order, which only recovery can settle."""
         return self.state not in FINAL and self.execution != "UNKNOWN"
 
     @property
     def retryable(self) -> bool:
-        """Whether nobody has decided it and the event may be sent again: `tag` says what it waits for."""
+        """Whether nobody has decided it and the event may be sent again. `tag` says why it ended."""
         return self.state == "ABORTED" and self.tag in UNDECIDED_TAGS
 
     def as_data(self) -> dict[str, object]:
@@ -165,7 +165,7 @@ _COLUMNS = tuple(Answer.__dataclass_fields__)
 
 
 def answer(store: Reader, dfid: str) -> Answer | None:
-    """Return the answer of a flow, or None when there is no such flow. Raises StoreError when it cannot be read."""
+    """Return a flow's answer, or None when there is no such flow. Raises StoreError when it cannot be read."""
     row = store.row(_SQL, (dfid,))
     if row is None:
         return None
@@ -183,7 +183,7 @@ def answer(store: Reader, dfid: str) -> Answer | None:
 
 
 def _justified(texts: Texts, code: str | None, proposal: bytes | None, entry: str | None) -> str | None:
-    """Return a reason code with the rationale that was given with it, or after the decision: in a ledger entry."""
+    """Return a reason code with its rationale: the one in the proposal, or the one in a RATIONALE entry."""
     if code is None:
         return None
     justification = texts.justification(code, proposal or b"")
@@ -191,7 +191,7 @@ def _justified(texts: Texts, code: str | None, proposal: bytes | None, entry: st
 
 
 def known_answer(store: Reader, dfid: str) -> Answer:
-    """Return the answer of a flow that is in the record. Raises StoreError when it is not, or cannot be read."""
+    """Return a flow's answer. Raises StoreError when the flow is not in the record or cannot be read."""
     found = answer(store, dfid)
     if found is None:
         raise StoreError(f"flow `{dfid}` is not in the record", dfid=dfid)
@@ -199,7 +199,7 @@ def known_answer(store: Reader, dfid: str) -> Answer:
 
 
 def numbers_of(text: str | None) -> dict[str, int]:
-    """Return the numbers of a decision as they stand in the record. Raises ValueError or TypeError: they are none."""
+    """Return the numbers of a decision from the record's JSON. Raises ValueError or TypeError when it is not that."""
     found = json.loads(text or "{}")
     if not isinstance(found, dict) or not all(type(number) is int for number in found.values()):
         raise TypeError("not an object of numbers")

@@ -1,10 +1,10 @@
-"""Flows that ended and nobody has decided the case: may its event have a fresh flow, or is it a human's now.
+"""Flows that ended although nobody has decided the case. Their event may have a fresh flow, or a human must decide.
 
     waits      ABORTED under a tag of `states.UNDECIDED_TAGS`: the event, sent again, gets a fresh flow
     a human's  ESCALATED, once the fresh flows that the contract permits are used up; charged to no agent
 
-A flow has one order at most. Where that one came to nothing and a human is to decide, a successor is written, with the
-snapshot and the proposal of the flow it follows. All that writes here runs inside the caller's transaction.
+A flow has at most one order. When an order came to nothing and a human is to decide, a successor of its flow is written,
+with the same snapshot and proposal. Everything here that writes runs inside the caller's transaction.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from sds.kernel.storage.store import Reader, Row, Store
 
 REASON_CHARS_MAX = 300
 INTERRUPTED = "INTERRUPTED"
-RESTARTS_LOOKED_AT = 256  # a flow that was started anew more often than this is not recognised
-HAND_OVERS_LOOKED_AT = 3  # in a row: the flow that a human was handed, and what followed when that was declined, too
+RESTARTS_LOOKED_AT = 256  # the id of a flow with more restarts than this is not recognised
+HAND_OVERS_LOOKED_AT = 3  # successors in a row: a human's order may be declined, too, which makes another successor
 
 _SUCCESSOR = (
     "INSERT INTO decision_flows (dfid, restarts, created_at_ms, state, tag, lease_until_ms,"
@@ -58,8 +58,8 @@ _BEING_DECIDED = (
     " WHERE f.gate = ? AND f.state = 'ACTIVE' AND s.dfid IS NULL ORDER BY f.created_at_ms, f.dfid"
 )
 
-# Of `decision_flows f`: the last flow of its event, which nobody has decided and no human is asked about, or whose order
-# nobody has answered yet.
+# A condition on `decision_flows f`: it is the last flow of its event, and nobody has decided it or has been asked to, or
+# its order has no answer yet.
 WAITS = (
     "((f.state = 'ABORTED' AND (f.tag IS NULL OR f.tag NOT IN"
     f" ({', '.join(repr(tag) for tag in sorted(DECIDED_TAGS))}))) OR f.state = 'ACTIVE' OR (f.state = 'EXECUTING'"
@@ -69,14 +69,14 @@ WAITS = (
 
 
 def is_undecided(state: str, tag: str | None) -> bool:
-    """Tell whether a flow has ended and nobody has decided its case, nor waits for a human to."""
+    """Tell whether a flow has ended with nobody having decided its case and no human being asked to."""
     return state == "ABORTED" and tag not in DECIDED_TAGS
 
 
 def has_restart(store: Reader, dfid: str, tag: str | None, restarts_max: int) -> bool:
-    """Tell whether the event of a flow that ends, or ended, for `tag` may have a fresh one.
+    """Tell whether the event of a flow that ends for `tag` may have a fresh flow.
 
-    What only waited (`states.WAITING_TAGS`) does not count against the limit.
+    Flows that only waited (`states.WAITING_TAGS`) do not count against the limit.
     """
     restarts = int(store.value("SELECT restarts FROM decision_flows WHERE dfid = ?", (dfid,)) or 0)
     if restarts >= restarts_max and tag in RESTARTABLE_TAGS:
@@ -87,8 +87,8 @@ def has_restart(store: Reader, dfid: str, tag: str | None, restarts_max: int) ->
 def named_by(store: Reader, dfid: str) -> str:
     """Return the flow whose id goes into the idempotency key of this flow's order: the first since the event's last order.
 
-    So the key counts what came to nothing outside, not how often a flow began here. A record that was copied in the middle
-    of a decision and put back finds that flow interrupted, and its fresh one sends the key that was sent then.
+    So a new key is made only after an order came to nothing outside, however often a flow began here. A record copied in
+    the middle of a decision and put back finds that flow interrupted; its fresh flow uses the key that was sent then.
     """
     return str(store.value(_WITHOUT_ORDER, (dfid,)) or dfid)
 
@@ -103,20 +103,20 @@ def interrupt(store: Store, dfid: str, *, restarts_max: int, now_ms: int) -> Sta
 
 
 def set_aside(store: Store, gate: str, why: str, *, now_ms: int) -> None:
-    """End all flows of a gate that are being decided, but for sagas: their events wait, and whoever decides one begins anew."""
+    """End every ACTIVE flow of a gate except sagas, undecided: whoever is deciding one finds it ended and begins a new flow."""
     for (dfid,) in store.rows(_BEING_DECIDED, (gate,)):
         move_on(store, "decision_flows", dfid, transition("ACTIVE", "ABORTED"), was=("ACTIVE",), tag=NOT_DECIDED)
         _write_end(store, dfid, "ABORTED", NOT_DECIDED, why, now_ms)
 
 
 def is_child(store: Reader, dfid: str) -> bool:
-    """Tell whether a flow is a step of a saga, or its choice from the menu: what follows is the saga's."""
+    """Tell whether a flow is a saga's step or its choice from the menu: then the saga decides what follows."""
     sql = "SELECT json_type(trigger_event, '$.saga') FROM decision_flows WHERE dfid = ? AND json_valid(trigger_event)"
     return bool(store.value(sql, (dfid,)) == "array")
 
 
 def hand_over(store: Store, dfid: str, tag: str, why: str, *, now_ms: int) -> str:
-    """Give the event of a flow that has ended a successor that waits for a human; return its dfid."""
+    """Give the event of a flow that has ended a successor that waits for a human; return the successor's dfid."""
     flow = store.row("SELECT gate, event_id, restarts + 1 FROM decision_flows WHERE dfid = ?", (dfid,))
     if flow is None:
         raise StoreError(f"flow `{dfid}` is not in the record", dfid=dfid)
@@ -134,8 +134,8 @@ def hand_over(store: Store, dfid: str, tag: str, why: str, *, now_ms: int) -> st
 
 
 def next_name(store: Reader, last: Row, body_hash: str, *, held: bool, restarts_max: int) -> str:
-    """Return the id of the flow that an event would have now, after its last: (dfid, state, tag, restarts). It is that one
-    unless it has ended undecided, or whoever was deciding it is gone.
+    """Return the id of the flow that an event would have now. `last`: its last flow, as (dfid, state, tag, restarts). That
+    flow's id is returned unless it ended undecided or its holder is gone.
     """
     dfid, state, tag, restarts = last
     gone = state == "ACTIVE" and not held
@@ -147,12 +147,12 @@ def next_name(store: Reader, last: Row, body_hash: str, *, held: bool, restarts_
 
 
 def is_named(dfid: str, gate: str, event_id: str, body_hash: str) -> bool:
-    """Tell whether a flow's id is one that an event gives it."""
+    """Tell whether a flow's id is one that this event can give it."""
     return any(dfid == name for name, _ in names_of_flows(gate, event_id, body_hash))
 
 
 def names_of_flows(gate: str, event_id: str, body_hash: str) -> Iterator[tuple[str, int]]:
-    """Yield every id that a flow of an event may have, and its restarts: `hand_over` names by the flow before."""
+    """Yield every id that a flow of an event may have, and its restarts. `hand_over` names by the flow before."""
     for restarts in range(RESTARTS_LOOKED_AT):
         name = flow_id(gate, event_id, body_hash, restarts)
         yield name, restarts
@@ -169,7 +169,7 @@ def _copy(store: Store, table: str, dfid: str, successor: str) -> None:
 
 
 def _write_end(store: Store, dfid: str, state: State, tag: str, why: str, now_ms: int) -> None:
-    """Write why a flow ended without the five gates, and its one DECIDED entry."""
+    """Write why a flow ended without passing the five gates, and its one DECIDED entry."""
     attempts = int(store.value("SELECT count(*) FROM attempts WHERE dfid = ?", (dfid,)))
     store.insert(
         "dim_validations",

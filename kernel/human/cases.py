@@ -1,7 +1,7 @@
-"""What waits for a human, and what humans have decided, as the record holds it.
+"""The cases that wait for a human, and the decisions of humans, as the record holds them.
 
-A flow has one DECIDED entry, and that is the agent's. What a human makes of it is one row of `human_decisions` and
-one HUMAN entry, which seals that row; the order that may follow is reserved and settled like any other.
+A flow has one DECIDED entry, which is the agent's. A human's decision about it is one row of `human_decisions` and one
+HUMAN entry, which seals that row. An order that follows from it is reserved and settled like any other.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ WAITING_MAX = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A flow as a human finds it. `since_ms`: when it began to wait; `fields`: the state as the agent saw it;
-    `said`: its proposal as recorded. `ordered` and `execution`: the kind of its order and what became of that, if it has
-    one; `numbers` in minor units: the order's, else the proposal's. `damaged`: nothing else of it could be read.
+    """A flow as a human finds it. `since_ms`: when it began to wait. `fields`: the state as the agent saw it. `said`: the
+    agent's proposal as recorded. `ordered` and `execution`: the kind and status of its order, if it has one. `numbers`:
+    those of the order, else of the proposal, in minor units. `damaged`: nothing more of it could be read.
     """
 
     dfid: str
@@ -65,28 +65,28 @@ class Case:
 
     @property
     def proposal(self) -> Proposal | None:
-        """What the agent proposed to do; None when it handed the case over, or said nothing that can be read."""
+        """The agent's proposal; None when it escalated, or said nothing that can be read."""
         parsed = parse_recorded(self.said)
         return parsed if isinstance(parsed, Proposal) and parsed.action != ESCALATE else None
 
     @property
     def action(self) -> str | None:
-        """What was ordered, else what is proposed."""
+        """The kind that was ordered, else the kind that is proposed."""
         return self.ordered or (self.proposal.action if self.proposal else None)
 
     @property
     def of_saga(self) -> bool:
-        """Whether it is a saga or a child of one: what is still due of it is no longer anybody's to carry out."""
+        """Whether it is a saga or a child of one: nobody can carry out by itself what is still due of a saga."""
         return "saga" in self.trigger
 
     @property
     def difference(self) -> Mapping[str, Any] | None:
-        """What record and outside do not agree on, where that is what the case is about."""
+        """The difference between record and outside that this case is about; None for any other case."""
         return difference_in(self.trigger)
 
     @property
     def can_be_carried_out(self) -> bool:
-        """Whether a human may have something done about it here; else they end it, and act where it happened."""
+        """Whether a human may have it carried out here. If not, they end the case, and act where it happened."""
         return not self.of_saga and self.difference is None
 
     @property
@@ -94,7 +94,7 @@ class Case:
         return self.execution == "UNKNOWN"
 
     def impact(self, terms: Contract) -> Impact | None:
-        """Return the impact of what is proposed; an order that nobody knows the end of is always HIGH."""
+        """Return the impact of what is proposed. An order whose end is not known is always HIGH."""
         if self.unknown:
             return "HIGH"
         return impact(terms, self.action, self.numbers) if self.action else None
@@ -119,11 +119,11 @@ WHERE f.gate = ?
 """
 _CASE = f"SELECT {_HEAD}, {_MORE} {_FROM} AND f.dfid = ?"
 
-# A part of a saga that was escalated waits as its saga does.
+# An escalated part of a saga is not listed: its saga waits.
 _OF_SAGA = "CASE WHEN json_valid(f.trigger_event) THEN json_type(f.trigger_event, '$.saga') END"
 _ESCALATED = f"f.state = 'ESCALATED' AND COALESCE({_OF_SAGA}, '') <> 'array'"
 
-# The second condition follows from the first; SQLite takes the index of unfinished flows only where it is said.
+# The second condition follows from the first, but without it SQLite does not use the index of unfinished flows.
 _UNKNOWN = "f.state = 'EXECUTING' AND f.state IN ('ACTIVE', 'EXECUTING') AND e.status = 'UNKNOWN'"
 _COUNT = (
     "SELECT (SELECT count(*) FROM decision_flows WHERE state = 'ESCALATED' AND gate = ?) + (SELECT count(*)"
@@ -132,14 +132,14 @@ _COUNT = (
 
 
 def count_waiting(store: Reader, gate: str) -> int:
-    """Return how many cases of a gate wait for a human, each part of a saga for itself."""
+    """Return how many cases of a gate wait for a human. Every escalated part of a saga counts."""
     return int(store.value(_COUNT, (gate, gate)))
 
 
 def waiting(store: Reader, contract: Contract, *, limit: int = WAITING_MAX) -> list[Case]:
-    """Return what waits for a human, oldest first: escalated flows, and orders whose end nobody knows.
+    """Return the cases that wait for a human, oldest first: escalated flows, and orders whose end nobody knows.
 
-    One whose rows cannot be read is listed as `damaged`, and hides no other.
+    A case whose rows cannot be read is listed as `damaged`, and hides no other.
     """
     found = [
         case
@@ -151,6 +151,7 @@ def waiting(store: Reader, contract: Contract, *, limit: int = WAITING_MAX) -> l
 
 
 def _still_waiting(store: Reader, contract: Contract, head: tuple[Any, ...], where: str) -> Case | None:
+    """Return a case of the list, `damaged` when its rows cannot be read; None: it waits no longer."""
     dfid, event_id, agent_id, state, since_ms, opened_ms = head
     since_ms = since_ms or opened_ms
     try:
@@ -171,7 +172,7 @@ def read_case(store: Reader, contract: Contract, dfid: str) -> Case:
 
 
 def registered_terms(store: Reader, gate: str) -> Contract:
-    """Return the terms a human decides under by the contract in force, as it was registered. Raises UsageError."""
+    """Return the terms a human decides under by the contract registered last. Raises UsageError when there is none."""
     contract = registered_contract(store, gate)
     if contract is None:
         raise UsageError(f"no contract is registered for gate `{gate}`")
@@ -207,8 +208,7 @@ def _parsed(store: Reader, row: tuple[Any, ...]) -> Case:
         reasons=_difference_words(about) if about else _reasons(reasons),
         reason_code=reason_code,
         confidence=confidence,
-        # else in words why there are none
-        alternatives=tuple(map(dict, measured)) if isinstance(measured, list) else (),
+        alternatives=tuple(map(dict, measured)) if isinstance(measured, list) else (),  # a text says why there are none
         ordered=ordered,
         execution=execution,
         resolved=resolved,
@@ -221,7 +221,7 @@ def _reasons(text: str | None) -> tuple[str, ...]:
 
 
 def _difference_words(about: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return both sides of a difference, and who ordered what it is about."""
+    """Return the key of a difference and who ordered it, and then both sides, as one line each."""
     ordered = f"flow {about['dfid']}" if about["dfid"] else "a flow that nobody knows"
     named = f"{about['code']}: key {about['key']}, ordered by {ordered}"
     return named, f"the record: {about['here']}", f"the outside: {about['outside']}"
@@ -241,7 +241,7 @@ def _text(found: object) -> str:
 
 
 def _key(store: Reader, dfid: str, event: Mapping[str, Any]) -> str:
-    """Return the key of a flow that has no snapshot to say it."""
+    """Return the key of a flow without a snapshot; "" when no contract's form fits its trigger."""
     fields = event_fields(store, dfid)
     return str(event[fields.key]) if fields else ""
 
@@ -257,7 +257,7 @@ def refuse_unless_waiting(case: Case) -> None:
 
 
 def refuse_altered(store: Reader, dfid: str) -> None:
-    """Raise StoreError when the rows a human decides on are not those that the ledger sealed."""
+    """Raise StoreError when the rows that a human decides on are not those that the ledger sealed."""
     sql = "SELECT CASE WHEN json_valid(body) THEN body -> '$.rows' END FROM ledger WHERE dfid = ? AND kind = 'DECIDED'"
     sealed, now = json.loads(store.value(sql, (dfid,)) or "{}"), seal(store, dfid, SEALED)
     if any(sealed.get(name) != now[name] for name in SEALED):
@@ -266,9 +266,9 @@ def refuse_altered(store: Reader, dfid: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class HumanDecision:
-    """Who decided what about a case, why, and on which state. `packet` is None for ABORT, which needs none.
+    """Who decided what about a case, why, and on which state. `packet`: None for ABORT, which needs none.
 
-    `seen`: the snapshot, or the live state, that they have looked at.
+    `seen`: the id of the snapshot or of the live state that the human has looked at.
     """
 
     decision: Decision
@@ -287,9 +287,9 @@ class HumanDecision:
 
 
 def write_human(store: Store, case: Case, made: HumanDecision, *, state: State, now_ms: int) -> None:
-    """Write a human's decision and its HUMAN entry, in the caller's transaction, and move the flow."""
+    """Write a human's decision and its HUMAN entry, and move the flow, in the caller's transaction."""
     tag = ABORT_TAG if made.decision == "ABORT" else None
-    tag = SAGA_DIRTY if case.tag == SAGA_DIRTY else tag  # steps of it stand: whoever reads the record must see that
+    tag = SAGA_DIRTY if case.tag == SAGA_DIRTY else tag  # the tag stays, because some of the saga's steps stand
     envelope = canonical(made.packet.envelope.as_data()) if made.packet else None
     facts: dict[str, Any] = {
         "decision": made.decision,

@@ -1,6 +1,6 @@
 """The gate's kernel under the terms a human decides under (DIR 4.7): the same store, source, executor and safeguards.
 
-A suspended or paused agent does not stop a human; a halt, a contract that is not in force and an agent that is retired do.
+A suspended or paused agent does not stop a human. A halt, a contract not in force and a retired agent do.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sds.kernel.registry.authority import Authority, authority_now
 
 
 class HumanKernel(Kernel):
-    """A kernel for cases that a human decides. `registered`: the agent's own contract; `contract`: the human's terms."""
+    """A kernel for cases that a human decides. `registered`: the agent's own contract. `contract`: the human's terms."""
 
     def __init__(self, kernel: Kernel, *, now_ms: Callable[[], int]) -> None:
         vars(self).update(vars(kernel))
@@ -47,7 +47,7 @@ class HumanKernel(Kernel):
     def observe(
         self, key: str, now_ms: int, *, dfid: str = "", without: str = "", seen: Seen | None = None
     ) -> LiveState:
-        """Look at the world as the agent does. What it reads of memory and artifacts binds no human."""
+        """Read the world as the agent does. Whether its memory and artifacts could be read does not bind a human."""
         live = super().observe(key, now_ms, dfid=dfid, without=without, seen=seen)
         permitted = self.permits(authority_now(self.store, self.contract.agent_id))
         situation = replace(live.situation, agent_active=permitted, context_whole=True)
@@ -55,7 +55,7 @@ class HumanKernel(Kernel):
         return replace(live, situation=situation, notes=(*others, *standing_notes(situation)))
 
     def packet(self, case: Case, live: LiveState, now_ms: int) -> DecisionPacket:
-        """Return what a human decides on: live state and their own envelope. No model reads it: its texts are empty."""
+        """Return what a human decides on: live state and their own envelope. No model reads its texts: they are empty."""
         return DecisionPacket(
             dfid=case.dfid,
             event_id=case.event_id,
@@ -74,7 +74,7 @@ class HumanKernel(Kernel):
         )
 
     def authority(self, packet: DecisionPacket, seen: Seen | None = None) -> AuthorityState:  # noqa: ARG002
-        """Return what registry and store say at the moment of judgement: a human's decision has no attempts."""
+        """Return what registry and store say at the moment of judgement. A human's decision has no earlier attempts."""
         authority = authority_now(self.store, packet.agent_id)
         permitted = self.permits(authority)
         return AuthorityState(

@@ -1,4 +1,4 @@
-"""What a human types: who they are and why, what they have looked at, and another decision than the agent's. Pure."""
+"""What a human types: a name and a reason, the id of a state, and another decision than the agent's. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FORM = '{"action": "KIND", "params": {"amount": 1.00}, "reason": "CODE"}'
 
 
 def said(what: str, text: str) -> str:
-    """Return a name or a reason as the record keeps it. Raises UsageError when there is none."""
+    """Return a name or a reason as the record keeps it. Raises UsageError when nothing is left of it."""
     kept = one_line(text, REASON_CHARS_MAX) if what == "reason" else person(text, WHO_CHARS_MAX)
     if not kept:
         raise UsageError(f"a {what} is needed, for the record")
@@ -33,55 +33,55 @@ def said(what: str, text: str) -> str:
 
 
 def looked_at(seen: str) -> str:
-    """Return the id of a state as `seen_id` makes them, or nothing where none is given. Raises UsageError."""
+    """Return the id of a state in the form of `seen_id`, or "" when none is given. Raises UsageError."""
     if seen and not (len(seen) <= SEEN_CHARS_MAX and _SEEN.fullmatch(seen)):
         raise UsageError(f"`{one_line(seen, 80)}` is not the id of a state", hint="sds escalations show DFID names it")
     return seen
 
 
 def unacknowledged(dfid: str, message: str) -> UsageError:
-    """Return the refusal of what is of HIGH impact and has not been acknowledged."""
+    """Return the error for a decision of HIGH impact that has not been acknowledged."""
     hint = "if that is what you want, say so with --acknowledge"
     return UsageError(message, reason_code="ACKNOWLEDGEMENT_REQUIRED", hint=hint, dfid=dfid)
 
 
 def seen_id(policy: tuple[Tolerance, ...], case: Case, fields: Fields) -> str:
-    """Return the name of a state somebody looks at: a hash, then the values that may move a little, as they are.
+    """Return the id of a state that a human looks at: a hash, then the values that may move within a tolerance.
 
-    With those values in its name, tolerances hold for what a human has seen as they do for what an agent has; and
-    looking writes nothing.
+    These values stand in the id, so that tolerances hold for what a human has seen as for what an agent has seen. To look
+    at a state writes nothing.
     """
-    return _named(case, fields, _loose(policy), [fields.get(path) for path in _loose(policy)])
+    return _id_of(case, fields, _tolerant_paths(policy), [fields.get(path) for path in _tolerant_paths(policy)])
 
 
 def moved_since(policy: tuple[Tolerance, ...], seen: str, case: Case, fields: Fields) -> tuple[str, ...]:
-    """Return what moved since `seen` named the state, beyond its tolerance; what may not move at all is one line."""
-    loose = _loose(policy)
+    """Return what moved beyond its tolerance since `seen` named the state. All fields that may not move are one line."""
+    loose = _tolerant_paths(policy)
     texts = seen.split(":")[1:] if len(seen) <= SEEN_CHARS_MAX else []
     values: list[Value | None] = [
         int(text) if text.removeprefix("-").isdecimal() and len(text) < 20 else None for text in texts
     ]
-    if len(values) != len(loose) or seen != _named(case, fields, loose, values):
+    if len(values) != len(loose) or seen != _id_of(case, fields, loose, values):
         return ("a field that may not move, since you have seen it",)
     known = {path: value for path, value in zip(loose, values, strict=True) if value is not None}
-    return jit.drift(policy, {**_strict(fields, loose), **known}, fields)
+    return jit.drift(policy, {**_strict_fields(fields, loose), **known}, fields)
 
 
-def _loose(policy: tuple[Tolerance, ...]) -> list[str]:
+def _tolerant_paths(policy: tuple[Tolerance, ...]) -> list[str]:
     return sorted(path for path, absolute, percent in policy if absolute > 0 or percent > 0)
 
 
-def _named(case: Case, fields: Fields, loose: list[str], values: list[Value | None]) -> str:
-    named = digest([case.dfid, case.key, _strict(fields, loose), values])
+def _id_of(case: Case, fields: Fields, loose: list[str], values: list[Value | None]) -> str:
+    named = digest([case.dfid, case.key, _strict_fields(fields, loose), values])
     return ":".join([named, *(str(value) for value in values)])
 
 
-def _strict(fields: Fields, loose: list[str]) -> dict[str, Value]:
+def _strict_fields(fields: Fields, loose: list[str]) -> dict[str, Value]:
     return {path: value for path, value in fields.items() if path not in loose}
 
 
 class _Number(str):
-    """A number as it was written: how many decimals it must show is the envelope's business."""
+    """A number as it was written: the envelope says how many decimals it must show."""
 
     __slots__ = ()
 
@@ -89,7 +89,7 @@ class _Number(str):
 def parse_change(text: str, context_ref: str) -> Proposal:
     """Read `{"action": .., "params": {..}, "reason": ..}`. Numbers are written as in a proposal: 150.00.
 
-    Raises UsageError with what is wrong; whether it is permitted is for the kernel's gates.
+    Raises UsageError that says what is wrong. The kernel's gates find whether the decision is permitted.
     """
     if len(text) > CHANGE_CHARS_MAX:
         raise UsageError(f"the decision has more than {CHANGE_CHARS_MAX} characters")

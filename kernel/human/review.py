@@ -1,10 +1,10 @@
-"""A human's decision passes the kernel (DIR 4.7): once, within the human's own envelope, on a world that stands still.
+"""A human's decision passes the kernel (DIR 4.7): once, within the human's own envelope, on a world that has not moved.
 
     review.view(case)                  the state now, what moved, what may be decided
     review.resolve(dfid, resolution)   the five gates, the drift check, one reservation, one order, or a refusal
 
-A refusal changes nothing: the case goes on waiting. Nobody is above the kernel, but there is nobody below the human
-either: they can always abort, even while everything is halted and no state can be read.
+A refusal changes nothing: the case goes on waiting. A human is not above the kernel, and is the last one who can be asked:
+so a human can always abort a case, even while the system is halted and no state can be read.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from sds.kernel.registry.authority import authority_now
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """What a human wants. `change`: for MODIFY, the JSON of another decision. `seen`: the id of the live state they
-    have looked at; without one, what they have looked at is the flow's snapshot. `acknowledged`: that what is of HIGH
+    """What a human wants. `change`: for MODIFY, the JSON of another decision. `seen`: the id of the live state that they
+    have looked at; without it they have looked at the flow's snapshot. `acknowledged`: they know that a decision of HIGH
     impact cannot be undone.
     """
 
@@ -56,8 +56,8 @@ class Resolution:
 
 @dataclass(frozen=True, slots=True)
 class CaseView:
-    """A case's world as it is now. `packet` carries live state and the human's envelope; `seen` names that state;
-    `moved`: the fields that moved since the agent looked, beyond their tolerance.
+    """A case's world as it is now. `packet`: live state and the human's envelope. `seen`: the id of that state. `moved`:
+    the fields that moved beyond their tolerance since the agent looked.
     """
 
     packet: DecisionPacket
@@ -70,16 +70,12 @@ class HumanReview:
     """Where humans resolve one gate's cases. `now_ms` is the kernel's clock."""
 
     def __init__(self, kernel: Kernel, *, now_ms: Callable[[], int], log: Log = no_log) -> None:
-        self._kernel, self._store, self._now_ms, self._log = (
-            HumanKernel(kernel, now_ms=now_ms),
-            kernel.store,
-            now_ms,
-            log,
-        )
+        self._kernel = HumanKernel(kernel, now_ms=now_ms)
+        self._store, self._now_ms, self._log = kernel.store, now_ms, log
         self.contract = self._kernel.contract
 
     def waiting(self) -> list[Case]:
-        """Return what waits for a human, oldest first; what cannot be read is `damaged`."""
+        """Return the cases that wait for a human, oldest first. A case that cannot be read is `damaged`."""
         return cases.waiting(self._store, self.contract)
 
     def case(self, dfid: str) -> Case:
@@ -100,11 +96,11 @@ class HumanReview:
         return CaseView(packet, live, seen_id(tolerances, case, fields), jit.drift(tolerances, case.fields, fields))
 
     def resolve(self, dfid: str, wanted: Resolution) -> Answer:
-        """Carry out what a human decided about an escalated case, exactly once; return the answer it then has.
+        """Carry out a human's decision about an escalated case, exactly once; return the answer that the case then has.
 
         Raises UsageError or WorldError when it is refused; then nothing has changed.
         """
-        if wanted.decision not in get_args(Decision):  # whoever calls this may not be type-checked
+        if wanted.decision not in get_args(Decision):  # a caller need not be type-checked
             raise UsageError(f"there is no decision `{wanted.decision}`", hint=", ".join(get_args(Decision)))
         who, why = said("name", wanted.who), said("reason", wanted.reason)
         wanted = replace(wanted, who=who, reason=why, seen=looked_at(wanted.seen))
@@ -119,7 +115,7 @@ class HumanReview:
         return self._answer(dfid)
 
     def _carried(self, case: Case, wanted: Resolution) -> tuple[HumanDecision, ExecutionIntent | None]:
-        """Do what `_carry` does; of two humans at once, the second learns of the first before anything else."""
+        """Do what `_carry` does. Of two humans at once, the second learns of the first before anything else."""
         try:
             return self._carry(case, wanted)
         except SdsError:
@@ -154,6 +150,7 @@ class HumanReview:
         )
 
     def _proposal(self, case: Case, wanted: Resolution, packet: DecisionPacket) -> bytes:
+        """Return the proposal to judge: the human's own for MODIFY, else the agent's. Raises UsageError: there is none."""
         if wanted.decision == "MODIFY":
             return write_proposal(parse_change(wanted.change, packet.snapshot.id))
         if case.proposal is None:
@@ -162,7 +159,7 @@ class HumanReview:
         return write_proposal(replace(case.proposal, rationale=None, context_ref=packet.snapshot.id))
 
     def _judge(self, packet: DecisionPacket, data: bytes) -> Verdict:
-        """Return the five gates' acceptance of a human's decision. Raises UsageError with everything they object to."""
+        """Return the verdict of the five gates when they accept. Raises UsageError with everything they object to."""
         verdict = self._kernel.judge(packet, data, Decoding())
         if verdict.outcome == "ACCEPTED":
             return verdict
@@ -173,19 +170,18 @@ class HumanReview:
         raise UsageError("; ".join(why), reason_code=code, hint=_look_again(packet.dfid), dfid=packet.dfid)
 
     def _refuse_other_amounts(self, case: Case, wanted: Resolution, packet: DecisionPacket, verdict: Verdict) -> None:
-        """An OVERRIDE carries out what was proposed, and nothing else: what the rules fix may have changed since, and
-        of what was not judged to its end nobody knows what it was.
+        """Refuse an OVERRIDE whose amounts are no longer those that were proposed: what the rules fix may have changed
+        since. For a proposal that was not fully judged, the amounts were never known.
         """
-        now, kind = (
-            dict(verdict.amounts_minor),
-            packet.envelope.kind(verdict.proposal.action if verdict.proposal else ""),
-        )
+        now = dict(verdict.amounts_minor)
+        kind = packet.envelope.kind(verdict.proposal.action if verdict.proposal else "")
         fixed = {*case.numbers, *(name for name, _, _ in (kind.fills if kind else ()))}
         if wanted.decision == "OVERRIDE" and any(now.get(name) != case.numbers.get(name) for name in fixed):
             hint = f"decide on what it is now with --modify; {_look_again(case.dfid)}"
             raise _moved(case, "a value that the rules fix has changed since it was proposed", hint)
 
     def _acknowledged(self, case: Case, wanted: Resolution, verdict: Verdict) -> Impact:
+        """Return the impact of a decision. Raises UsageError when it is HIGH and not acknowledged."""
         action, numbers = verdict.proposal.action if verdict.proposal else "", dict(verdict.amounts_minor)
         what = impact(self.contract, action, numbers)
         if what == "HIGH" and not wanted.acknowledged:
@@ -199,10 +195,10 @@ class HumanReview:
         return ((name, format_literal(value, spec.scale(name))) for name, value in numbers.items())
 
     def _refuse_drift(self, case: Case, wanted: Resolution, view: CaseView) -> None:
-        """Refuse when the world is not the one the human has looked at.
+        """Refuse when the world is not the one that the human has looked at.
 
-        Age alone refuses nothing here: a human takes hours where a model takes milliseconds, and what they decide is
-        judged on the state read a moment ago. What counts is whether that is still what they have seen.
+        Age alone refuses nothing here: a human takes hours where a model takes milliseconds, and their decision is judged
+        on a state read a moment ago. What counts is whether that is still the state they have seen.
         """
         moved = view.moved
         if wanted.seen:
@@ -226,7 +222,7 @@ class HumanReview:
     def _commit(
         self, case: Case, view: CaseView, data: bytes, verdict: Verdict, made: HumanDecision
     ) -> tuple[HumanDecision, ExecutionIntent | None]:
-        """Reserve and write, in one transaction that asks again for everything that can have changed meanwhile."""
+        """Reserve and write, in one transaction that checks again everything that can have changed meanwhile."""
         with self._store.transaction():
             now_ms = self._now_ms()
             attempt = Attempt(view.packet, data, Decoding(), verdict, now_ms=now_ms)
@@ -237,12 +233,8 @@ class HumanReview:
                     ORDERED_BEFORE, reason_code=ALREADY_ORDERED, hint="end it with --abort", dfid=case.dfid
                 )
             if code is not None:
-                raise WorldError(
-                    f"what this takes is not free now: {code.lower()}",
-                    reason_code=code,
-                    hint=_look_again(case.dfid),
-                    dfid=case.dfid,
-                )
+                message, hint = f"what this takes is not free now: {code.lower()}", _look_again(case.dfid)
+                raise WorldError(message, reason_code=code, hint=hint, dfid=case.dfid)
             proposal = verdict.proposal
             made = replace(
                 made,
@@ -263,6 +255,7 @@ class HumanReview:
         return found is not None and found.settled
 
     def _refuse_withdrawn(self, case: Case, view: CaseView, now_ms: int) -> None:
+        """Raise UsageError when a human may no longer act, WorldError when the state was read too long ago."""
         authority = authority_now(self._store, self.contract.agent_id)
         if authority.halted:
             raise UsageError("an operator has halted the system", reason_code="HALTED", dfid=case.dfid)
@@ -272,7 +265,7 @@ class HumanReview:
             raise _moved(case, "the state was read too long ago", "try again")
 
     def _write(self, case: Case, made: HumanDecision, state: State, now_ms: int) -> None:
-        """Write the decision, once, and let an agent go on that was waiting for it."""
+        """Write the decision, once, and reactivate an agent that was waiting for it."""
         cases.refuse_unless_waiting(self.case(case.dfid))
         cases.write_human(self._store, case, made, state=state, now_ms=now_ms)
         known = registry.lookup(self._store, case.agent_id)
@@ -281,10 +274,10 @@ class HumanReview:
             registry.move(self._store, case.agent_id, "ACTIVE", by="operator", reason=why, now_ms=now_ms, who=made.who)
 
     def _waited_for(self, case: Case) -> bool:
-        """Tell whether this is the case the agent waits for, or the saga which that is a part of."""
+        """Tell whether this is the case that the agent waits for, or the saga that contains it."""
         waits_for = registry.waits_for(self._store, case.agent_id)
         trigger = self._store.value("SELECT trigger_event FROM decision_flows WHERE dfid = ?", (waits_for,))
-        child = saga_child(trigger) if trigger else None  # its parent may be the flow it was restarted from
+        child = saga_child(trigger) if trigger else None  # not its parent, which may be the flow it was restarted from
         return not waits_for or case.dfid == waits_for or (child is not None and case.dfid == child[0])
 
     def _answer(self, dfid: str) -> Answer:
@@ -307,11 +300,11 @@ def attest(
 ) -> Answer:
     """Settle an UNKNOWN order as a human found it outside (DIR 4.7): `settled` with its reference there, or `rejected`.
 
-    Only after the executor has been asked once more, and its definite answer wins. Who found it out, and why they say so, is
-    in the ledger entry that settles the order.
+    The executor is asked once more first, and its definite answer wins. The ledger entry that settles the order says who
+    found it out, and why they say so.
 
-    Raises UsageError when there is no such order, when it is not acknowledged that this is final, or when the
-    executor is certain that nothing was done and the human says that something was.
+    Raises UsageError when there is no such order, when it is not acknowledged that this is final, or when the executor is
+    certain that nothing was done and the human says that something was.
     """
     by = {"who": said("name", who), "reason": said("reason", reason)}
     case = read_case(kernel.store, kernel.contract, dfid)

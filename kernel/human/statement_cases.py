@@ -1,6 +1,6 @@
-"""A difference between record and outside becomes a case for a human: one flow, once, however often it is compared.
+"""A difference between record and outside becomes a case for a human: one flow, once, however often the two are compared.
 
-Nothing else changes: no order, no money, no count of any agent. A human settles it outside and closes the case.
+Nothing else changes: no order, no money, no count of any agent. A human settles the difference outside and closes the case.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from sds.kernel.storage import ledger
 from sds.kernel.storage.store import Store
 
 CODE = "STATEMENT_DIFFERS"
-CASES_MAX = 1_000  # opened by one comparison; the next one goes on
+CASES_MAX = 1_000  # cases that one comparison opens; the next comparison goes on
 
 
 def case_of(gate: str, difference: Difference) -> str:
-    """Return the flow that a difference has, or would have."""
+    """Return the id of the flow that a difference has, or would have."""
     return flow_id(gate, f"statement/{difference.key}", digest(difference.as_data()), 0)
 
 
 def open_cases(store: Store, contract: Contract, differences: Iterable[Difference], *, now_ms: int) -> tuple[str, ...]:
-    """Open a case for every difference that never had one, and return these flows."""
+    """Open a case for every difference that never had one; return their flows."""
     opened: list[str] = []
     for difference in differences:
         dfid = case_of(contract.gate, difference)
@@ -43,15 +43,8 @@ def open_cases(store: Store, contract: Contract, differences: Iterable[Differenc
 def _write(store: Store, contract: Contract, dfid: str, difference: Difference, now_ms: int) -> None:
     said = difference.as_data()
     trigger = canonical({"statement": said}).decode()
-    begin(
-        store,
-        contract,
-        Event(f"statement/{difference.key}", difference.resource_key, "", trigger),
-        dfid,
-        parent=None,
-        restarts=0,
-        now_ms=now_ms,
-    )
+    event = Event(f"statement/{difference.key}", difference.resource_key, "", trigger)
+    begin(store, contract, event, dfid, parent=None, restarts=0, now_ms=now_ms)
     state = transition("ACTIVE", "VALIDATING", "ESCALATED")
     move_on(store, "decision_flows", dfid, state, was=("ACTIVE",))
     body = {
@@ -59,13 +52,13 @@ def _write(store: Store, contract: Contract, dfid: str, difference: Difference, 
         "state": state,
         "tag": None,
         "reason_code": CODE,
-        "statement": said,  # and no agent: it is nobody's decision
+        "statement": said,  # there is no `agent_id`: nobody has decided this
         "rows": seal(store, dfid, SEALED),
     }
     ledger.append(store, now_ms, "DECIDED", dfid, body)
 
 
 def difference_in(trigger: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the difference a flow is about, None for any other flow: an event's fields are text, and never just one."""
+    """Return the difference that a flow is about; None for other flows: an event has texts, in two or more fields."""
     said = trigger.get("statement")
     return said if isinstance(said, dict) and len(trigger) == 1 else None

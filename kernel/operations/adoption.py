@@ -1,7 +1,7 @@
-"""Taking over orders that the outside has and the record does not know, each in one transaction with one ADOPTED entry.
+"""Takes over orders that the outside has and the record does not know, each in one transaction with one ADOPTED entry.
 
-A human says so, by name and with a reason. What is taken over is never sent: it is the outside's word for what was done.
-Money that moved is counted as drawn and spent, as far as the outside says what for.
+A human says so, by name and with a reason. An order that is taken over is never sent: the outside has said what became of
+it. Money that moved is counted as drawn and spent, as far as the outside says what it was for.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MEANWHILE = "an order that the record did not know was taken over meanwhile"
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """One unknown order, made ready: what it takes, in which spend counters, and the kernel's signature if it is ours."""
+    """An unknown order, ready to be written: what it takes, its spend counters, whether what it drew stays subtracted."""
 
     line: StatementLine
     settled: bool
@@ -66,10 +66,10 @@ class _Order:
 def adopt(
     kernel: Kernel, differences: tuple[Difference, ...], *, who: str, reason: str, now_ms: int
 ) -> tuple[str, ...]:
-    """Take over every order among `differences` that the record does not know; return the flows they have now.
+    """Take over every order among `differences` that the record does not know; return the flows that they have now.
 
-    A flow that is known and never ordered anything gets the order; any other order gets a flow of its own. What was
-    rejected or is taken back leaves its event free to be decided anew. Safe to repeat. Raises UsageError: nobody named.
+    A flow that is known and has ordered nothing gets the order; any other order gets a new flow. The event of an order that
+    was rejected or undone is free to be decided anew. Repeating this is safe. Raises UsageError without a name or a reason.
     """
     by = {"who": said("name", who), "reason": said("reason", reason)}
     unknown = [each for each in differences if each.code == "ORDER_UNKNOWN" and each.line is not None]
@@ -77,6 +77,7 @@ def adopt(
 
 
 def _adopt(kernel: Kernel, difference: Difference, by: Mapping[str, str], now_ms: int) -> str | None:
+    """Take over one order; return its flow, or None when the record knows it by now."""
     line, store, contract = difference.line, kernel.store, kernel.contract
     if line is None:
         return None
@@ -96,6 +97,7 @@ def _adopt(kernel: Kernel, difference: Difference, by: Mapping[str, str], now_ms
 
 
 def _ready(contract: Contract, line: StatementLine, fields: Fields) -> _Order:
+    """Return an order with what it takes: nothing, unless money moved and the outside says what for."""
     settled, nothing = line.outcome == "settled", Claim((), 0)
     kept = settled and contract.draws_settle_in == "kernel"
     human = human_contract(contract)
@@ -109,21 +111,21 @@ def _ready(contract: Contract, line: StatementLine, fields: Fields) -> _Order:
 
 
 def _numbers(spec: KindSpec, line: StatementLine) -> dict[str, int] | None:
-    """Return the numbers a kind takes, as the outside has them; None where one of them is missing or is none."""
+    """Return the numbers that a kind takes, as the outside has them; None when one is missing or negative."""
     numbers = dict(line.params)
-    if spec.spends and line.amount_minor is not None:  # the money that moved counts, not what was to move
+    if spec.spends and line.amount_minor is not None:  # count the money that moved, not what was ordered
         numbers[spec.spends] = line.amount_minor
     wanted = {name for name in (*spec.draws.values(), spec.spends) if isinstance(name, str)}
     return numbers if all(numbers.get(name, -1) >= 0 for name in wanted) else None
 
 
 def _flow(store: Store, contract: Contract, line: StatementLine, now_ms: int) -> str:
-    """Return the flow that an order is written to: the one that ordered it, where that is known and has no other order."""
+    """Return the flow to write an order to: the one that ordered it, if known and without another order; else a new one."""
     found = store.row(_FLOW, (line.dfid,)) if line.dfid else None
     if found is not None:
         gate, state, free = found
         if gate == contract.gate and free and state in ("ACTIVE", "ESCALATED", "ABORTED"):
-            if state == "ACTIVE":  # whoever holds it may not order now, and finds it ended
+            if state == "ACTIVE":  # its holder must not order any more, and will find it ended
                 undecided.interrupt(store, line.dfid, restarts_max=contract.retry.restarts_max, now_ms=now_ms)
             return line.dfid
     taken = not line.dfid or found is not None
@@ -156,7 +158,7 @@ def _write(kernel: Kernel, dfid: str, order: _Order, by: Mapping[str, str], now_
         reservations.count(
             store, kernel.contract, dfid, line.resource_key, order.needs, order.spending, kept=order.kept
         )
-    # past the table of `flow.states`: what the outside has done is done, whatever this record made of the flow
+    # the table of `flow.states` does not apply: the outside has acted, whatever state the record had for the flow
     move_on(store, "decision_flows", dfid, order.state, was=("ACTIVE", "ESCALATED", "ABORTED"), tag=ADOPTED)
     body: dict[str, Any] = {
         "state": order.state,
@@ -174,7 +176,7 @@ def _write(kernel: Kernel, dfid: str, order: _Order, by: Mapping[str, str], now_
 
 
 def _signed(kernel: Kernel, dfid: str, line: StatementLine) -> ExecutionIntent:
-    """Return the order, signed where its key proves that a kernel of ours made it so: only then can it be taken back."""
+    """Return the order, signed only if its key proves that a kernel of ours made it. Only a signed order can be undone."""
     intent = ExecutionIntent(dfid, line.key, line.kind, tuple(sorted(line.params.items())), line.resource_key, "")
     ours = idempotency_key(dfid, decision_record.STEP_ID, {"action": line.kind, **line.params}) == line.key
     return intent.signed_by(kernel.signer) if ours else intent
@@ -195,7 +197,7 @@ def _decide_event(store: Store, contract: Contract, dfid: str, by: Mapping[str, 
 
 
 def _close_case(store: Store, contract: Contract, dfid: str, by: Mapping[str, str], now_ms: int) -> None:
-    """Close the case about an order that is taken over: whoever took it over has decided it."""
+    """Close the case about an order that is taken over: taking it over has decided the case."""
     if store.value("SELECT state FROM decision_flows WHERE dfid = ?", (dfid,)) != "ESCALATED":
         return
     case = cases.read_case(store, contract, dfid)

@@ -1,7 +1,7 @@
-"""Erasing a case: the key that its texts lie under is destroyed, and what the ledger says of it stays and verifies.
+"""Erases a case: the key of its texts is destroyed, while the ledger's entries about it stay and still verify.
 
-What goes: evidence, prompts, proposals, rationales. What stays: what was decided, ordered and paid, when, by whom, under
-which contract and on which state; ids, the key of the event, and how long each text was. A saga is one case with its steps.
+Erased: evidence, prompts, proposals, rationales. Kept: what was decided, ordered and paid, when, by whom, under which
+contract and on which state; ids, the key of the event, and the length of each text. A saga is one case with its steps.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _MENDS = {
 
 @dataclass(frozen=True, slots=True)
 class Erased:
-    """What was done. `events`: the event, and the steps of its saga. `in_clear`: flows that an older version wrote, whose
-    texts stay. `overwritten`: whether what held the key is overwritten on disk, too; while others read, it is not yet.
+    """What was erased. `events`: the event, and the steps of its saga. `in_clear`: flows of an older version, whose texts
+    stay. `overwritten`: whether the key is overwritten on disk, too; it is not while others read.
     """
 
     dfid: str
@@ -51,7 +51,8 @@ class _Flow:
 def erase(store: Store, gate: str, event_id: str, *, who: str, reason: str, now_ms: int) -> Erased:
     """Destroy the key of a case, in one transaction with its ERASED entry. Nothing brings it back.
 
-    Raises UsageError when there is no such case, it is not at its end, or its texts lie under no key; ErasedError.
+    Raises UsageError when there is no such case, it has not ended, or its texts lie under no key; ErasedError: it was
+    erased.
     """
     who, reason = said("name", who), said("reason", reason)
     with store.transaction():
@@ -61,19 +62,19 @@ def erase(store: Store, gate: str, event_id: str, *, who: str, reason: str, now_
         events = tuple(dict.fromkeys(flow.event_id for flow in flows))
         in_clear = tuple(flow.dfid for flow in flows if not vault.fingerprint_in(flow.trigger))
         vault.destroy(store, gate, events, who=who, reason=reason, now_ms=now_ms)
-        tag = _ended(store, flows[0])
+        tag = _mark_erased(store, flows[0])
         body = {"gate": gate, "event_id": event_id, "events": events, "who": who, "reason": reason, "tag": tag}
         ledger.append(store, now_ms, "ERASED", flows[0].dfid, body)
     overwritten = False
-    with suppress(StoreError):  # it is erased, whatever becomes of the log
+    with suppress(StoreError):  # the case is erased even if the log cannot be emptied
         overwritten = store.truncate_log()
     return Erased(flows[0].dfid, events, in_clear, overwritten)
 
 
-def _ended(store: Store, flow: _Flow) -> str | None:
-    """Return the tag of a flow whose case is erased: what nobody has decided is over now, for good.
+def _mark_erased(store: Store, flow: _Flow) -> str | None:
+    """Return the tag of a flow whose case is erased. An undecided case has ended for good now.
 
-    An order that was recorded as failed and was carried out all the same stays marked: that is still a human's.
+    A DIRTY flow keeps its tag: its order was recorded as failed but carried out, and a human must still look at it.
     """
     if flow.tag == "DIRTY" or not undecided.is_undecided(flow.state, flow.tag):
         return flow.tag
@@ -82,7 +83,7 @@ def _ended(store: Store, flow: _Flow) -> str | None:
 
 
 def _flows(store: Reader, gate: str, event_id: str) -> list[_Flow]:
-    """Return the flows of a case, the last of the event first. Raises UsageError when there are none, or of a step."""
+    """Return the flows of a case, the last of its event first. Raises UsageError when there are none, or for a step."""
     own = list(_chain(store, gate, event_id))
     if not own:
         raise UsageError(f"there is no event `{event_id}` of gate `{gate}` in the record", hint="sds flows")
@@ -94,7 +95,7 @@ def _flows(store: Reader, gate: str, event_id: str) -> list[_Flow]:
 
 
 def _chain(store: Reader, gate: str, event_id: str) -> Iterator[_Flow]:
-    """Yield the flows of one event, the last first: each is the child of the one before."""
+    """Yield the flows of one event, the last first. Each is the child of the one before it."""
     dfid = store.value("SELECT dfid FROM events WHERE gate = ? AND event_id = ?", (gate, event_id))
     seen = set[str]()
     while dfid not in seen and (found := store.row(_CHAIN, (dfid,))) is not None and found[0] == event_id:
@@ -106,12 +107,12 @@ def _chain(store: Reader, gate: str, event_id: str) -> Iterator[_Flow]:
 def _steps(store: Reader, gate: str, dfid: str) -> Iterator[_Flow]:
     for event_id in saga.children(store, dfid):
         flows = list(_chain(store, gate, event_id))
-        if flows and (saga_child(flows[0].trigger) or ("",))[0] == dfid:  # an outsider may have taken the name
+        if flows and (saga_child(flows[0].trigger) or ("",))[0] == dfid:  # an outside event may have the same id
             yield from flows
 
 
 def _refuse_open(flow: _Flow) -> None:
-    """Raise UsageError unless a flow is at its end; a step that was escalated waits as its saga does."""
+    """Raise UsageError unless a flow has ended. An escalated step of a saga passes: its saga waits, not the step."""
     if flow.state == "ESCALATED" and saga_child(flow.trigger):
         return
     if flow.state not in ("CLOSED", "ABORTED"):

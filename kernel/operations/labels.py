@@ -1,6 +1,6 @@
-"""Later labels: whether a decision turned out to be right, said once for a flow by whoever has come to know it.
+"""Later labels: whether a decision turned out to be right. Somebody who knows it says so, once for a flow.
 
-A label changes no decision. It is a ledger entry, LABEL, and what the monitors of `calibration` count.
+A label changes no decision. It is a ledger entry, LABEL, and the monitors of `calibration` count it.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _LABELS = (
 
 @dataclass(frozen=True, slots=True)
 class Labelled:
-    """`changed` is False where the flow had this very label already. `suspended`: why the agent was, if it was."""
+    """`changed`: False when the flow had this label already. `suspended`: why the agent was suspended, if it was."""
 
     changed: bool
     suspended: str | None = None
 
 
 def record_label(store: Store, dfid: str, right: bool, *, by: str, now_ms: int, log: Log = no_log) -> Labelled:
-    """Say of a decision whether it was right, once; a monitor of `calibration` that it brings beyond its stop suspends the
-    agent in the same transaction.
+    """Record once whether a decision was right. When this brings a monitor of `calibration` beyond its stop, the agent is
+    suspended in the same transaction.
 
-    Raises UsageError where the flow is no decision of an agent, or where it has the other label.
+    Raises UsageError when the flow is no decision of an agent, or has the other label.
     """
     if not isinstance(right, bool):
         raise UsageError("a label is true or false", dfid=dfid)
@@ -97,7 +97,7 @@ def _known(dfid: str, known: bool, right: bool) -> Labelled:
 def _history(
     store: Reader, agent_id: str, dfid: str, reach: tuple[int, int]
 ) -> Iterator[tuple[int, MonitoredDecision]]:
-    """Yield the labels since the agent was last reactivated, in the newest ENTRIES_MAX entries, oldest first."""
+    """Yield (time, label) since the agent was last reactivated, from the newest ENTRIES_MAX entries, oldest first."""
     longest, within_ms = reach
     since = store.value(monitored.REACTIVATED, (agent_id,)) or 0
     limit = monitored.HISTORY_MAX if within_ms else longest

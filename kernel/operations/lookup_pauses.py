@@ -1,7 +1,7 @@
-"""When an order that nobody knows the end of is asked about again: at once, then after pauses that double up to an hour.
+"""When to ask again about an order whose end nobody knows: at once, then after pauses that double up to an hour.
 
-It waits for a human all the while (`human.cases.waiting`). A row of the record, so that every process of a gate, and each
-after a restart, keeps to the same pauses; it is no part of what the ledger proves. A reversal has a row as its step had.
+Meanwhile the order waits for a human, too (`human.cases.waiting`). The pauses are rows of the record, so that every process
+of a gate keeps to them, also after a restart; the ledger does not prove them. A reversal uses the row of its step.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from sds.kernel.storage.store import Reader, Store
 
 PAUSE_MS_MIN = 5_000
 PAUSE_MS_MAX = 3_600_000  # reached after an hour and a half
-DOUBLINGS_MAX = 20  # enough for that, and no number grows beyond it
+DOUBLINGS_MAX = 20  # enough to reach PAUSE_MS_MAX, and a limit to the numbers
 
 _NOTED = "SELECT asked, due_at_ms FROM order_lookups WHERE dfid = ?"
 _NOTE = (
@@ -25,7 +25,7 @@ _ENDED = (
 
 
 def is_due(store: Store, dfid: str, now_ms: int) -> bool:
-    """Tell whether to ask about a flow's order now. Then it is written down as asked: of several processes one asks."""
+    """Tell whether to ask about a flow's order now, and write that it was asked: of several processes one asks."""
     if _pauses(store, dfid, now_ms) is None:
         return False
     with store.transaction():
@@ -37,13 +37,13 @@ def is_due(store: Store, dfid: str, now_ms: int) -> bool:
 
 
 def _pauses(store: Reader, dfid: str, now_ms: int) -> int | None:
-    """Return how often an order was asked about, None while it is not due. A clock that was set back delays no longer."""
+    """Return how often an order was asked about; None while it is not due. A clock that was set back delays no longer."""
     asked, due_at_ms = store.row(_NOTED, (dfid,)) or (0, 0)
     return None if now_ms < due_at_ms <= now_ms + PAUSE_MS_MAX else int(asked)
 
 
 def forget_ended(store: Store) -> None:
-    """Drop what is noted of orders and reversals whose end is known by now."""
+    """Delete the pauses of orders and reversals whose end is known by now."""
     if store.value(f"SELECT 1 {_ENDED} LIMIT 1") is not None:
         with store.transaction():
             store.run(f"DELETE {_ENDED}")

@@ -1,4 +1,4 @@
-"""After a crash: end what nobody holds any more, and learn what became of every order that was in flight."""
+"""Recovery after a crash: ends flows that nobody holds any more, and learns what became of every order in flight."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ from sds.kernel.operations import lookup_pauses
 from sds.kernel.storage.store import Reader
 
 ERROR_CHARS_MAX = 200
-PAUSED = "PAUSED"  # no status of an order: it was not asked about
+PAUSED = "PAUSED"  # counts orders that were not asked about; it is no status of an order
 
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """How many flows were found interrupted, and what the orders in flight turned out to be.
+    """How many flows were interrupted, and what the orders in flight turned out to be.
 
-    `unknown`: orders whose end is still unknown; of these `paused` were not asked about, because their pause is not over.
-    `leased`: flows left alone because their holder may still be alive; recover again when their lease is over.
-    `sagas_dirty`: sagas of which something was done, and whose compensation a model must choose.
-    `errors`: one line for each flow, order or saga that could not be recovered, and is as it was: its flow and what was
-    raised.
+    `unknown`: orders whose end is still unknown; `paused`: those of them that were not asked about, because their pause is
+    not over. `leased`: flows left alone because their holder may be alive; recover again when their lease is over.
+    `sagas_dirty`: sagas of which something was done, and whose compensation a model must choose. `errors`: one line for
+    each flow, order or saga that could not be recovered and stays as it was: its flow, and what was raised.
     """
 
     interrupted: int = 0
@@ -42,10 +41,10 @@ class Recovered:
 
 
 def recover(kernel: Kernel, *, now_ms: int, at_once: bool = True) -> Recovered:
-    """Recover one gate. Flows whose holder may still be alive (lease not over) are left alone. Safe to repeat.
+    """Recover one gate. Flows whose holder may be alive (lease not over) are left alone. Repeating this is safe.
 
-    One flow, order or saga that cannot be recovered does not keep the others from it. `at_once`: ask about every order
-    now; else, as whoever recovers every few seconds does, each only when its pause is over (`lookup_pauses`).
+    One flow, order or saga that cannot be recovered does not stop the others. `at_once`: ask about every order now; else,
+    for a caller that recovers every few seconds, about each only when its pause is over (`lookup_pauses`).
     """
     counts: Counter[str] = Counter()
     interrupted, errors = _interrupt_orphans(kernel, now_ms)
@@ -56,7 +55,7 @@ def recover(kernel: Kernel, *, now_ms: int, at_once: bool = True) -> Recovered:
     for order in orders_in_flight(kernel.store, kernel.contract.gate, now_ms):
         try:
             counts[_resolve(kernel, order) if is_due(order.dfid) else PAUSED] += 1
-        except Exception as error:  # noqa: BLE001  whatever is wrong with one order, the next is looked up all the same
+        except Exception as error:  # noqa: BLE001  a fault of one order must not stop the others
             errors.append(_failed(kernel, order.dfid, error))
     leased, ended, dirty = _recover_sagas(kernel, errors, now_ms, is_due) if has_sagas(kernel.store) else (0, 0, 0)
     leased += sum(flow.held for flow in unfinished_flows(kernel.store, kernel.contract.gate, now_ms))
@@ -67,14 +66,14 @@ def recover(kernel: Kernel, *, now_ms: int, at_once: bool = True) -> Recovered:
 
 
 def has_sagas(record: Reader) -> bool:
-    """Tell whether a record has any saga: what recovers them is loaded only then."""
+    """Tell whether a record has any saga: only then the code that recovers them is imported."""
     return record.value("SELECT 1 FROM sagas LIMIT 1") is not None
 
 
 def _recover_sagas(
     kernel: Kernel, errors: list[str], now_ms: int, is_due: Callable[[str], bool]
 ) -> tuple[int, int, int]:
-    """Return how many sagas are still driven, how many have ended and how many are dirty; what failed is put to `errors`."""
+    """Return how many sagas are still driven, how many have ended, and how many are dirty. Append failures to `errors`."""
     from sds.kernel.saga import driver  # noqa: PLC0415  an option
 
     ended, dirty, failed = driver.recover(kernel, now_ms=now_ms, is_due=is_due)
@@ -83,7 +82,7 @@ def _recover_sagas(
 
 
 def recover_order(kernel: Kernel, dfid: str, *, now_ms: int) -> bool:
-    """Learn what became of a flow's order if its sender is gone; return whether there was one to ask about."""
+    """Learn what became of a flow's order if its sender is gone. Return whether there was an order to ask about."""
     found = [order for order in orders_in_flight(kernel.store, kernel.contract.gate, now_ms) if order.dfid == dfid]
     for order in found:
         _resolve(kernel, order)
@@ -95,9 +94,7 @@ def _resolve(kernel: Kernel, order: ExecutionIntent) -> str:
 
 
 def _still_valid(kernel: Kernel, order: ExecutionIntent) -> bool:
-    """Tell whether an order in flight would be reserved again now, by the terms of who decided it, and within the deadline
-    of its flow.
-    """
+    """Tell whether an order in flight would be reserved again now, by its decider's terms and within its deadline."""
     if kernel.whole.doubt() is not None:
         return False
     if kernel.store.value("SELECT 1 FROM human_decisions WHERE dfid = ?", (order.dfid,)) is not None:
@@ -123,19 +120,19 @@ def _failed(kernel: Kernel, dfid: str, error: Exception) -> str:
 
 
 def _interrupt_orphans(kernel: Kernel, now_ms: int) -> tuple[int, list[str]]:
-    """End every flow whose holder is gone; return how many, and what was raised by those that could not be ended."""
+    """End every flow whose holder is gone. Return how many were ended, and the errors of those that could not be."""
     interrupted, errors = 0, list[str]()
     for flow in unfinished_flows(kernel.store, kernel.contract.gate, now_ms):
         if flow.state == "ACTIVE" and not flow.held:
             try:
                 interrupted += _interrupt(kernel, flow.dfid, now_ms)
-            except Exception as error:  # noqa: BLE001  whatever is wrong with one flow, the next is ended all the same
+            except Exception as error:  # noqa: BLE001  a fault of one flow must not stop the others
                 errors.append(_failed(kernel, flow.dfid, error))
     return interrupted, errors
 
 
 def _interrupt(kernel: Kernel, dfid: str, now_ms: int) -> bool:
-    """End one flow, unless it has ended since it was looked at: a holder may be late, another may recover, too."""
+    """End one flow, unless it has ended meanwhile: its holder may only be late, or another process may recover, too."""
     with kernel.store.transaction():
         orphan = bool(kernel.store.value("SELECT state FROM decision_flows WHERE dfid = ?", (dfid,)) == "ACTIVE")
         if orphan:

@@ -1,7 +1,7 @@
-"""Which authority holds now: the one place that answers it, for a decision, a saga, a human and every reserving transaction.
+"""Which authority holds now: answered here alone, for a decision, a saga, a human and each reserving transaction.
 
-A flow is under the contract that was registered when it was created, until that is revoked (DIR 3.5). A newer version
-changes nothing for flows that are open; a revocation ends them, in the reserving transaction, too.
+A flow is under the contract that was registered when it was created, until that contract is revoked (DIR 3.5). A newer
+version changes nothing for open flows. A revocation ends them, in the reserving transaction at the latest.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from sds.kernel.registry.registry import Status
 from sds.kernel.storage.store import Reader, Row
 
-# Of an agent `a` and of what is bound to a contract, `b`: for statements that read more than that.
+# The authority of an agent `a` under the contract of `b`, a flow or an agent: columns for statements that read more.
 COLUMNS = (
     "a.status, COALESCE((SELECT value FROM meta WHERE key = 'halted'), '') <> '0',"
     " CASE WHEN r.contract_hash IS NULL THEN COALESCE(b.contract_hash, '') ELSE '' END, COALESCE(c.mission_hash, '')"
@@ -28,8 +28,8 @@ _OF_AGENT = f"FROM agents a LEFT JOIN agents b ON b.agent_id = ? {JOINS}"
 class Authority:
     """What the registry says of an agent and of the contract its flow is under, read in one statement.
 
-    `status`: None for an agent that is not registered; it counts as halted. `contract_hash`: empty when the contract is
-    revoked, or there is no such flow: nothing is under it. `mission_hash`: of that contract, revoked or not.
+    `status`: None for an agent that is not registered, which counts as halted. `contract_hash`: "" when the contract is
+    revoked or there is no such flow, so that nothing is under it. `mission_hash`: of that contract, revoked or not.
     """
 
     status: Status | None = None
@@ -43,11 +43,11 @@ class Authority:
 
     @property
     def in_service(self) -> bool:
-        """Whether the agent's cases may still be decided by a human: a suspended or paused agent does not stop them."""
+        """Whether a human may still decide the agent's cases: also while the agent is suspended or waits for a human."""
         return self.status not in (None, "RETIRED")
 
     def withdrawn(self, contract_hash: str) -> str | None:
-        """Return the code of what keeps the agent from acting under this contract, None when nothing does."""
+        """Return the code of what keeps the agent from acting under this contract; None: nothing does."""
         if not self.active:
             return "AGENT_SUSPENDED"
         if self.halted:
@@ -56,18 +56,18 @@ class Authority:
 
 
 def authority_now(record: Reader, agent_id: str, dfid: str = "") -> Authority:
-    """Return the authority of an agent for one flow; without `dfid`, for a flow that would be created now."""
+    """Return an agent's authority for one flow or, without `dfid`, for a flow that would be created now."""
     tables, of = bound_to(agent_id, dfid)
     row = record.row(f"SELECT {COLUMNS} {tables} WHERE a.agent_id = ?", (of, agent_id))
     return Authority() if row is None else authority_in(row)
 
 
 def bound_to(agent_id: str, dfid: str) -> tuple[str, str]:
-    """Return the tables behind `COLUMNS` of an agent and a flow, and the value in them; without `dfid`, of one created now."""
+    """Return the tables behind `COLUMNS`, and the value to bind in them. `dfid` "": a flow that would be created now."""
     return (_OF_FLOW, dfid) if dfid else (_OF_AGENT, agent_id)
 
 
 def authority_in(columns: Row) -> Authority:
-    """Return what a statement has read as `COLUMNS`."""
+    """Return the authority in a row of `COLUMNS`."""
     status, halted, contract_hash, mission_hash = columns
     return Authority() if status is None else Authority(status, bool(halted), contract_hash, mission_hash)

@@ -10,7 +10,7 @@ from sds.kernel.contract.sections import PROPOSAL_SCHEMA
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What the registry has on the contract's gate or agent: the contract it would replace. `revoked`: its hash if so."""
+    """A contract that the registry has for the gate or the agent of a new one. `revoked`: its hash if it was revoked."""
 
     agent_id: str
     gate: str
@@ -31,12 +31,12 @@ def semver(text: str) -> tuple[int, ...]:
 
 
 def refusal(contract: Contract, known: list[Known]) -> Refusal | None:
-    """Return why this contract cannot be registered, or None."""
+    """Return why this contract cannot be registered; None: it can."""
     return _schema(contract) or next((why for each in known if (why := _against(contract, each))), None)
 
 
 def _schema(contract: Contract) -> Refusal | None:
-    """Same major, and no newer minor: what a newer form may say, this runtime could not judge."""
+    """Refuse another major version and a newer minor one: this runtime could not judge what a newer form may say."""
     wanted, ours = semver(contract.proposal_schema), semver(PROPOSAL_SCHEMA)
     if wanted[0] == ours[0] and wanted[1] <= ours[1]:
         return None
@@ -48,6 +48,7 @@ def _schema(contract: Contract) -> Refusal | None:
 
 
 def _against(contract: Contract, known: Known) -> Refusal | None:
+    """Refuse what contradicts a contract that is registered for the same gate or agent."""
     if (known.gate, known.agent_id) != (contract.gate, contract.agent_id):
         return Refusal(
             f"agent `{contract.agent_id}` cannot serve gate `{contract.gate}`: agent `{known.agent_id}` serves"

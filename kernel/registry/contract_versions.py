@@ -14,12 +14,12 @@ VERSIONS_MAX = 1000
 
 ContractStanding = Literal["in force", "superseded", "revoked"]
 
-_NO_ENTRY: tuple[int, dict[str, Any]] = (0, {})  # of a contract that the ledger does not know
+_NO_ENTRY: tuple[int, dict[str, Any]] = (0, {})  # stands for the entry of a contract that the ledger does not know
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """One registered contract. `who` and `reason` are empty where none were given."""
+    """One registered contract. `who` and `reason` are "" when none was given."""
 
     gate: str
     agent_id: str
@@ -32,7 +32,7 @@ class Version:
 
 
 def versions(store: Reader) -> list[Version]:
-    """Return the registered contracts, oldest first, at most VERSIONS_MAX of the latest."""
+    """Return the latest VERSIONS_MAX registered contracts, oldest first. Raises StoreError when they cannot be read."""
     rows = store.rows(
         "SELECT c.gate, c.agent_id, c.version, c.hash, a.contract_hash IS NOT NULL, c.registered_at_ms"
         " FROM contracts c LEFT JOIN agents a ON a.contract_hash = c.hash"
@@ -46,7 +46,7 @@ def versions(store: Reader) -> list[Version]:
 
 
 def _by_hash(store: Reader, kind: str) -> dict[str, tuple[int, dict[str, Any]]]:
-    """Return the entries of a kind that are about contracts: index and body, by the contract's hash."""
+    """Return the index and body of the ledger's entries of one kind about contracts, by the contract's hash."""
     rows = store.rows("SELECT idx, body FROM ledger WHERE dfid = '' AND kind = ?", (kind,))
     return {body["hash"]: (idx, body) for idx, text in rows for body in (json.loads(text),)}
 

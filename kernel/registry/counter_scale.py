@@ -1,5 +1,5 @@
-"""What the record's counters count in. A counter is a number without decimals of its own: 200 drawn as euros would be
-two euros to a contract that counts cents. So a contract takes over no counter that holds what was counted otherwise.
+"""In which units the record's counters count. A counter is a number without decimals of its own: 200 drawn as euros would
+be two euros to a contract that counts cents. So no contract takes over a counter that was counted in other units.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _OTHERS = (
 
 
 def refusal(store: Reader, contract: Contract, now_ms: int) -> Refusal | None:
-    """Return why a contract cannot be put in force: something is drawn or spent that it would count in other units, or
-    would be as soon as it and the contract of another gate have drawn from what they share.
+    """Return why a contract cannot be put in force: it would count in other units what is drawn or spent now, or what it
+    and the contract of another gate share once either has drawn from it. None: it can.
     """
     counted: dict[str, int | None] = {}
     for (body,) in store.rows("SELECT body FROM contracts ORDER BY registered_at_ms, hash"):
@@ -48,7 +48,7 @@ def refusal(store: Reader, contract: Contract, now_ms: int) -> Refusal | None:
 
 
 def _at_odds(store: Reader, contract: Contract) -> Refusal | None:
-    """Return why this contract and that of another gate in force cannot both count what they share, and one draws."""
+    """Return why this contract and another gate's cannot both count what they share and one of them draws."""
     ours = contract.model_dump(mode="json")
     for gate, body in store.rows(_OTHERS, (contract.agent_id,)):
         theirs = json.loads(body)
@@ -66,7 +66,7 @@ def _at_odds(store: Reader, contract: Contract) -> Refusal | None:
 
 
 def recounted(before: Mapping[str, Any], contract: Contract) -> bool:
-    """Tell whether a registered contract (`before`, as JSON has it) feeds a counter that `contract` counts otherwise."""
+    """Tell whether a registered contract (`before`, as JSON) feeds a counter that `contract` counts in other units."""
     return bool(_differing(_units(before, fed=True), contract))
 
 
@@ -76,10 +76,10 @@ def _differing(counted: Mapping[str, int | None], contract: Contract) -> list[st
 
 
 def _units(contract: Mapping[str, Any], *, fed: bool = False) -> dict[str, int | None]:
-    """Return the decimals of every counter a contract looks at, or only of those that it can add to (`fed`).
+    """Return the decimals of every counter that a contract looks at; with `fed`, only of those that it can add to.
 
-    Named by a pattern: `source:*#path` for what is drawn, the gate for what is spent. None: the field is no number, or
-    what is spent has several scales, which an older version of this program took.
+    Counters are named by a pattern: `source:*#path` for what is drawn, the gate for what is spent. None: the field is no
+    number, or what is spent has several scales, which an older version of this program accepted.
     """
     kinds = [*contract["kinds"].values(), *contract.get("human", {}).get("kinds", {}).values()]
     drawn = {path for kind in kinds for path in kind["draws"]}
@@ -95,11 +95,12 @@ def _units(contract: Mapping[str, Any], *, fed: bool = False) -> dict[str, int |
 
 
 def spends_at(kind: Mapping[str, Any]) -> int | None:
-    """Return the decimals in which a kind of a registered contract, as JSON has it, spends. None: it spends nothing."""
+    """Return the decimals in which a registered contract's kind, as JSON, spends. None: it spends nothing."""
     return (kind["params"] | kind["fills"])[kind["spends"]]["scale"] if kind["spends"] else None
 
 
 def _drawn(store: Reader, counter: str) -> bool:
+    """Tell whether anything is drawn from a resource that the pattern `counter` names."""
     begin, _, end = counter.partition("*")
     sql = (
         "SELECT 1 FROM resources WHERE drawn > 0 AND substr(resource, 1, ?) = ?"

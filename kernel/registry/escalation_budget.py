@@ -1,8 +1,8 @@
-"""The escalation budget (DIR 4.7): a token bucket for each agent, so that humans are asked and not flooded.
+"""The escalation budget (DIR 4.7): a token bucket for each agent, so that humans are asked but not flooded.
 
-A full bucket holds `escalation.per_hour` escalations and an empty one is full again after an hour. When one more
-comes than it holds, the agent is suspended. DIR would abort that flow in silence; here it is escalated all the same: a
-case that nobody sees is a refusal that nobody decided. The last level stands in the DECIDED entry that spent it.
+A full bucket holds `escalation.per_hour` escalations; an empty one is full again after an hour. When an agent escalates
+with an empty bucket it is suspended. DIR would abort that flow in silence. Here it is escalated all the same: a case that
+nobody sees is a refusal that nobody decided. The DECIDED entry of an escalation holds the level that it left.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from sds.kernel.storage.store import Reader, Store
 
 EXHAUSTED = "escalation budget exhausted"
 
-# What an escalation takes. Every millisecond gives back `per_hour` such parts: integers, and nothing is rounded.
+# An escalation takes this many parts; every millisecond gives back `per_hour` parts. These are integers: nothing is rounded.
 PARTS = 3_600_000
 _KEEP = (
     "INSERT INTO escalation_budgets VALUES (?, ?, ?)"
     " ON CONFLICT (agent_id) DO UPDATE SET parts = excluded.parts, at_ms = excluded.at_ms"
 )
 
-# Escalations that are not the agent's doing: an operator's, a deployment's, the contract's own rules, the load. What is
-# not named here counts, and so does whatever else a model or its server comes to fail with.
+# Escalations that the agent did not cause: an operator, a deployment, the contract's rules or the load did. Every other
+# code is charged, whatever a model or its server fails with.
 NOT_CHARGED = frozenset(
     {
         "AGENT_SUSPENDED",
@@ -42,7 +42,7 @@ NOT_CHARGED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """How full a bucket was, in parts, and when."""
+    """How full a bucket was, in parts, and when (milliseconds since 1970)."""
 
     parts: int
     at_ms: int
@@ -50,14 +50,14 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """What an escalation costs its agent: `spent` is the level after it, `moves_to` the agent's next status and why."""
+    """What an escalation costs its agent. `spent`: the level after it. `moves_to`: the agent's next status, and why."""
 
     spent: Level | None = None
     moves_to: tuple[registry.Status, str] | None = None
 
 
 def level(store: Reader, agent_id: str, per_hour: int, now_ms: int) -> Level:
-    """Return how full the agent's bucket is now. A clock that went back gives nothing twice."""
+    """Return how full the agent's bucket is now. A clock that was set back gives nothing back twice."""
     found = store.row("SELECT parts, at_ms FROM escalation_budgets WHERE agent_id = ?", (agent_id,))
     if found is None:
         return Level(per_hour * PARTS, now_ms)
@@ -73,9 +73,9 @@ def left(store: Reader, agent_id: str, per_hour: int, now_ms: int) -> int:
 def charge(
     store: Store, contract: Contract, dfid: str, reason_code: str | None, *, by_choice: bool, now_ms: int
 ) -> Charge:
-    """Spend what an escalation costs the agent, inside the caller's transaction, which writes `spent` down with it.
+    """Charge an escalation to the agent, inside the caller's transaction, which also writes `spent` into the ledger.
 
-    `by_choice`: the envelope left the agent more than the human; else there was nothing else it could do.
+    `by_choice`: the envelope left the agent more than the human. Otherwise it had no choice, and the budget is not charged.
     """
     if authority_now(store, contract.agent_id, dfid).withdrawn(contract.hash) is not None:
         return Charge()

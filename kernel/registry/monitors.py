@@ -1,8 +1,8 @@
-"""Monitors (DIR 4.6): what single verdicts cannot see, watched over many decisions, in the transaction of each.
+"""Monitors (DIR 4.6) watch what no single verdict shows: many decisions. They run in the transaction of each decision.
 
-A value beyond `stop` suspends the agent there and then. The decision that crosses it was within its bounds: it is recorded
-and carried out, and the next one is not made. Only an operator reactivates the agent, and the windows begin anew with that.
-A value that goes beyond `warn` is logged once, and again only after it was back.
+A value beyond `stop` suspends the agent at once. The decision that crosses it was within its bounds: it is recorded and
+carried out, and no further decision is made. Only an operator reactivates the agent; then the windows begin anew. A value
+beyond `warn` is logged once, and again only after it has been back.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from sds.kernel.registry import registry
 from sds.kernel.registry.windows import Stream, Sums, Vector, Windows
 from sds.kernel.storage.store import Reader, Row, Store
 
-SHARE_MIN = 1e-4  # what a share is taken to be at least, in a population stability index: no logarithm of nothing
-MEASURED_MIN = LAST_MIN  # decisions with what a monitor measures, before it is judged
+SHARE_MIN = 1e-4  # the least share in a population stability index, which takes logarithms
+MEASURED_MIN = LAST_MIN  # a monitor is judged from this number of decisions that have what it measures
 
 _MINOR = frozenset({"paid_mean_minor", "paid_sum_minor"})
 
@@ -28,7 +28,7 @@ _MINOR = frozenset({"paid_mean_minor", "paid_sum_minor"})
 class MonitoredDecision(NamedTuple):
     """What monitors read of one decision. None: not known, and not counted where it is measured.
 
-    `paid_minor`: in the units that the contract spends in. `confidence`: 0..1. `readings`: name -> the likeliest value.
+    `paid_minor`: in the units that the contract spends in. `confidence`: 0..1. `readings`: name -> likeliest value.
     `right`: what a later label said.
     """
 
@@ -47,7 +47,7 @@ History = Callable[[tuple[int, int]], Iterable[tuple[int, MonitoredDecision]]]
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """A threshold that was crossed: `which` is `warn` or `stop`, `decision` the number since the windows began."""
+    """A threshold that was crossed. `which`: `warn` or `stop`. `decision`: its number since the windows began."""
 
     monitor: MonitorSpec
     which: str
@@ -64,7 +64,7 @@ class Crossing:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What came of counting one decision: why the agent was suspended, if it was, and which warnings are new."""
+    """The outcome of counting one decision: why the agent was suspended, if it was, and the new warnings."""
 
     suspended: str | None = None
     warnings: tuple[Crossing, ...] = ()
@@ -72,7 +72,7 @@ class Watched:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """One decision that was counted. `digest`: of the sums, for its ledger entry; None where there are no monitors."""
+    """One counted decision, with what it crossed. `digest`: of the sums, for its ledger entry; None without monitors."""
 
     digest: str | None = None
     stops: tuple[Crossing, ...] = ()
@@ -81,7 +81,7 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """One monitor as it stands. `value` None: not enough has been measured to judge it. `decisions`: in its window."""
+    """One monitor as it stands. `value`: None while too little is measured to judge. `decisions`: those in its window."""
 
     name: str
     of: str
@@ -94,18 +94,18 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class _Judge:
-    """A monitor, ready to be asked of every decision: thresholds in millionths, its place in a vector."""
+    """A monitor, ready to be asked about every decision. Thresholds are in millionths; `place`: its part of the vector."""
 
     monitor: MonitorSpec
     vector: Callable[[MonitorSpec, MonitoredDecision], Vector]
     ratio: Ratio
-    least: int  # decisions in the window, before it is judged
-    side: int  # 1: beyond is above; -1: below
-    thresholds: tuple[tuple[str, int], ...]  # `warn` and `stop`, those that there are
+    least: int  # number of decisions in the window from which it is judged
+    side: int  # 1: a value above a threshold is beyond it; -1: a value below
+    thresholds: tuple[tuple[str, int], ...]  # `warn` and `stop`, as far as they are given
     place: slice
 
     def value(self, totals: Vector) -> tuple[int, int] | None:
-        """Return what the window measures, as a fraction; None while there is too little in it to judge."""
+        """Return what the window measures, as (numerator, denominator); None while it holds too little to judge."""
         total = totals[self.place]
         return self.ratio(self.monitor, total) if total[0] >= self.least else None
 
@@ -117,7 +117,7 @@ class _Judge:
 
 
 def _judge(monitor: MonitorSpec, place: slice) -> _Judge:
-    """A sum is judged from the first decision: it can only grow."""
+    """Return a monitor's judge. A sum is judged from the first decision on, because it can only grow."""
     least = 1 if monitor.of == "paid_sum_minor" else monitor.window.last or LAST_MIN
     side = -1 if monitor.is_minimum else 1
     given = (("warn", monitor.warn), ("stop", monitor.stop))
@@ -126,9 +126,9 @@ def _judge(monitor: MonitorSpec, place: slice) -> _Judge:
 
 
 class Monitors:
-    """The monitors of one agent over one stream: decisions, or what later labels say of them.
+    """The monitors of one agent over one stream: its decisions, or later labels of them.
 
-    `units`: what amounts are counted in. Where monitors or units are others, windows are filled anew.
+    `units`: the decimals in which amounts are counted. When the monitors or the units change, the windows are filled anew.
     """
 
     def __init__(
@@ -143,14 +143,13 @@ class Monitors:
     def count(
         self, store: Store, decided: MonitoredDecision, now_ms: int, history: History, *, kept: Row | None = None
     ) -> Counted:
-        """Count one decision and judge every window, in the caller's transaction; `settle` does what follows.
+        """Count one decision and judge every window, in the caller's transaction. `settle` does what follows from it.
 
-        `kept`: the windows, where that transaction has read them already.
+        `kept`: the windows' row, if that transaction has read it already. `history`: given how many decisions and
+        milliseconds the windows reach back, it returns (time, decision), oldest first. The windows are filled with these
+        when the record has none, or those of other monitors.
 
-        `history`, given how many decisions and milliseconds the windows reach back, returns (time, decision), oldest
-        first: what they are filled with where the record has none, or those of other monitors.
-
-        Raises StoreError where the windows are not of the form in which they were written.
+        Raises StoreError when the windows in the record cannot be read.
         """
         if not self.monitors:
             return Counted()
@@ -175,7 +174,7 @@ class Monitors:
         return vector
 
     def _crossed(self, sums: Sums) -> tuple[tuple[Crossing, ...], tuple[Crossing, ...]]:
-        """Return what is beyond its stop, and what is newly beyond its warning, which `sums` keeps."""
+        """Return what is beyond its stop, and what is newly beyond its warning. `sums` keeps the names of those beyond."""
         stops: list[Crossing] = []
         new: list[Crossing] = []
         warned: list[str] = []
@@ -198,7 +197,7 @@ class Monitors:
     def settle(self, store: Store, counted: Counted, now_ms: int) -> Watched:
         """Suspend the agent for what is beyond its stop, in the same transaction, once the decision stands in the ledger.
 
-        One that is not active is left as it is: while it waits for a human, its next decision finds the same.
+        An agent that is not active is left alone: while it waits for a human, its next decision crosses again.
         """
         known = registry.lookup(store, self.agent_id) if counted.stops else None
         if known is None or not known.active:
@@ -208,7 +207,7 @@ class Monitors:
         return Watched(why, counted.warnings)
 
     def standing(self, store: Reader, now_ms: int) -> tuple[Standing, ...]:
-        """Return every monitor as it stands now. Nothing is written; a record whose windows are not filled yet has none."""
+        """Return every monitor as it stands now. Writes nothing. Before its windows are filled, a record has no values."""
         try:
             totals = self._windows.now(store, self._windows.read(store), now_ms)
             return tuple(_standing(judge, totals) for judge in self._judges)
@@ -227,13 +226,13 @@ def _standing(judge: _Judge, totals: Vector) -> Standing:
 
 
 def shown(monitor: MonitorSpec, ratio: tuple[int, int]) -> str:
-    """Return a value in words: whole minor units, or four decimals at most."""
+    """Return a value as text: whole minor units, or a number with at most four decimals."""
     number = ratio[0] / ratio[1]
     return str(round(number)) if monitor.of in _MINOR else f"{number:.4f}".rstrip("0").removesuffix(".")
 
 
 def _measured(value: int | None) -> Vector:
-    """Return (1, whether it was measured, the value): of a decision that lacks it, only that it was one."""
+    """Return (1, whether it was measured, the value). A decision without the value counts as a decision only."""
     return [1, 0, 0] if value is None else [1, 1, value]
 
 
@@ -249,7 +248,7 @@ def _micro(share: float) -> int:
 
 
 def _shift(monitor: MonitorSpec, decided: MonitoredDecision) -> Vector:
-    """Return (decisions, those with the reading, how often each expected value, how often any other)."""
+    """Return (1, whether it has the reading, 1 at its expected value, 1 for any other value)."""
     value = decided.readings.get(monitor.reading or "")
     if value is None:
         return [1, 0, *([0] * (len(monitor.expected) + 1))]
@@ -268,7 +267,7 @@ def _stability(monitor: MonitorSpec, total: Vector) -> tuple[int, int] | None:
 
 
 def _calibration(_monitor: MonitorSpec, total: Vector) -> tuple[int, int] | None:
-    """Return |mean confidence - share right|."""
+    """Return the difference between the mean confidence and the share of right decisions."""
     if total[1] < MEASURED_MIN:
         return None
     return abs(total[2] - total[3] * MICRO), total[1] * MICRO

@@ -1,7 +1,7 @@
-"""The agent registry (DIR 3.5, 3.5a): whose contract is in force, what state its agent is in, who may change it.
+"""The agent registry (DIR 3.5, 3.5a): whose contract is in force, what state its agent is in, and who may change it.
 
-Contracts come from a deployment, never from an agent; nothing an agent does lifts its own suspension. Every
-change is a ledger entry with who, when and why.
+Contracts come from a deployment, never from an agent. Nothing that an agent does lifts its own suspension. Every change is
+a ledger entry that says who, when and why.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sds.kernel.storage import ledger
 from sds.kernel.storage.store import Reader, Store
 
 REASON_CHARS_MAX = 500
-DEPLOYMENT = "deployment"  # who registers when no operator does: whoever runs the program
+DEPLOYMENT = "deployment"  # the name under which a program registers a contract when no operator does
 
 Status = Literal["INITIALIZING", "ACTIVE", "SUSPENDED", "ESCALATED", "RETIRED"]
 Actor = Literal["registry", "runtime", "operator", "agent"]
@@ -40,7 +40,7 @@ _WHO_MAY: dict[tuple[Status, Status], frozenset[Actor]] = {
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """What the registry knows of an agent now, and whether an operator has halted everything."""
+    """What the registry knows of an agent now, and whether an operator has halted the system."""
 
     agent_id: str
     status: Status
@@ -55,21 +55,15 @@ class Registration:
 
 
 def register(
-    store: Store,
-    contract: Contract,
-    *,
-    by: Actor,
-    now_ms: int,
-    who: str = DEPLOYMENT,
-    reason: str = "deployed",
+    store: Store, contract: Contract, *, by: Actor, now_ms: int, who: str = DEPLOYMENT, reason: str = "deployed"
 ) -> None:
-    """Put a contract in force for its agent; a new agent becomes ACTIVE. Registering it again changes nothing.
+    """Put a contract in force for its agent. A new agent becomes ACTIVE. Registering a contract again changes nothing.
 
-    Flows that are open stay under the contract they were created under, unless that had a kind in its authority that
-    this one lacks, or draws or spends in other units: then it is revoked. Raises
-    TransitionError when an agent tries or a reason is missing, ContractError when the handshake fails, or when something
-    is drawn or spent that this contract would count in other units (`counter_scale`). A failed handshake leaves one ledger entry
-    and no agent: RETIRED is final, and an agent's name must not be used up by a mistake in its contract.
+    Open flows stay under the contract they were created under. That one is revoked, though, if its authority had a kind
+    that this one lacks, or if it draws or spends in other units. Raises TransitionError when an agent tries or a reason is
+    missing; ContractError when the handshake fails, or when something is drawn or spent that this contract would count in
+    other units (`counter_scale`). A failed handshake leaves one ledger entry and no agent: RETIRED is final, and a mistake
+    in a contract must not use up an agent's name.
     """
     if by == "agent":
         raise TransitionError("an agent cannot register itself: contracts come from a deployment")
@@ -88,7 +82,7 @@ def register(
 
 
 def refusal(record: Reader, contract: Contract, *, now_ms: int) -> compatibility.Refusal | None:
-    """Return why this contract could not be put in force now, or None. Nothing is written."""
+    """Return why this contract could not be put in force now; None: it could. Writes nothing."""
     return _refusal(record, contract, _known(record, contract), now_ms)
 
 
@@ -121,7 +115,7 @@ def _known(store: Reader, contract: Contract) -> list[compatibility.Known]:
 def _write_refusal(
     store: Store, entry: Mapping[str, str], refused: compatibility.Refusal, *, new: bool, now_ms: int
 ) -> None:
-    """Write a failed handshake down, once: a process that starts over and over must not fill the ledger."""
+    """Write a failed handshake once: a process that starts over and over must not fill the ledger."""
     body = {**entry, "refused": _text(refused.message)} | ({"was": "INITIALIZING", "status": "RETIRED"} if new else {})
     text = canonical(body).decode()
     if store.row("SELECT 1 FROM ledger WHERE dfid = '' AND kind = 'REFUSED' AND body = ?", (text,)) is None:
@@ -131,6 +125,7 @@ def _write_refusal(
 def _put_in_force(
     store: Store, contract: Contract, entry: Mapping[str, str], known: list[compatibility.Known], now_ms: int
 ) -> None:
+    """Write a contract that is new, and bind its agent to it."""
     if not known:
         _insert(store, contract, entry, now_ms)
         _take_into_service(store, contract, now_ms)
@@ -164,7 +159,7 @@ def _take_into_service(store: Store, contract: Contract, now_ms: int) -> None:
 
 
 def _revoke_superseded(store: Store, contract: Contract, entry: Mapping[str, str], now_ms: int) -> None:
-    """Revoke every earlier contract that this one takes authority from or counts otherwise than."""
+    """Revoke every earlier contract whose authority this one does not cover, or whose units it does not count in."""
     rows = store.rows(
         "SELECT hash, body FROM contracts WHERE agent_id = ? AND hash <> ?"
         " AND hash NOT IN (SELECT contract_hash FROM contract_revocations)",
@@ -184,9 +179,9 @@ def _revoke_superseded(store: Store, contract: Contract, entry: Mapping[str, str
 
 
 def revoke(store: Store, contract_hash: str, *, who: str, reason: str, now_ms: int) -> bool:
-    """Withdraw a contract: every flow under it ends, even one that is about to reserve. Return False if it was so.
+    """Withdraw a contract for good: every flow under it ends, even one that is about to reserve.
 
-    It is final. Raises ContractError for a contract that was never registered.
+    Return False if it was revoked before. Raises ContractError for a contract that was never registered.
     """
     with store.transaction():
         return _revoke(store, contract_hash, by="operator", who=who, reason=reason, now_ms=now_ms)
@@ -215,6 +210,7 @@ def _reason(given: str) -> str:
 
 
 def lookup(store: Store, agent_id: str) -> Registration | None:
+    """Return what the registry knows of an agent; None: it is not registered."""
     found = store.row(
         "SELECT a.agent_id, a.status, a.contract_hash, c.mission_hash, a.rejections,"
         " COALESCE((SELECT value FROM meta WHERE key = 'halted'), '') <> '0' FROM agents a"
@@ -236,7 +232,7 @@ def agents(store: Store) -> list[Registration]:
 def transition(
     store: Store, agent_id: str, status: Status, *, by: Actor, reason: str, now_ms: int, who: str = ""
 ) -> None:
-    """Move an agent to another state. Raises TransitionError when the table of DIR 3.5a does not let `by` do it."""
+    """Move an agent to another state. Raises TransitionError when the table of DIR 3.5a does not permit that to `by`."""
     with store.transaction():
         move(store, agent_id, status, by=by, reason=reason, now_ms=now_ms, who=who)
 
@@ -244,7 +240,7 @@ def transition(
 def move(
     store: Store, agent_id: str, status: Status, *, by: Actor, reason: str, now_ms: int, who: str = "", case: str = ""
 ) -> None:
-    """Do what `transition` does, inside the caller's transaction. `case`: the flow it is moved for."""
+    """Do what `transition` does, inside the caller's transaction. `case`: the flow for which the agent is moved."""
     known = lookup(store, agent_id)
     if known is None:
         raise TransitionError(f"there is no agent `{agent_id}`")
@@ -252,21 +248,16 @@ def move(
         raise TransitionError(f"{by} may not move agent `{agent_id}` from {known.status} to {status}")
     why = _reason(reason)
     store.run("UPDATE agents SET status = ?, rejections = 0 WHERE agent_id = ?", (status, agent_id))
-    if (known.status, status) == ("SUSPENDED", "ACTIVE"):  # an operator has looked: the agent may ask again
+    if (known.status, status) == ("SUSPENDED", "ACTIVE"):  # an operator has looked: the agent begins anew
         store.run("DELETE FROM escalation_budgets WHERE agent_id = ?", (agent_id,))
         windows.clear(store, agent_id, "decisions", "labels")
     body = {"agent_id": agent_id, "was": known.status, "status": status, "by": by, "reason": why}
-    ledger.append(
-        store,
-        now_ms,
-        "AGENT",
-        "",
-        body | ({"who": person(who, REASON_CHARS_MAX)} if who else {}) | ({"case": case} if case else {}),
-    )
+    body |= ({"who": person(who, REASON_CHARS_MAX)} if who else {}) | ({"case": case} if case else {})
+    ledger.append(store, now_ms, "AGENT", "", body)
 
 
 def waits_for(store: Reader, agent_id: str) -> str:
-    """Return the flow an ESCALATED agent waits for a human to resolve; empty when it is not known."""
+    """Return the flow that an ESCALATED agent waits for a human to resolve; "" when it is not known."""
     found = store.value(
         "SELECT json_extract(body, '$.case') FROM ledger WHERE dfid = '' AND kind = 'AGENT'"
         f" AND {ledger.ABOUT} = ? ORDER BY idx DESC LIMIT 1",
@@ -276,12 +267,12 @@ def waits_for(store: Reader, agent_id: str) -> str:
 
 
 def request_retire(store: Store, agent_id: str, *, reason: str, now_ms: int) -> None:
-    """Retire an agent because it asks for it: the one move an agent may make, and only while it is ACTIVE."""
+    """Retire an agent at its own request: the one move an agent may make, and only while it is ACTIVE."""
     transition(store, agent_id, "RETIRED", by="agent", reason=reason, now_ms=now_ms, who=agent_id)
 
 
 def write_act(store: Store, act: str, *, who: str, reason: str, now_ms: int) -> None:
-    """Write down what an operator does that has no entry of its own: recovering, setting a record aside."""
+    """Record an act of an operator that has no ledger entry of its own: recovering, setting a record aside."""
     with store.transaction():
         append_act(store, act, who=who, reason=reason, now_ms=now_ms)
 
@@ -289,13 +280,13 @@ def write_act(store: Store, act: str, *, who: str, reason: str, now_ms: int) -> 
 def append_act(
     store: Store, act: str, *, who: str, reason: str, now_ms: int, facts: Mapping[str, str] = MappingProxyType({})
 ) -> None:
-    """Do what `write_act` does, inside the caller's transaction. `facts`: what else there is to say of it."""
+    """Do what `write_act` does, inside the caller's transaction. `facts`: further fields of the entry."""
     body = {**facts, "act": act, "who": person(who, REASON_CHARS_MAX), "reason": _reason(reason)}
     ledger.append(store, now_ms, "OPERATOR", "", body)
 
 
 def set_halted(store: Store, halted: bool, *, by: str, reason: str, now_ms: int) -> bool:
-    """Halt or resume everything. Return False when it already was so. From the next transaction on it binds."""
+    """Halt or resume the system; return False when it was so already. It binds from the next transaction on."""
     with store.transaction():
         if store.halted == halted:
             return False

@@ -1,7 +1,7 @@
 """What one decision takes from the world, taken before anything is sent: resources and spend limits.
 
-At most one live reservation for a resource, held until it is settled or certainly rejected, and subtracted from
-live state meanwhile. Everything here that writes runs inside the caller's transaction.
+A resource has at most one live reservation. It is held until its order is settled or certainly rejected, and subtracted
+from live state meanwhile. Everything here that writes runs inside the caller's transaction.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from sds.kernel.errors import StoreError
 from sds.kernel.registry import spend
 from sds.kernel.storage.store import Row, Store
 
-TYPES_MAX = 1_024  # of fields, that are remembered
+TYPES_MAX = 1_024  # size of the cache of `_numeric`
 
-# Of a resource `u`: for statements that read more than that.
+# The usage of a resource `u`: columns for statements that read more than that.
 COLUMNS = (
     "u.resource, u.epoch, u.drawn,"
     " EXISTS (SELECT 1 FROM reservations l WHERE l.resource = u.resource AND l.status = 'live')"
 )
-# A human's order is under the contract that was in force when they decided, every other under its flow's.
+# A human's order is under the contract in force when the human decided, every other order under its flow's.
 _SETTLES_IN = (
     "SELECT c.body ->> '$.draws_settle_in' FROM decision_flows f LEFT JOIN human_decisions h ON h.dfid = f.dfid"
     " JOIN contracts c ON c.hash = COALESCE(h.contract_hash, f.contract_hash) WHERE f.dfid = ?"
@@ -36,7 +36,7 @@ _LEFT_DRAWN = (
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a decision takes: (snapshot field, amount) drawn, and the amount counted against spend limits."""
+    """What a decision takes, in minor units: (snapshot field, amount drawn), and the amount spent under spend limits."""
 
     draws: tuple[tuple[str, int], ...]
     spends: int
@@ -44,7 +44,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Every numeric field of one key: its resource's epoch, what is drawn from it, and whether it is held now."""
+    """For every numeric field of one key: its resource's epoch, what is drawn from it, and whether it is held now."""
 
     epochs: Mapping[str, int]
     drawn: Mapping[str, int]
@@ -52,37 +52,37 @@ class Usage:
 
 
 def claim_of(contract: Contract, kind: str, amounts: Mapping[str, int]) -> Claim:
-    """Return what a decision of a kind takes, by its amounts in minor units."""
+    """Return what a decision of this kind takes. `amounts`: its numbers, in minor units."""
     spec = contract.kinds[kind]
     draws = tuple((path, n if isinstance(n, int) else amounts[n]) for path, n in sorted(spec.draws.items()))
     return Claim(draws, amounts[spec.spends] if spec.spends else 0)
 
 
 def resource(contract: Contract, key: str, path: str) -> str:
-    """Name the resource behind a field: `source:key#path`."""
+    """Return the name of the resource behind a field: `source:key#path`."""
     return f"{contract.source}:{key}#{path}"
 
 
 def taken(contract: Contract, dfid: str, key: str, claim: Claim) -> list[Row]:
-    """Return what a decision draws, as rows of `reservations`, in their order: (flow, resource, amount). Nothing is none."""
+    """Return what a decision draws as rows of `reservations`, in order: (flow, resource, amount); none for amounts of 0."""
     return sorted((dfid, resource(contract, key, path), amount) for path, amount in claim.draws if amount)
 
 
 def usage(store: Store, contract: Contract, key: str) -> Usage:
-    """Return what is known of every numeric field, whichever gate of the same source draws on it."""
+    """Return the usage of every numeric field of a key, by all gates of the same source."""
     paths = named(contract, key)
     rows = store.rows(f"SELECT {COLUMNS} FROM resources u WHERE u.resource IN ({marks(paths)})", tuple(paths))
     return usage_in(paths, rows)
 
 
 def named(contract: Contract, key: str) -> dict[str, str]:
-    """Return the resource behind every numeric field of a key, and that field."""
+    """Return the resources behind the numeric fields of a key: resource -> field."""
     begin = resource(contract, key, "")
     return {begin + path: path for path, kind in contract.snapshot.items() if _numeric(kind)}
 
 
 def usage_in(paths: Mapping[str, str], rows: list[Row]) -> Usage:
-    """Return what a statement has read as `COLUMNS` of the resources of `paths`; one that is not there stands as None."""
+    """Return the usage in rows of `COLUMNS`. `paths`: resource -> field. A resource that is not there may stand as None."""
     epochs, drawn = dict.fromkeys(paths.values(), 0), dict.fromkeys(paths.values(), 0)
     for name, epoch, amount, _ in rows:
         if name is not None:
@@ -91,7 +91,7 @@ def usage_in(paths: Mapping[str, str], rows: list[Row]) -> Usage:
 
 
 def holder(store: Store, contract: Contract, key: str) -> str | None:
-    """Return what is known of the order that holds anything of this key: PENDING or UNKNOWN; None: it is free."""
+    """Return the status, PENDING or UNKNOWN, of an order that holds anything of this key. None: nothing is held."""
     paths = named(contract, key)
     found = store.value(
         "SELECT max(e.status) FROM reservations l JOIN execution_log e ON e.dfid = l.dfid WHERE l.status = 'live'"
@@ -121,11 +121,11 @@ def reserve(
     spending: spend.Scopes,
     known: spend.Totals | None = None,
 ) -> str | None:
-    """Reserve everything, or change nothing and return the reason code.
+    """Reserve everything that a decision takes, or change nothing and return the reason code.
 
-    `now`: as the transaction has found it. `epochs` are those read just before the live state that was checked: had anything
-    of this key been reserved or settled since, even another field, that check would not hold. `spending`: the spend counters of this moment, and
-    `known` what the transaction has read of them. Taking nothing of a resource leaves it alone.
+    `now`: the usage in this transaction. `epochs`: those read just before the live state that was checked: if anything of
+    this key was reserved or settled since, even another field, that check does not hold. `spending`: the spend counters of
+    this moment; `known`: what the transaction has read of them. Drawing 0 from a resource leaves it alone.
     """
     if now.epochs != epochs or any(path in now.held for path, _ in claim.draws):
         return "RESOURCE_CONTENTION"
@@ -138,14 +138,14 @@ def reserve(
 
 
 def of_order(store: Store, dfid: str) -> dict[str, int]:
-    """Return what one order in flight holds itself of each resource."""
+    """Return what an order in flight holds of each resource."""
     return dict(store.rows("SELECT resource, amount FROM reservations WHERE dfid = ? AND status = 'live'", (dfid,)))
 
 
 def stays_drawn(store: Store, dfid: str) -> bool:
-    """Tell whether what an order drew stays subtracted once it is settled, by the contract it was reserved under.
+    """Tell whether what an order drew stays subtracted once it is settled, by the contract under which it was reserved.
 
-    By now another may be in force, and the source knew of the payout, or not, by the terms of then.
+    Another contract may be in force now. Whether the source already counts the payout depends on the earlier one.
     """
     return bool(store.value(_SETTLES_IN, (dfid,)) != "source")
 
@@ -156,9 +156,9 @@ def left_drawn(store: Store, dfid: str) -> bool:
 
 
 def reserve_again(store: Store, dfid: str, *, succeeded: bool) -> None:
-    """Reserve again whatever was released of an order whose end is contradicted: its effect may have happened.
+    """Reserve again what was released of an order whose end is contradicted: its effect may have happened.
 
-    `succeeded`: it was settled so; then what it spent is still counted, and what it drew may be.
+    `succeeded`: it was settled as such. Then what it spent is still counted, and what it drew may still be subtracted.
     """
     _change_drawn(store, dfid, 0 if succeeded and left_drawn(store, dfid) else 1)
     if not succeeded:
@@ -169,16 +169,16 @@ def reserve_again(store: Store, dfid: str, *, succeeded: bool) -> None:
 def count(
     store: Store, contract: Contract, dfid: str, key: str, claim: Claim, spending: spend.Scopes | None, *, kept: bool
 ) -> None:
-    """Count what an order took that was carried out without having been reserved here; `kept`: it stays subtracted."""
-    _draw(store, taken(contract, dfid, key, claim), kept=kept, status="settled", epochs=2)  # taken and settled: two
+    """Count what an order took that was carried out without a reservation here. `kept`: what it drew stays subtracted."""
+    _draw(store, taken(contract, dfid, key, claim), kept=kept, status="settled", epochs=2)  # one to take, one to settle
     if spending is not None:
         spend.add(store, dfid, spending, claim.spends)
 
 
 def settle(store: Store, dfid: str, held: list[tuple[str, int, bool]], *, succeeded: bool, kept: bool) -> None:
-    """End a flow's reservations: `kept` keeps what was drawn subtracted, otherwise it is given back.
+    """End a flow's reservations. `kept`: what a successful order drew stays subtracted; otherwise it is given back.
 
-    `held`: of each live one, the resource, the amount, and whether that resource is in the record, as it has to be.
+    `held`: the resource and the amount of each live reservation, and whether that resource is in the record, as it must be.
     """
     times = 0 if succeeded and kept else -1
     for name, amount, is_there in held:
@@ -192,13 +192,14 @@ def settle(store: Store, dfid: str, held: list[tuple[str, int, bool]], *, succee
 
 
 def release(store: Store, dfid: str, *, kept: bool) -> None:
-    """Return what a settled decision took, because its effect has been undone. `kept`: it was still subtracted."""
+    """Give back what a settled decision took, because its effect has been undone. `kept`: it was still subtracted."""
     _change_drawn(store, dfid, -1 if kept else 0, status="settled")
     store.run("UPDATE reservations SET status = 'released' WHERE dfid = ? AND status = 'settled'", (dfid,))
     spend.recount(store, dfid, -1)
 
 
 def _draw(store: Store, rows: list[Row], *, kept: bool, status: str, epochs: int) -> None:
+    """Insert reservations and add them to what is drawn of their resources, which then begin `epochs` new epochs."""
     if not rows:
         return
     store.write(
@@ -214,8 +215,8 @@ def _draw(store: Store, rows: list[Row], *, kept: bool, status: str, epochs: int
 
 
 def _change_drawn(store: Store, dfid: str, times: int, *, status: str = "%") -> None:
-    """Add what a flow's reservations took, -1, 0 or 1 `times`, to what is drawn of each resource, and begin its next
-    epoch. Raises StoreError when a resource is missing.
+    """Add what a flow's reservations took, `times` -1, 0 or 1, to what is drawn of each resource, and begin the resource's
+    next epoch. Raises StoreError when a resource is missing.
     """
     sql = "SELECT resource, amount FROM reservations WHERE dfid = ? AND status LIKE ?"
     for name, amount in store.rows(sql, (dfid, status)):

@@ -1,12 +1,12 @@
 """Spend limits: the window that a moment belongs to, and what is used of it.
 
-A calendar window, an hour or a day of UTC or of another time zone, has one counter. A sliding window has one for each
-minute: whole minutes are added up, and the oldest one is counted order by order. So it is exact to the millisecond and
-costs the same however much was spent.
+A calendar window, an hour or a day of UTC or of another time zone, has one counter. A sliding window has one counter for
+each minute: whole minutes are added up, and the oldest minute is counted order by order. So it is exact to the millisecond
+and costs the same however much was spent.
 
-No window opens anew for a clock that was set back. Which of its readings was right nobody knows, so that an order
-counts in each window it may really belong to: the one of the time it was reserved at; the one in which the clock turned
-out to be behind that time; and, reserved after the clock was set back, the one it would have been in without that.
+No window begins anew because a clock was set back. Nobody knows which reading of the clock was right, so an order counts in
+each window that it may belong to: the one of the time it was reserved at; the one in which the clock was found to be behind
+that time; and, if it was reserved after the clock was set back, the one it would have been in without that.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ LENGTH_MS = {"hour": 3_600_000, "day": 86_400_000}
 WINDOW_MS_MAX = 2 * LENGTH_MS["day"]  # more than the longest day of any zone
 _MINUTE_CHARS = len("2013-12-02T16:05")
 
-# What was certainly rejected, or has been taken back, is not counted.
+# An order that was certainly rejected, or that has been taken back, is not counted.
 _COUNTED = (
     "e.status <> 'FAILED' AND NOT EXISTS"
     " (SELECT 1 FROM saga_reversals r WHERE r.dfid = e.dfid AND r.status = 'REVERTED')"
 )
 _TOTALS = "SELECT {columns} FROM (SELECT 1 AS one) o LEFT JOIN ledger l ON l.idx = (SELECT max(idx) FROM ledger)"
 _TOTAL = "(SELECT used FROM spend_totals WHERE scope = ?), "
-Totals = tuple[tuple[str, ...], Row]  # names of counters, and what a statement has read as their `columns`
+Totals = tuple[tuple[str, ...], Row]  # names of counters, and the row that a statement has read as their `columns`
 _MINUTES = "SELECT COALESCE(SUM(used), 0) FROM spend_totals WHERE scope > ? AND scope <= ?"
 _OLDEST_MINUTE = (
     "SELECT COALESCE(SUM(s.amount), 0) FROM spend s JOIN execution_log e ON e.dfid = s.dfid"
@@ -55,7 +55,7 @@ _SINCE = f"{_ORDERS} AND e.reserved_at_ms >= ? AND e.reserved_at_ms < ? AND l.id
 
 @dataclass(frozen=True, slots=True)
 class Scopes:
-    """The counter of every spend limit at one moment, in the order of the contract, and whom each is for."""
+    """The counter of every spend limit at one moment, in the contract's order, and what each counts for (hash, or `*`)."""
 
     at_ms: int
     names: tuple[str, ...]
@@ -63,12 +63,12 @@ class Scopes:
 
 
 def columns(names: tuple[str, ...]) -> str:
-    """Return what a statement reads for `Totals` beside the ledger's last entry `l`; the names are its values."""
+    """Return the columns for `Totals`, read beside the ledger's last entry `l`. The names are the statement's values."""
     return _TOTAL * len(names) + LAST
 
 
 def scopes(contract: Contract, fields: Fields, at_ms: int) -> Scopes:
-    """Name the counter of every spend limit: gate, limit, window, and a hash of what it is counted for (`*`: all)."""
+    """Name the counter of every spend limit: gate, limit, window, and a hash of the value of `per` (`*`: everything)."""
     if not contract.spend:
         return Scopes(at_ms, (), ())
     utc = _utc(at_ms)
@@ -88,7 +88,7 @@ def _minutes(gate: str, limit: SpendLimit, who: str) -> str:
 
 
 def _moment(at_ms: int, zone: tzinfo) -> datetime:
-    """Raises StoreError: no calendar has that moment, so that no clock wrote it into the record."""
+    """Return a time as a datetime. Raises StoreError when no calendar has it, which no clock has written then."""
     try:
         return datetime.fromtimestamp(at_ms / 1000, zone)
     except (ValueError, OverflowError, OSError) as error:
@@ -105,12 +105,12 @@ def _minute(at_ms: int) -> str:
 
 
 def window(limit: SpendLimit, at_ms: int) -> str:
-    """Name the calendar window of a moment."""
+    """Return the name of the calendar window of a moment."""
     return _calendar(limit, at_ms, _utc(at_ms))
 
 
 def _calendar(limit: SpendLimit, at_ms: int, utc: str) -> str:
-    """In the hour that a zone's clocks show twice, its offset tells which of the two it is."""
+    """Name a calendar window. The offset tells apart the two hours that a zone's clocks show twice."""
     if limit.timezone is None:
         return utc[:13] if limit.window == "hour" else utc[:10]
     local = _moment(at_ms, ZoneInfo(limit.timezone))
@@ -118,14 +118,14 @@ def _calendar(limit: SpendLimit, at_ms: int, utc: str) -> str:
 
 
 def counts(limit: SpendLimit, then_ms: int, at_ms: int) -> bool:
-    """Tell whether what was spent at `then_ms` counts at `at_ms`: in the same window, or within the last one's length."""
+    """Tell whether what was spent at `then_ms` counts at `at_ms`: it lies in the same window, or within the sliding one."""
     if not limit.sliding:
         return window(limit, then_ms) == window(limit, at_ms)
     return at_ms - LENGTH_MS[limit.window] < then_ms < _end(at_ms)
 
 
 def _end(at_ms: int) -> int:
-    """Return the end of a sliding window: of two that share a record, one may have read the clock a little later."""
+    """Return the end of a sliding window, a little ahead: another process may have read a slightly later clock."""
     return ((at_ms + BACK_MS) // MINUTE_MS + 1) * MINUTE_MS
 
 
@@ -134,7 +134,7 @@ def left(
 ) -> int | None:
     """Return what is left under the tightest limit, in minor units; None when there is no limit.
 
-    `known`: what was read already, perhaps of other counters. `without`: an order in flight that is not counted.
+    `known`: totals that were read already, perhaps of other counters. `without`: an order in flight that is not counted.
     """
     if not contract.spend:
         return None
@@ -144,14 +144,15 @@ def left(
 
 
 def _used(store: Reader, contract: Contract, now: Scopes, totals: Row, without: str) -> list[int]:
+    """Return what is used of every limit, in the contract's order."""
     own = of_order(store, without) if without else {}
     used = [(total or 0) - own.get(name, 0) for name, total in zip(now.names, totals, strict=False)]
     stepped = steps(store, totals[len(used) :], now.at_ms, WINDOW_MS_MAX)
     for index, (limit, who) in enumerate(zip(contract.spend, now.whom, strict=True)):
         if limit.sliding:
-            used[index] = _within(store, limit, _minutes(contract.gate, limit, who), now.at_ms, without)
+            used[index] = _used_sliding(store, limit, _minutes(contract.gate, limit, who), now.at_ms, without)
         if stepped:
-            used[index] += _besides(store, contract.gate, limit, who, now.at_ms, without, stepped)
+            used[index] += _used_by_steps(store, contract.gate, limit, who, now.at_ms, without, stepped)
     return used
 
 
@@ -164,8 +165,8 @@ def of_order(store: Reader, dfid: str) -> dict[str, int]:
     return dict(store.rows("SELECT scope, amount FROM spend WHERE dfid = ?", (dfid,)))
 
 
-def _within(store: Reader, limit: SpendLimit, minutes: str, at_ms: int, without: str) -> int:
-    """Return what was spent within a sliding window: whole minutes, and of the oldest one what is young enough."""
+def _used_sliding(store: Reader, limit: SpendLimit, minutes: str, at_ms: int, without: str) -> int:
+    """Return what was spent within a sliding window: whole minutes, and the young enough orders of the oldest one."""
     begin_ms = at_ms - LENGTH_MS[limit.window]
     oldest, newest = f"{minutes}{_minute(begin_ms)}", f"{minutes}{_minute(at_ms + BACK_MS)}"
     total: int = store.value(_MINUTES, (oldest, newest))
@@ -173,10 +174,10 @@ def _within(store: Reader, limit: SpendLimit, minutes: str, at_ms: int, without:
     return total - (store.value(_OWN_MINUTES, (without, oldest, newest)) if without else 0)
 
 
-def _besides(
+def _used_by_steps(
     store: Reader, gate: str, limit: SpendLimit, who: str, at_ms: int, without: str, stepped: Iterable[Step]
 ) -> int:
-    """Return what counts at `at_ms` although it was reserved at a time of another window: the clock was set back."""
+    """Return what counts at `at_ms` although its time is in another window, because the clock was set back."""
     of_limit = (*_all_windows(gate, limit, who), without)
     orders = {
         dfid: amount
@@ -188,31 +189,31 @@ def _besides(
 
 
 def _all_windows(gate: str, limit: SpendLimit, who: str) -> tuple[str, str, int, str]:
-    """Return what the names of all windows of one limit lie between, and what they end with, as `_ORDERS` asks for it."""
+    """Return the two bounds of the names of all windows of one limit, and their end, as values for `_ORDERS`."""
     end = "" if limit.sliding else f"/{who}"
     return (*_between(_minutes(gate, limit, who) if limit.sliding else f"{gate}/{limit.name}/"), len(end) - 1, end)
 
 
 def _between(prefix: str) -> tuple[str, str]:
-    """Return what all names lie between that begin with `prefix`, which ends with a slash, and are longer."""
+    """Return bounds that hold every longer name that begins with `prefix`, which ends with a slash."""
     return prefix, f"{prefix[:-1]}{chr(ord(prefix[-1]) + 1)}"
 
 
 def _moved(
     store: Reader, limit: SpendLimit, of_limit: tuple[str, str, int, str, str], at_ms: int, step: Step
 ) -> Iterator[tuple[str, int, int]]:
-    """Yield the orders that a step back may have brought here: (flow, amount, reserved at)."""
-    if counts(limit, step.now_ms, at_ms):  # what is reserved at a later time was so before the clock showed this
+    """Yield the orders that a step of the clock may have moved here: (flow, amount, reserved at)."""
+    if counts(limit, step.now_ms, at_ms):  # later times, reserved before the clock showed this one
         yield from store.rows(_BEFORE, (*of_limit, step.now_ms, step.idx))
     first_ms = max(step.now_ms, at_ms - step.by_ms - WINDOW_MS_MAX)
     last_ms = min(step.was_ms, at_ms - step.by_ms + WINDOW_MS_MAX)
-    if first_ms < last_ms:  # until the clock is where it was, it may be right only by the step
+    if first_ms < last_ms:  # until the clock is where it was, the right time may be its own plus the step
         rows = store.rows(_SINCE, (*of_limit, first_ms, last_ms, step.idx))
         yield from (row for row in rows if counts(limit, row[2] + step.by_ms, at_ms))
 
 
 def taken(dfid: str, now: Scopes, amount: int) -> list[Row]:
-    """Return what an order takes, as rows of `spend`, in their order: (flow, counter, amount). Nothing is none."""
+    """Return what an order takes as rows of `spend`, in their order: (flow, counter, amount). An amount of 0 gives none."""
     return sorted((dfid, name, amount) for name in now.names) if amount else []
 
 
@@ -230,15 +231,15 @@ def add(store: Store, dfid: str, now: Scopes, amount: int) -> None:
 
 
 def recount(store: Store, dfid: str, times: int) -> None:
-    """Add what one order has taken of each counter, 1 or -1 `times`, in the caller's transaction."""
+    """Add what one order has taken of each counter, `times` 1 or -1, in the caller's transaction."""
     for scope, amount in of_order(store, dfid).items():
         store.run("UPDATE spend_totals SET used = used + ? WHERE scope = ?", (times * amount, scope))
 
 
 def still_counted(store: Reader, contract: Contract, dfid: str, fields: Fields, at_ms: int) -> bool:
-    """Tell whether one order in flight is counted where it would be counted if it were reserved now.
+    """Tell whether an order in flight is counted where it would be counted if it were reserved now.
 
-    Once its window is over it is not: what is sent now would be paid beyond the limits of now.
+    Once its window is over it is not: to send it now would pay more than the present limits permit.
     """
     spent = of_order(store, dfid)
     if not spent:
@@ -250,11 +251,12 @@ def still_counted(store: Reader, contract: Contract, dfid: str, fields: Fields, 
 
 
 def anything_counted(store: Reader, contract: Contract, at_ms: int) -> bool:
-    """Tell whether a counter of this moment holds anything, whatever it is counted for."""
+    """Tell whether any counter of this moment is above 0, whoever it counts for."""
     return any(_holds(store, contract.gate, limit, at_ms) for limit in contract.spend)
 
 
 def _holds(store: Reader, gate: str, limit: SpendLimit, at_ms: int) -> bool:
+    """Tell whether any counter of a limit's present window is above 0."""
     if not limit.sliding:
         prefix, since = f"{gate}/{limit.name}/{window(limit, at_ms)}/", ""
     else:

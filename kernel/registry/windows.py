@@ -1,12 +1,12 @@
-"""Windows over the last decisions of an agent, as running sums: one decision costs the same however many there were.
+"""Windows over the last decisions of an agent, as running sums: a decision costs the same however many there were before.
 
-A window of so many decisions is exact: what each decision added is kept, CHUNK of them in a row, until it leaves. One of so
-many minutes has a sum for each sixtieth of its length: the running one and the sixty before, so that it reaches back by up
-to a sixtieth more. What is counted is one vector of whole numbers for each decision, in which every monitor has its place:
-adding and taking away leaves nothing behind. What the numbers mean is said in `monitors`.
+A window of a number of decisions is exact: what each decision added is kept, in rows of CHUNK decisions, until it leaves
+the window. A window of minutes keeps one sum for each sixtieth of its length: the running one and the sixty before it, so
+that it reaches back by up to a sixtieth more. What is counted of a decision is one vector of whole numbers, in which every
+monitor has its place. Adding and then subtracting a vector leaves no trace. `monitors` says what the numbers mean.
 
-Most decisions read and write one row. The sums carry a mark of all rows behind them, and the ledger entry of each decision a
-digest of the sums: `audit.verify` computes both again. Everything here runs in the caller's transaction.
+Most decisions read and write one row, the sums. The sums carry a mark of all other rows, and the ledger entry of each
+decision a digest of the sums: `audit.verify` computes both again. Everything here runs in the caller's transaction.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sds.kernel.storage.store import Reader, Row, Store
 Stream = Literal["decisions", "labels"]
 Vector = list[int]
 
-CHUNK = 8  # fewer than the shortest window has: what leaves a window lies in a row already
+CHUNK = 8  # less than the shortest window: what leaves a window has been written to a row by then
 BUCKETS = 60
 MINUTE_MS = 60_000
 _MARKS = 1 << 256
@@ -45,11 +45,11 @@ _OLD_BUCKETS = f"FROM monitor_buckets WHERE {_OF} AND monitor = ? AND bucket < ?
 
 @dataclass(slots=True)
 class Sums:
-    """What is known of one stream. `n`: how many were counted since the windows began. `totals`: of all monitors.
+    """The sums of one stream. `n`: how many decisions were counted since the windows began. `totals`: of all monitors.
 
-    `chunk`: what the latest decisions added, until it is full; `leaving`, for each length: the chunk from which decisions
-    leave. `running`, for each window in minutes: the number of the sixtieth, and its sum. `warned`: names of monitors.
-    `rows`: the marks of all rows behind the sums, added up.
+    `chunk`: what the latest decisions added, until the chunk is full. `leaving`: for each length, the chunk whose decisions
+    leave next. `running`: for each window of minutes, the number of the running sixtieth, and its sum. `warned`: names of
+    monitors beyond their warning. `rows`: the sum of the marks of all other rows, hexadecimal.
     """
 
     n: int
@@ -61,14 +61,15 @@ class Sums:
     rows: str = "0"
 
     def mark(self, name: str, key: int, body: str, times: int) -> None:
-        """Add the mark of a row that was written, or take that of one that was removed (-1 `times`)."""
+        """Add the mark of a row that was written; with `times` -1, subtract that of a row that was removed."""
         self.rows = f"{(int(self.rows, 16) + times * _mark(name, key, body)) % _MARKS:x}"
 
 
 class Windows:
-    """The windows of one agent's monitors over one stream; they begin anew where the monitors are others.
+    """The windows of one agent's monitors over one stream. They begin anew when the monitors change.
 
-    `monitors`: those of a count before those of minutes, by length. `widths`: how many numbers each has of a vector.
+    `monitors`: first those of a number of decisions, by length, then those of minutes. `widths`: each one's share of a
+    vector.
     """
 
     def __init__(
@@ -88,21 +89,21 @@ class Windows:
         self._longest, counted = self._lengths[-1] if lengths else (0, slice(0, 0))
         self._counted = counted.stop
         self._timed = [(m.name, minutes * MINUTE_MS // BUCKETS, at) for m, at in both if (minutes := m.window.minutes)]
-        self._written: tuple[str, Sums] | None = None  # the row that was written last, and the sums it holds
+        self._written: tuple[str, Sums] | None = None  # the body that was written last, and its sums
 
     @property
     def reach(self) -> tuple[int, int]:
-        """How far back the windows reach: so many decisions, and so many milliseconds."""
+        """How far back the windows reach: in decisions, and in milliseconds."""
         return self._longest, BUCKETS * max((length_ms for _, length_ms, _ in self._timed), default=0)
 
     def read(self, store: Reader) -> Sums | None:
-        """Return the sums as they stand; None where there are none, or those of other monitors."""
+        """Return the sums as they stand; None when there are none, or those of other monitors."""
         return self._parsed(self.row(store))
 
     def taken(self, row: Row | None) -> Sums | None:
-        """Return the sums of a row that the caller's transaction has read, to count on with; None as in `read`.
+        """Return the sums in a row that the caller's transaction has read, to count on with; None as in `read`.
 
-        Where the row is the one that was written last they need not be parsed.
+        A row that this object wrote last need not be parsed.
         """
         written, self._written = self._written, None
         if row and written and (self._monitors, written[0]) == row[:2]:
@@ -113,7 +114,7 @@ class Windows:
         return Sums(*orjson.loads(row[1])) if row and row[0] == self._monitors else None
 
     def row(self, store: Reader) -> Row | None:
-        """Return the row of the sums: which monitors, and what of them."""
+        """Return the row of the sums: which monitors, and their sums as JSON."""
         return store.row(_READ, self._of)
 
     def begin(self, store: Store) -> Sums:
@@ -124,7 +125,7 @@ class Windows:
         return Sums(0, [0] * self._width, [], [[] for _ in self._lengths], running)
 
     def add(self, store: Store, sums: Sums, vector: Vector, at_ms: int) -> None:
-        """Count one decision, and take away what leaves the windows for it. Keep the sums with `write`."""
+        """Count one decision, and subtract what leaves the windows for it. `write` keeps the sums."""
         sums.n += 1
         sums.totals = list(map(add, sums.totals, vector))
         for index, (last, place) in enumerate(self._lengths):
@@ -138,13 +139,13 @@ class Windows:
             if len(sums.chunk) == CHUNK:
                 self._keep_chunk(store, sums)
         for index, (_, length_ms, place) in enumerate(self._timed):
-            if at_ms // length_ms > sums.running[index][0]:  # a clock that was set back begins none
-                self._turn(store, sums, index, at_ms // length_ms)
+            if at_ms // length_ms > sums.running[index][0]:  # a clock that was set back begins no new sixtieth
+                self._next_bucket(store, sums, index, at_ms // length_ms)
             bucket, running = sums.running[index]
             sums.running[index] = bucket, list(map(add, running, vector[place]))
 
     def write(self, store: Store, sums: Sums) -> str:
-        """Keep the sums; return their digest."""
+        """Write the sums; return their digest."""
         kept = orjson.dumps(
             [sums.n, sums.totals, sums.chunk, sums.leaving, sums.running, sums.warned, sums.rows]
         ).decode()
@@ -153,7 +154,7 @@ class Windows:
         return _digest(self._monitors, kept)
 
     def _keep_chunk(self, store: Store, sums: Sums) -> None:
-        """Put a full chunk into a row, and remove those that all windows have left."""
+        """Write a full chunk to a row, and remove the rows that have left all windows."""
         number, kept = sums.n // CHUNK - 1, orjson.dumps(sums.chunk).decode()
         store.write(_KEEP_CHUNK, (*self._of, number, kept))
         sums.mark("", number, kept, 1)
@@ -164,32 +165,32 @@ class Windows:
                 sums.mark("", key, body, -1)
             store.run(f"DELETE {_OLD_CHUNKS}", (*self._of, first))
 
-    def _turn(self, store: Store, sums: Sums, index: int, bucket: int) -> None:
-        """Go on to another sixtieth of a window in minutes: keep the one that is over, take away those that are too old."""
+    def _next_bucket(self, store: Store, sums: Sums, index: int, bucket: int) -> None:
+        """Begin another sixtieth of a window of minutes: write the one that is over, subtract those that are too old."""
         name, _, place = self._timed[index]
         before, running = sums.running[index]
         if any(running):
             kept = orjson.dumps(running).decode()
             store.run(_KEEP_BUCKET, (*self._of, name, before, kept))
             sums.mark(name, before, kept, 1)
-        for key, body in self._over(store, name, bucket):
+        for key, body in self._expired(store, name, bucket):
             sums.totals[place] = map(sub, sums.totals[place], orjson.loads(body))
             sums.mark(name, key, body, -1)
         store.run(f"DELETE {_OLD_BUCKETS}", (*self._of, name, bucket - BUCKETS))
         sums.running[index] = bucket, [0] * len(running)
 
-    def _over(self, store: Reader, name: str, bucket: int) -> list[tuple[int, str]]:
-        """Return the sixtieths that have left the window, and what they held."""
+    def _expired(self, store: Reader, name: str, bucket: int) -> list[tuple[int, str]]:
+        """Return the number and body of the sixtieths that have left the window."""
         return list(store.rows(f"SELECT bucket, body {_OLD_BUCKETS}", (*self._of, name, bucket - BUCKETS)))
 
     def now(self, store: Reader, sums: Sums | None, at_ms: int) -> Vector:
-        """Return the totals as they are at a moment, without what is over by then; nothing is written."""
+        """Return the totals at a moment, without what is over by then. Writes nothing."""
         if sums is None:
             return [0] * self._width
         totals = list(sums.totals)
         for index, (name, length_ms, place) in enumerate(self._timed):
             bucket, (before, running) = at_ms // length_ms, sums.running[index]
-            gone = [orjson.loads(body) for _, body in self._over(store, name, bucket)] if bucket > before else []
+            gone = [orjson.loads(body) for _, body in self._expired(store, name, bucket)] if bucket > before else []
             for vector in (*gone, *([running] if before < bucket - BUCKETS else [])):
                 totals[place] = map(sub, totals[place], vector)
         return totals
@@ -203,7 +204,7 @@ def clear(store: Store, agent_id: str, *streams: Stream) -> None:
 
 
 def faults(store: Reader, digests: Mapping[tuple[str, str], str]) -> list[str]:
-    """Return where the windows are not as the ledger says: `digests`, the last one of each (agent, stream)."""
+    """Return where the windows differ from the ledger. `digests`: the last one of each (agent, stream)."""
     kept = {row[:2]: row[2:] for row in store.rows("SELECT * FROM monitor_windows")}
     marks: dict[tuple[str, str], int] = {}
     behind = "SELECT agent_id, stream, '', n, body FROM monitor_entries UNION ALL SELECT * FROM monitor_buckets"

@@ -1,6 +1,6 @@
-"""Undoing an order that was carried out: once, by its own key, in the record before anything is sent.
+"""Undoes an order that was carried out: once, under its own key, and recorded before anything is sent.
 
-What it drew and spent is given back when the executor has said that it is undone, and never before.
+What the order drew and spent is given back when the executor has said that it is undone, and never before.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _STATUS = {"settled": "REVERTED", "rejected": "REFUSED", "absent": "UNKNOWN", "u
 
 
 def reverse(kernel: Kernel, parent: str, dfid: str, *, now_ms: int) -> str:
-    """Undo the order of one step; return REVERTED, REFUSED or UNKNOWN, or why it may not be undone now.
+    """Undo the order of one step. Return REVERTED, REFUSED or UNKNOWN, or the code of why it may not be undone now.
 
-    One that was begun before is looked up first; one that is settled is not asked for again. Once the saga has ended,
-    it is a human's, and nothing is sent any more.
+    A reversal that was begun before is looked up first; one that is settled is not asked for again. Once the saga has
+    ended, a human must act, and nothing is sent any more.
     """
     order = decision_record.read_order(kernel.store, dfid)
     if order is None:
@@ -34,24 +34,23 @@ def reverse(kernel: Kernel, parent: str, dfid: str, *, now_ms: int) -> str:
             return str(known)
         if kernel.store.value("SELECT phase FROM sagas WHERE dfid = ?", (parent,)) != "DIRTY":
             return saga.MOVED_ON
-        if known is None and not _stands(kernel, dfid):
-            return saga.MOVED_ON
-        code = stopped(kernel, parent) if known is None else None
-        if code is not None:
-            return code
         if known is None:
+            if not _stands(kernel, dfid):
+                return saga.MOVED_ON
+            if (code := stopped(kernel, parent)) is not None:
+                return code
             _begin(kernel, parent, order, now_ms)
     return settle(kernel, parent, order, kernel.dispatcher.revert(order, sent_before=known is not None), now_ms)
 
 
 def _stands(kernel: Kernel, dfid: str) -> bool:
-    """Tell whether an order is settled as carried out, and nobody has contradicted that since it was looked at."""
+    """Tell whether an order is settled as carried out and has not been contradicted since."""
     return bool(kernel.store.value("SELECT status FROM execution_log WHERE dfid = ?", (dfid,)) == "SUCCESS")
 
 
 def look_again(kernel: Kernel, *, now_ms: int, is_due: Callable[[str], bool]) -> list[tuple[str, Exception]]:
-    """Look up every reversal that is due, that nobody knows the outcome of, and whose saga has ended. Nothing is sent.
-    Return which could not be, and why: they keep no other from it.
+    """Look up every due reversal whose outcome is unknown and whose saga has ended. Nothing is sent. Return those that
+    could not be looked up, with the error: they do not stop the others.
     """
     failed = list[tuple[str, Exception]]()
     rows = kernel.store.rows(
@@ -65,7 +64,7 @@ def look_again(kernel: Kernel, *, now_ms: int, is_due: Callable[[str], bool]) ->
             order = decision_record.read_order(kernel.store, dfid)
             if order is not None and is_due(dfid):
                 settle(kernel, parent, order, kernel.dispatcher.reverted(order), now_ms)
-        except Exception as error:  # noqa: BLE001  whatever is wrong with one, the next is looked up all the same
+        except Exception as error:  # noqa: BLE001  a fault of one must not stop the others
             failed.append((dfid, error))
     return failed
 
@@ -79,7 +78,7 @@ def _begin(kernel: Kernel, parent: str, order: ExecutionIntent, now_ms: int) -> 
 
 
 def settle(kernel: Kernel, parent: str, order: ExecutionIntent, receipt: Receipt, now_ms: int) -> str:
-    """Record what became of a reversal. What is settled already stays; nothing is given back twice."""
+    """Record what became of a reversal; return its status. A settled one stays as it is; nothing is given back twice."""
     store, status = kernel.store, _STATUS[receipt.status]
     with store.transaction():
         was = store.value("SELECT status FROM saga_reversals WHERE dfid = ?", (order.dfid,))

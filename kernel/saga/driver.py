@@ -1,6 +1,6 @@
-"""Driving a saga to its end: what comes next is read from the record, done, and read again.
+"""Drives a saga to its end: reads from the record what comes next, does it, and reads again.
 
-The runtime does not reason about recovery. Who decides a step, and who chooses from the menu, is passed in.
+The runtime does not reason about recovery. The caller passes in who decides a step and who chooses from the menu.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from sds.kernel.saga import state as saga
 from sds.kernel.saga.kernels import ALERT_HUMAN, CLOSE_ALL, ChildKernel, MenuKernel, StepKernel, stopped
 from sds.kernel.saga.state import COMPENSATED, DIRTY, Saga, SagaAnswer
 
-INTERRUPTED = "INTERRUPTED"  # why no further step is taken, where no step has said so by its end
-ROUNDS_MAX = 200  # far above steps x restarts; a saga that needs more does not move
+INTERRUPTED = "INTERRUPTED"  # why no further step is taken, unless a step's own end says why
+ROUNDS_MAX = 200  # far above steps x restarts; a saga that needs more is stuck
 
 Ask = Callable[[ChildKernel, Event], Answer]
 
 
 def drive(kernel: Kernel, dfid: str, ask: Ask, *, now_ms: Callable[[], int]) -> SagaAnswer:
-    """Bring a saga to its end. `ask(kernel, event)` decides one child flow and returns when it is final, or waits.
+    """Bring a saga to its end. `ask(kernel, event)` decides one child flow and returns its answer, final or waiting.
 
-    A saga whose child waits (`states.WAITING_TAGS`) stays open, and may be driven again, until its deadline. Past that no
-    step is taken; what was done by then is taken back. Raises WorldError when a child stays busy elsewhere; the saga then
-    stays open, too.
+    A saga whose child waits (`states.WAITING_TAGS`) stays open and may be driven again, until its deadline. After that no
+    step is taken, and what was done is undone. Raises WorldError when a child stays busy elsewhere; the saga stays open
+    then, too.
     """
     for _ in range(ROUNDS_MAX):
         found = saga.load(kernel.store, kernel.contract, dfid)
@@ -43,7 +43,7 @@ def drive(kernel: Kernel, dfid: str, ask: Ask, *, now_ms: Callable[[], int]) -> 
 
 
 def _step(kernel: Kernel, found: Saga, ask: Ask, now_ms: Callable[[], int]) -> Answer | None:
-    """Take the next step, or end the steps; return what was answered, if anyone was asked."""
+    """Take the next step, or end the steps. Return the answer, if a decision was asked for."""
     child, code = found.next, stopped(kernel, found.dfid)
     if child is None or child.became not in ("NOT_BEGUN", "OPEN", "RESTARTABLE"):
         _close_steps(kernel, found, INTERRUPTED, now_ms)
@@ -55,7 +55,7 @@ def _step(kernel: Kernel, found: Saga, ask: Ask, now_ms: Callable[[], int]) -> A
         step = StepKernel(kernel, found, child.number)
         try:
             return _ask(step, step.event, ask)
-        except EventError as error:  # another event has taken this child's name
+        except EventError as error:  # another event has this child's id
             _close_steps(kernel, found, error.reason_code, now_ms)
     return None
 
@@ -65,6 +65,7 @@ def _close_steps(kernel: Kernel, found: Saga, code: str, now_ms: Callable[[], in
 
 
 def _ask(kernel: ChildKernel, event: Event, ask: Ask) -> Answer | None:
+    """Return a child's answer; None: the saga has moved on meanwhile."""
     try:
         return ask(kernel, event)
     except UsageError as error:
@@ -74,7 +75,7 @@ def _ask(kernel: ChildKernel, event: Event, ask: Ask) -> Answer | None:
 
 
 def _compensate(kernel: Kernel, found: Saga, ask: Ask, now_ms: Callable[[], int]) -> Answer | None:
-    """Ask once what to do about a partial success, unless only a human is left; then do it."""
+    """Ask once what to do about a partial success, unless only the human is left; then do it."""
     menu = MenuKernel(kernel, found)
     if found.chooser.became == "OPEN":
         return _ask(menu, menu.event, ask)
@@ -92,7 +93,7 @@ def _compensate(kernel: Kernel, found: Saga, ask: Ask, now_ms: Callable[[], int]
 
 
 def carry_out(kernel: Kernel, found: Saga, *, now_ms: int) -> None:
-    """Do what was chosen. What cannot be done to its end leaves the saga dirty, to a human."""
+    """Do what was chosen. When that fails the saga stays dirty, for a human."""
     choice = found.choice or ALERT_HUMAN
     undone = choice != ALERT_HUMAN and _undo(kernel, found, choice, now_ms)
     if not undone:
@@ -105,7 +106,7 @@ def carry_out(kernel: Kernel, found: Saga, *, now_ms: int) -> None:
 
 
 def _undo(kernel: Kernel, found: Saga, choice: str, now_ms: int) -> bool:
-    """Void what is open when all is to be closed, then take back what was done, the latest step first."""
+    """For CLOSE_ALL void what is open; then undo what was done, the latest step first. Return whether all is undone."""
     if choice == CLOSE_ALL and stopped(kernel, found.dfid) is None:
         for child in found.unclear:
             order = decision_record.read_order(kernel.store, child.dfid)
@@ -122,7 +123,7 @@ def _undo(kernel: Kernel, found: Saga, choice: str, now_ms: int) -> bool:
 
 
 def alert(kernel: Kernel, found: Saga, choice: str, now_ms: int) -> None:
-    """Leave everything as it stands: a human decides, and the tag stays."""
+    """Leave everything as it is, for a human: the saga ends ESCALATED and keeps its tag."""
     with kernel.store.transaction():
         now = saga.load(kernel.store, kernel.contract, found.dfid)
         if now.phase == "DIRTY" and not now.open_child and (now.choice or ALERT_HUMAN) == choice:
@@ -132,18 +133,18 @@ def alert(kernel: Kernel, found: Saga, choice: str, now_ms: int) -> None:
 def recover(
     kernel: Kernel, *, now_ms: int, is_due: Callable[[str], bool] = lambda _: True
 ) -> tuple[int, int, list[tuple[str, Exception]]]:
-    """End every saga whose driver is gone (see `_driven`); return how many ended, how many wait, dirty, for their
-    compensation, and which could not be recovered, and why: they are as they were, and keep no other from it.
+    """End every saga whose driver is gone (see `_driven`). Return how many have ended, how many wait, dirty, for their
+    compensation, and those that could not be recovered, with the error: these stay as they were and do not stop the others.
 
-    No further step is taken: what was in the middle is complete, or nothing, or dirty. What was chosen from the menu
-    already is carried out; to choose takes a model, which whoever drives the saga next has. `is_due`: whether to ask about
-    the reversal of a step now.
+    No further step is taken: a saga in the middle is complete, or nothing was done, or it is dirty. A choice that was made
+    from the menu is carried out. A new choice takes a model, which the next driver has. `is_due`: whether to look up the
+    reversal of a step now.
     """
     left, failed = list[str](), list[tuple[str, Exception]]()
     for found in _unfinished(kernel, now_ms, driven=False, failed=failed):
         try:
             left.append(_settle(kernel, found.dfid, now_ms))
-        except Exception as error:  # noqa: BLE001  whatever is wrong with one saga, the next is settled all the same
+        except Exception as error:  # noqa: BLE001  a fault of one saga must not stop the others
             failed.append((found.dfid, error))
     failed += compensation.look_again(kernel, now_ms=now_ms, is_due=is_due)
     return left.count("ENDED"), left.count("DIRTY"), failed
@@ -158,7 +159,7 @@ def _settle(kernel: Kernel, dfid: str, now_ms: int) -> str:
 
 
 def waiting(kernel: Kernel, *, now_ms: int) -> list[str]:
-    """Return the dirty sagas whose driver is gone, oldest first: each waits for its compensation to be chosen."""
+    """Return the dirty sagas whose driver is gone, oldest first: their compensation is still to be chosen."""
     return [found.dfid for found in _unfinished(kernel, now_ms, driven=False) if found.phase == "DIRTY"]
 
 
@@ -170,8 +171,8 @@ def driven(kernel: Kernel, *, now_ms: int) -> int:
 def _unfinished(
     kernel: Kernel, now_ms: int, *, driven: bool, failed: list[tuple[str, Exception]] | None = None
 ) -> list[Saga]:
-    """Return the unfinished sagas whose driver may be alive (`driven`), or those whose driver is gone, oldest first. What
-    cannot be read is no saga that anyone could go on with: it is put to `failed`.
+    """Return the unfinished sagas whose driver may be alive (`driven`), or is gone (not `driven`), oldest first. One that
+    cannot be read is appended to `failed` instead.
     """
     rows = kernel.store.rows(
         "SELECT s.dfid FROM sagas s CROSS JOIN decision_flows f ON f.dfid = s.dfid"  # CROSS: open sagas first, by index
@@ -193,8 +194,8 @@ def _unfinished(
 def _driven(kernel: Kernel, found: Saga, now_ms: int) -> bool:
     """Tell whether a saga's driver may still be alive: each of its flows speaks for it for twice its lease.
 
-    Once while the flow itself is at work, and once more for the pause behind it, until the next has begun: a step that
-    has used up its lease leaves no time for that, and a saga that is cut there is half done.
+    One lease for the flow itself, and one for the pause after it, until the next flow begins. A step that used up its lease
+    would leave no time for that pause, and a saga cut off there is half done.
     """
     dfids = (found.dfid, *(child.dfid for child in (*found.steps, found.chooser)))
     rows = kernel.store.rows(

@@ -1,9 +1,9 @@
-"""The two kinds of child flow a saga has, each decided by the whole kernel under an authority narrower than its own.
+"""The two kinds of child flow of a saga. The whole kernel decides each of them, under an authority narrower than its own.
 
-A step may decide its one kind, DENY or ESCALATE: the contract's own rules for that kind, met with every safeguard.
-The compensation decision may choose from the contract's menu and say nothing else (DIR-8). What of the menu cannot be
-carried out is not in it; ALERT_HUMAN always is, and stands where other envelopes have ESCALATE: any escalation,
-rejection or failure of the model comes to the same.
+A step may decide its one kind, DENY or ESCALATE, by the contract's rules for that kind, met with every safeguard. The
+compensation decision may choose from the contract's menu and nothing else (DIR-8). What cannot be carried out is not in the
+menu. ALERT_HUMAN always is, in the place where other envelopes have ESCALATE: every escalation, rejection or failure of the
+model leads there, too.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _EXPLAINED = (
 
 
 class ChildKernel(Kernel):
-    """A kernel that opens one child of a saga. It shares everything with the kernel it is made from.
+    """A kernel that opens one child of a saga. It shares everything with the kernel that it is made from.
 
-    `deadline_ms`: of whatever it opens; None: it has none.
+    `deadline_ms`: the deadline of the flows that it opens; None: they have none.
     """
 
     deadline_ms: int | None = None
@@ -55,20 +55,20 @@ class ChildKernel(Kernel):
 
 
 class StepKernel(ChildKernel):
-    """Decides one step, within what time its saga has."""
+    """Decides one step, within the deadline of its saga."""
 
     def __init__(self, kernel: Kernel, parent: Saga, number: int) -> None:
         super().__init__(kernel, parent, number)
         self.deadline_ms = parent.deadline_ms
         self._kind = parent.steps[number - 1].kind
-        # a newer contract may no longer have the kind: then nothing is permitted, but what is in flight can be looked up
+        # a newer contract may lack the kind: then nothing is permitted, but an order in flight can still be looked up
         self._named = (self._kind,) if self._kind in self.contract.kinds else ()
         self.rules = Rules(self.contract, authority=self._named)
 
     def open(
         self, event: intake.Event, *, anew: bool = False, deadline_ms: int | None = None
     ) -> DecisionPacket | Answer:
-        """Do what `Kernel.open` does, under the saga's deadline where it has one, whoever asks."""
+        """Do what `Kernel.open` does, under the earlier of the given deadline and the saga's."""
         given = [each for each in (deadline_ms, self.deadline_ms) if each is not None]
         return super().open(event, anew=anew, deadline_ms=min(given, default=None))
 
@@ -79,20 +79,20 @@ class StepKernel(ChildKernel):
         return replace(packet, texts=(static, f"{self._due()}{recurring}", *rest))
 
     def _due(self) -> str:
-        """Return what the model reads of a later step; the first is shown as any case is."""
+        """Return what the model reads about a later step; "" for the first, which is shown like any other case."""
         before = ", ".join(child.kind for child in self._parent.steps[: self._number - 1])
         place = f"Step {self._number} of {len(self._parent.steps)} of {self._parent.name}"
         return f"{place}: {before} was carried out; {self._kind} is due.\n" if before else ""
 
     def still_valid(self, intent: ExecutionIntent) -> bool:
-        """Tell whether an order in flight would be reserved again now: not once its saga takes no further step."""
+        """Tell whether an order in flight would be reserved again now: no longer once its saga takes no further step."""
         phase = self.store.value("SELECT phase FROM sagas WHERE dfid = ?", (self._parent.dfid,))
         return phase == "STEPS" and super().still_valid(intent)
 
 
 class MenuKernel(ChildKernel):
-    """Decides which compensation, whatever deadline the saga had. The state it rests on is what became of the steps, not what
-    the source says.
+    """Decides which compensation to carry out, whatever deadline the saga had. The state that it rests on is what became of
+    the steps, not what the source says.
     """
 
     def __init__(self, kernel: Kernel, parent: Saga) -> None:
@@ -104,7 +104,7 @@ class MenuKernel(ChildKernel):
         return self._possible(self.observe("", self.now_ms).situation.fields)
 
     def _possible(self, steps: Mapping[str, object]) -> tuple[str, ...]:
-        """Return what of the menu can be carried out: nothing is offered that is known to fail."""
+        """Return, sorted, what of the menu can be carried out: nothing that is known to fail is offered."""
         became = [str(value).rpartition(" ")[2] for value in steps.values()]
         certain = "UNKNOWN" not in became and "DIRTY" not in became
         reverts, voids = self.dispatcher.executor.reverts, self.dispatcher.executor.voids and self._is_known_outside()
@@ -115,19 +115,19 @@ class MenuKernel(ChildKernel):
         return tuple(sorted({ALERT_HUMAN, *(name for name in self._parent.menu if can.get(name))}))
 
     def _is_known_outside(self) -> bool:
-        """Tell whether the outside still knows the keys of all steps that are open: what it has forgotten it cannot void."""
+        """Tell whether the outside still knows the keys of all open steps: a key that it has forgotten cannot be voided."""
         now = saga.load(self.store, self.contract, self._parent.dfid)
         orders = [child.answer.dfid for child in now.steps if child.became == "UNKNOWN" and child.answer]
         return all(map(self.dispatcher.keeps_key, orders))
 
     def envelope(self, situation: EnvelopeInputs) -> DecisionEnvelope:
-        """Return the menu as it stands; without authority, only the human."""
+        """Return the menu as it stands; only the human when the agent may not act."""
         if not situation.agent_active or situation.halted:
             return ESCALATE_ONLY
         return DecisionEnvelope(tuple(KindBound(name, _REASONS[name]) for name in self._possible(situation.fields)))
 
     def observe(self, *_: object, **__: object) -> LiveState:
-        """Look at what became of the steps: the fields are `step.1`, `step.2` ... None of them may move."""
+        """Read what became of the steps: the fields are `step.1`, `step.2` ... None of them may move."""
         authority = authority_now(self.store, self.contract.agent_id, self._parent.dfid)
         situation = EnvelopeInputs(
             fields=saga.load(self.store, self.contract, self._parent.dfid).standing(),
@@ -166,12 +166,12 @@ class MenuKernel(ChildKernel):
 
 
 def kernel_of_child(kernel: Kernel, parent: str, number: int) -> Kernel:
-    """Return the kernel a child of a saga is under: of a step, one narrower than the gate's own."""
+    """Return the kernel that a child of a saga is decided by; for a step, one narrower than the gate's own."""
     if number == COMPENSATION:
         return kernel
     return StepKernel(kernel, saga.load(kernel.store, kernel.contract, parent), number)
 
 
 def stopped(kernel: Kernel, dfid: str) -> str | None:
-    """Tell why no further step or reversal may begin: who was halted or suspended in the middle, stops there."""
+    """Return the code of why no further step or reversal may begin: a halt, a suspension, a revocation; None: they may."""
     return authority_now(kernel.store, kernel.contract.agent_id, dfid).withdrawn(kernel.contract.hash)

@@ -1,12 +1,12 @@
-"""A saga in the record (DIR 4.8): one parent flow, a child flow for each step, and what it says of itself.
+"""A saga in the record (DIR 4.8): one parent flow, a child flow for each step, and rows of its own.
 
     STEPS   the steps are decided one after the other; a step is done only when its order is settled SUCCESS
     DIRTY   a later step came to nothing, or nobody knows: the parent is tagged PARTIAL_SUCCESS_DIRTY, no further step
             begins, and one decision out of the contract's fixed menu is asked for
     ENDED   the parent has its one DECIDED entry
 
-Any number of callers may drive one saga: what comes next is read from the record, and each move asks again, in its
-own transaction, whether it is still the next one.
+Any number of callers may drive one saga. What comes next is read from the record, and each move checks in its own
+transaction whether it is still the next one.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Became = Literal["NOT_BEGUN", "OPEN", "RESTARTABLE", "NOTHING", "DONE", "UNKNOWN
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """One step, or the compensation decision. `answer` is its latest flow's; None before it has one."""
+    """One step, or the compensation decision. `answer`: that of its latest flow; None before it has one."""
 
     number: int
     kind: str
@@ -65,7 +65,7 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class Saga:
-    """One saga as the record has it at one moment. `fields`: which of its trigger mean what. `deadline_ms`: no step after it."""
+    """One saga as the record has it at one moment. `fields`: its trigger's. `deadline_ms`: no step is taken after it."""
 
     dfid: str
     name: str
@@ -80,7 +80,7 @@ class Saga:
     deadline_ms: int | None = None
 
     def late(self, now_ms: int) -> bool:
-        """Tell whether no further step may be taken: the time for which it was of use has passed."""
+        """Tell whether the saga's deadline has passed, so that no further step may be taken."""
         return self.deadline_ms is not None and now_ms > self.deadline_ms
 
     @property
@@ -94,7 +94,7 @@ class Saga:
 
     @property
     def unclear(self) -> tuple[Child, ...]:
-        """Steps that may have had their effect: asked again, only the executor or a human can tell."""
+        """The steps that may have had their effect: only the executor or a human can tell."""
         return tuple(child for child in self.steps if child.became in ("UNKNOWN", "DIRTY"))
 
     @property
@@ -103,17 +103,17 @@ class Saga:
 
     @property
     def choice(self) -> str | None:
-        """What was chosen from the menu, if the kernel has accepted it."""
+        """What was chosen from the menu, if the kernel has accepted the choice."""
         said = self.chooser.answer
         return said.action if said is not None and said.state == "CLOSED" and said.outcome == "ACCEPTED" else None
 
     def standing(self) -> dict[str, str]:
-        """Return what became of each step, as a menu is derived from it."""
+        """Return what became of each step. The menu is derived from this."""
         return {f"step.{child.number}": f"{child.kind} {child.became}" for child in self.steps}
 
 
 def spec_of(contract: Contract, name: str) -> SagaSpec:
-    """Return a saga of the contract. Raises UsageError."""
+    """Return a saga of the contract. Raises UsageError when it has none of this name."""
     if name not in contract.sagas:
         hint = f"sagas are: {', '.join(contract.sagas)}" if contract.sagas else "the contract has no section `sagas`"
         raise UsageError(f"there is no saga `{name}`", hint=hint)
@@ -123,14 +123,13 @@ def spec_of(contract: Contract, name: str) -> SagaSpec:
 def claim(
     store: Store, contract: Contract, name: str, event: Event, *, now_ms: int, deadline_ms: int | None = None
 ) -> str:
-    """Return the dfid of the event's saga: begun now, or the one that is known.
+    """Return the dfid of the event's saga: a new one, or the one that is known.
 
     A saga that ended before anything was done, for a reason that says nothing about the case, is begun afresh as any
     flow is; one of which a step was carried out all the same is a human's (UsageError). `deadline_ms`: kept with what is begun; past it no step is sent. Raises EventError when the event is known
     with another body, as an ordinary decision or another saga.
     """
-    spec = spec_of(contract, name)
-    parent = _of_saga(event, name)
+    spec, trigger = spec_of(contract, name), _saga_trigger(event, name)
     with store.transaction():
         known = store.row(
             "SELECT e.body_hash, f.dfid, f.state, f.tag, f.restarts FROM events e"
@@ -140,15 +139,18 @@ def claim(
         last, restarts = None, 0
         if known is not None:
             fingerprint, last, state, tag, before = known
-            refuse_another(store, parent, fingerprint, dfid=last)
+            refuse_another(store, trigger, fingerprint, dfid=last)
             if state != "ABORTED" or not undecided.has_restart(store, last, tag, contract.retry.restarts_max):
                 return _begun(store, last)
             restarts = before + 1
         if last is not None and store.value(_STEP_ADOPTED, (last,)) is not None:
             dfid = undecided.hand_over(store, last, ALREADY_ORDERED, STEP_ADOPTED, now_ms=now_ms)
         else:
-            dfid = write_event(store, contract.gate, parent, restarts)
-            _begin(store, contract, name, spec, parent, dfid, last, restarts, now_ms, deadline_ms)
+            dfid = write_event(store, contract.gate, trigger, restarts)
+            begin(
+                store, contract, trigger, dfid, parent=last, restarts=restarts, now_ms=now_ms, deadline_ms=deadline_ms
+            )
+            _begin_steps(store, dfid, name, spec, now_ms)
     return _begun(store, dfid)
 
 
@@ -160,36 +162,20 @@ def _begun(store: Reader, dfid: str) -> str:
     return dfid
 
 
-def _of_saga(event: Event, name: str) -> Event:
-    """Return an event as the trigger of a saga: as another one it is a contradiction."""
+def _saga_trigger(event: Event, name: str) -> Event:
+    """Return an event as the trigger of a saga: as a decision, or as another saga, it would have another body."""
     body, original = (
         _body({**json.loads(text), "saga": name}) if text else "" for text in (event.body, event.original)
     )
     return replace(event, body=body, original=original)
 
 
-def _begin(
-    store: Store,
-    contract: Contract,
-    name: str,
-    spec: SagaSpec,
-    event: Event,
-    dfid: str,
-    parent: str | None,
-    restarts: int,
-    now_ms: int,
-    deadline_ms: int | None,
-) -> None:
-    begin(store, contract, event, dfid, parent=parent, restarts=restarts, now_ms=now_ms, deadline_ms=deadline_ms)
+def _begin_steps(store: Store, dfid: str, name: str, spec: SagaSpec, now_ms: int) -> None:
+    """Write the row of a saga and its first SAGA entry, in the caller's transaction."""
     steps, menu = canonical(spec.steps).decode(), canonical(spec.compensation).decode()
     store.insert("sagas", dfid=dfid, name=name, steps=steps, menu=menu, phase="STEPS")
-    body = {
-        "phase": "STEPS",
-        "name": name,
-        "steps": spec.steps,
-        "rows": decision_record.seal(store, dfid, decision_record.SAGA),
-    }
-    ledger.append(store, now_ms, "SAGA", dfid, body)
+    rows = decision_record.seal(store, dfid, decision_record.SAGA)
+    ledger.append(store, now_ms, "SAGA", dfid, {"phase": "STEPS", "name": name, "steps": spec.steps, "rows": rows})
 
 
 def load(store: Reader, contract: Contract, dfid: str) -> Saga:
@@ -223,12 +209,13 @@ def load(store: Reader, contract: Contract, dfid: str) -> Saga:
 
 
 def _child(store: Reader, contract: Contract, prefix: str, saga: str, number: int, kind: str) -> Child:
+    """Return one child of a saga as its latest flow stands."""
     row = store.row(
         "SELECT f.dfid, f.trigger_event FROM events e JOIN decision_flows f ON f.dfid = e.dfid"
         " WHERE e.gate = ? AND e.event_id = ?",
         (contract.gate, child_id(prefix, number)),
     )
-    # an outsider's event may have taken the name; what was adopted stands for no event but the one that is named so
+    # an outside event may have this id; an adopted flow, though, can only stand for the event that has it
     if row is None or (saga_child(row[1]) != (saga, number) and not is_adopted(row[1])):
         return Child(number, kind, None, "NOT_BEGUN")
     found = answer(store, row[0])
@@ -238,6 +225,7 @@ def _child(store: Reader, contract: Contract, prefix: str, saga: str, number: in
 
 
 def _became(store: Reader, contract: Contract, found: Answer) -> Became:
+    """Return what became of a child, by the answer of its latest flow."""
     if found.execution == "SUCCESS" and found.state == "CLOSED":
         return "DONE"
     if found.execution == "DIRTY":
@@ -255,7 +243,7 @@ def child_id(prefix: str, number: int) -> str:
 
 
 def children(store: Reader, dfid: str) -> list[str]:
-    """Return the ids of all the events that the steps and the compensation of a saga can have; none of another flow."""
+    """Return the ids of all events that a saga's steps and its compensation can have; [] for a flow that is no saga."""
     found = store.row(
         "SELECT s.steps, f.event_id, f.restarts FROM sagas s JOIN decision_flows f ON f.dfid = s.dfid WHERE s.dfid = ?",
         (dfid,),
@@ -271,9 +259,9 @@ def _prefix(event_id: str, restarts: int) -> str:
 
 
 def child_event(saga: Saga, number: int) -> Event:
-    """Return the trigger of a child: what no outsider can send, because an event has no field `saga`.
+    """Return the trigger of a child. No outsider can send it, because an event has no field `saga`.
 
-    What the customer wrote takes no part in the choice of a compensation.
+    The customer's text takes no part in the choice of a compensation.
     """
     spec, name = saga.fields, child_id(saga.prefix, number)
     said = json.loads(saga.event.original or saga.event.body)
@@ -288,7 +276,7 @@ def _body(data: Mapping[str, object]) -> str:
 
 
 def check_phase(store: Reader, dfid: str, phase: Phase) -> None:
-    """Refuse what comes too late, inside the caller's transaction. Raises UsageError."""
+    """Raise UsageError unless the saga is in this phase, inside the caller's transaction."""
     if store.value("SELECT phase FROM sagas WHERE dfid = ?", (dfid,)) != phase:
         raise UsageError("the saga has moved on", reason_code=MOVED_ON, dfid=dfid)
 
@@ -296,8 +284,8 @@ def check_phase(store: Reader, dfid: str, phase: Phase) -> None:
 def close_steps(store: Store, contract: Contract, dfid: str, code: str, *, stopped: bool, now_ms: int) -> None:
     """End the steps: all are done, nothing was done, or the saga is dirty. Changes nothing while a child is open.
 
-    `code`: why no further step is taken, unless the next one has ended and says so itself; `stopped`: because authority
-    was withdrawn, not because of the case.
+    `code`: why no further step is taken, unless the next step has ended and its own end says why. `stopped`: authority was
+    withdrawn; the case is not the reason.
     """
     with store.transaction():
         saga = load(store, contract, dfid)
@@ -305,7 +293,7 @@ def close_steps(store: Store, contract: Contract, dfid: str, code: str, *, stopp
             return
         failed = saga.next
         if failed is not None and failed.answer is not None and failed.became != "RESTARTABLE" and not stopped:
-            code = _said(failed.answer)
+            code = _failure_code(failed.answer)
         if failed is None:
             end(store, saga, "CLOSED", None, now_ms=now_ms)
         elif saga.done or saga.unclear:
@@ -317,9 +305,9 @@ def close_steps(store: Store, contract: Contract, dfid: str, code: str, *, stopp
 def _nothing_done(
     store: Reader, contract: Contract, saga: Saga, failed: Child, code: str, stopped: bool
 ) -> tuple[State, str]:
-    """Return state and tag of a parent of which nothing was carried out: those of the step that came to nothing.
+    """Return the state and tag of a parent whose steps did nothing: those of the step that came to nothing.
 
-    What nobody has decided may be begun afresh, or is a human's.
+    When nobody has decided the case, it may begin afresh or a human must decide.
     """
     said = failed.answer
     if stopped:
@@ -331,8 +319,8 @@ def _nothing_done(
     return ("ABORTED" if again else "ESCALATED"), tag
 
 
-def _said(answer: Answer) -> str:
-    """Name why a step came to nothing."""
+def _failure_code(answer: Answer) -> str:
+    """Return the code of why a step came to nothing."""
     if answer.execution in ("UNKNOWN", "DIRTY"):
         return f"STEP_{answer.execution}"
     return answer.tag or answer.reason_code or ("STEP_DENIED" if answer.state == "CLOSED" else "STEP_FAILED")
@@ -372,9 +360,9 @@ def end(
 
 @dataclass(frozen=True, slots=True)
 class SagaAnswer:
-    """What became of a saga. `compensation`: what was done about a partial success, `chosen` how that was decided.
+    """What became of a saga. `compensation`: what was done about a partial success. `chosen`: the decision that chose it.
 
-    `reversals`: dfid of a step -> REVERTED, REFUSED, UNKNOWN or, while it is being undone, PENDING.
+    `reversals`: a step's dfid -> REVERTED, REFUSED, UNKNOWN, or PENDING while it is being undone.
     """
 
     answer: Answer
@@ -387,7 +375,7 @@ class SagaAnswer:
 
 
 def saga_answer(store: Reader, contract: Contract, dfid: str) -> SagaAnswer:
-    """Read a saga's answer from the record."""
+    """Read a saga's answer from the record. Raises StoreError when it is not there."""
     saga, parent = load(store, contract, dfid), answer(store, dfid)
     if parent is None:
         raise StoreError(f"flow `{dfid}` is not in the record", dfid=dfid)

@@ -14,13 +14,12 @@ from sds.kernel.storage.store import Reader, Row, Store
 ROWS_AT_ONCE = 200
 _TABLE = re.compile(r"CREATE TABLE (\w+) \((.*)\)", re.DOTALL)
 _KEY_OF_SEVERAL, _KEY_OF_ONE = re.compile(r"PRIMARY KEY \(([^)]*)\)"), re.compile(r"(\w+) \w+ PRIMARY KEY")
-_DERIVED = ("clock_steps",)  # a trigger writes them again, of the ledger
-_NOT_COPIED = ("meta", *_DERIVED)
+_NOT_COPIED = ("meta", "clock_steps")  # `copy` sets `halted`; a trigger writes the clock steps anew from the ledger
 
 
 @cache
 def keys_of_tables() -> dict[str, tuple[str, ...]]:
-    """Return the columns of every table's primary key, by table, each after those that it refers to."""
+    """Return the columns of every table's primary key, by table. A table comes after those that it refers to."""
     found: dict[str, tuple[str, ...]] = {}
     for statement in statements():
         if table := _TABLE.search(statement):
@@ -31,14 +30,14 @@ def keys_of_tables() -> dict[str, tuple[str, ...]]:
 
 
 def rows_there(store: Reader) -> int:
-    """Return how many rows a record has: 0, it is empty."""
+    """Return how many rows a record has; 0: it is empty."""
     return sum(int(store.value(f"SELECT count(*) FROM {table}")) for table in keys_of_tables() if table != "meta")
 
 
 def copy(source: Reader, target: Store) -> int:
-    """Copy all rows of `source` in one transaction of `target`; return how many. Raises StoreError: it is not empty.
+    """Copy all rows of `source` in one transaction of `target`; return how many. Raises StoreError: `target` is not empty.
 
-    `source` has to show one moment: a frozen reader, or one in a transaction of its own.
+    `source` must show one moment: a frozen reader, or one in a transaction of its own.
     """
     copied = 0
     with target.transaction():
@@ -55,7 +54,7 @@ def copy(source: Reader, target: Store) -> int:
 
 
 def _pages(source: Reader, table: str, columns: tuple[str, ...], key: tuple[str, ...]) -> Iterator[list[Row]]:
-    """Yield the rows of a table, some at a time, in the order of its key."""
+    """Yield the rows of a table, ROWS_AT_ONCE at a time, in the order of its key."""
     places = [columns.index(name) for name in key]
     named, order = ", ".join(columns), ", ".join(key)
     rows = source.rows(f"SELECT {named} FROM {table} ORDER BY {order} LIMIT {ROWS_AT_ONCE}")
@@ -73,7 +72,7 @@ def _put(target: Store, table: str, columns: tuple[str, ...], rows: list[Row]) -
 
 
 def differing(one: Reader, other: Reader) -> list[str]:
-    """Return the tables whose rows differ, what is derived included."""
+    """Return the tables whose rows differ, derived tables included."""
     found = []
     for table, key in keys_of_tables().items():
         if table == "meta":

@@ -1,8 +1,8 @@
-"""The kernel's keys: what it signs orders with, and what the texts of cases lie under, a random key for each case.
+"""The kernel's keys: they sign orders, and protect the texts of cases, which are sealed under a random key for each case.
 
-What is signed is named after its key. A case's key is wrapped under one that is derived of the kernel's; texts are sealed by
-AES-256-GCM (NIST SP 800-38D) by the package `cryptography`. A ciphertext is bound to its case and column, not to its
-flow: a case may have several flows. What is sealed is marked, so that what an older version left in clear can be recognised.
+A signature carries the name of its key. A case's key is wrapped under one that is derived from the kernel's. Texts are
+sealed by AES-256-GCM (NIST SP 800-38D) of the package `cryptography`. A ciphertext is bound to its case and column, not to
+its flow: a case may have several. A mark tells sealed texts from those that an older version left in clear.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sds.kernel.errors import CaseKeyError, ExecutorError, StoreError
 KEY_BYTES, NONCE_BYTES, TAG_BYTES = 32, 12, 16
 NAME_CHARS = 8
 TEXT_MARK, DATA_MARK = "enc1:", b"\x00enc1:"
-_WRAPPING, _RECOGNISING = "sds/case-key/1", "sds/event/1"  # what the kernel's key is derived for
+_WRAPPING, _RECOGNISING = "sds/case-key/1", "sds/event/1"  # the purposes of keys derived from the kernel's
 
 Random = Callable[[int], bytes]
 
@@ -35,14 +35,14 @@ def is_sealed(data: bytes) -> bool:
 
 
 def is_sealed_text(text: object, bytes_max: int) -> bool:
-    """Tell whether this has the form of a sealed text of so many bytes at most. Raises ValueError when it has none."""
+    """Tell whether a text has the form of a sealed text of at most `bytes_max` bytes. Raises ValueError for bad base64."""
     if not isinstance(text, str) or not text.startswith(TEXT_MARK):
         return False
     return len(b64decode(text.removeprefix(TEXT_MARK), validate=True)) <= NONCE_BYTES + bytes_max + TAG_BYTES
 
 
 class CaseKey:
-    """The key of one case: seals and opens what stands in one of its columns. `open` raises StoreError: it is altered."""
+    """The key of one case: it seals and opens the texts in its columns. Opening raises StoreError: the text was altered."""
 
     def __init__(self, gate: str, event_id: str, key: bytes, *, random: Random) -> None:
         self._case, self._aead, self._random = (gate, event_id), AESGCM(key), random
@@ -51,7 +51,7 @@ class CaseKey:
         return "CaseKey(key=***)"
 
     def seal(self, column: str, data: bytes) -> bytes:
-        """Return the ciphertext of a BLOB; nothing stays nothing."""
+        """Return the ciphertext for a BLOB column; b"" stays b""."""
         return DATA_MARK + self._encrypt(column, data) if data else b""
 
     def seal_text(self, column: str, text: str) -> str:
@@ -84,11 +84,11 @@ class CaseKey:
 
 
 class Signer:
-    """Signs orders with HMAC-SHA256 under a key that only the kernel holds, at least 32 bytes.
+    """Signs orders with HMAC-SHA256 under a key of at least 32 bytes that only the kernel holds.
 
-    A signature is `NAME:MAC`, named after its key (`key_name`). What was signed with one of the `older` keys is still
-    verified, as is one without a name, of an older version. `read_again`: the keys as they are kept now, the newest first,
-    or None; asked when `stamp` returns another value than before. So a key that another process has made is found here, too.
+    A signature is `NAME:MAC`, with the name of its key (`key_name`). Signatures by an `older` key, and those of an older
+    version without a name, are still verified. `read_again` returns the keys as they are stored now, the newest first, or
+    None; it is called when `stamp` returns another value than before. So keys that another process has made are found.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Signer:
         stamp: Callable[[], object] = tuple,
     ) -> None:
         self._read_again, self._stamp = read_again, stamp
-        self._stamped: object = None  # they are read once more, in case they were replaced while they were
+        self._stamped: object = None  # the first call reads the keys again: they may have changed while they were read
         self._generation, self._reading = 0, threading.Lock()
         self._keys = _checked((key, *older))
 
@@ -107,14 +107,14 @@ class Signer:
         return "Signer(key=***)"
 
     def generation(self) -> int:
-        """Take over keys that were made since; return how often there were any."""
+        """Take over keys that were made since. Return how often there were any."""
         with self._reading:
             try:
                 if (stamp := self._stamp()) == self._stamped:
                     return self._generation
-            except OSError:  # the file is gone: what is known here goes on
+            except OSError:  # the file is gone: the known keys stay in use
                 return self._generation
-            if (found := self._read_again()) is None:  # it is asked for again next time
+            if (found := self._read_again()) is None:  # the next call asks again
                 return self._generation
             keys = _checked(tuple(dict.fromkeys((*found, *self._keys))))
             if keys != self._keys:
@@ -123,7 +123,7 @@ class Signer:
             return self._generation
 
     def derived(self, purpose: str) -> tuple[bytes, ...]:
-        """Return a key of 32 bytes for another purpose (HKDF-SHA256, RFC 5869) of each key, the one that signs first."""
+        """Return a key of 32 bytes for a purpose (HKDF-SHA256, RFC 5869) from each key, first from the one that signs."""
         return tuple(_derived(key, purpose) for key in self._keys)
 
     def sign(self, data: bytes) -> str:
@@ -137,7 +137,7 @@ class Signer:
         return self._verified(data, signature) or (self.generation() != before and self._verified(data, signature))
 
     def missing(self, signature: str) -> str:
-        """Return the name of the key in a signature, where that key is not here; else nothing."""
+        """Return the name of the key in a signature when that key is not here, else ""."""
         name = name_in(signature)
         return "" if name in {"", *map(key_name, self._keys)} else name
 
@@ -148,12 +148,12 @@ class Signer:
 
 
 def key_name(key: bytes) -> str:
-    """Return what a signature calls its key: the first digits of its SHA-256, as `sds keys show` lists it."""
+    """Return the name of a key in signatures: the first digits of its SHA-256, as `sds keys show` lists it."""
     return sha256(key).hexdigest()[:NAME_CHARS]
 
 
 def name_in(signature: str) -> str:
-    """Return the name of the key in a signature, nothing where it has none."""
+    """Return the name of the key in a signature, "" when it has none."""
     return signature.rpartition(":")[0][:NAME_CHARS]
 
 
@@ -172,7 +172,7 @@ def _derived(key: bytes, purpose: str) -> bytes:
 
 
 class Keyring:
-    """What is derived of the kernel's key, and of those it had before: to wrap the keys of cases, to recognise events."""
+    """Keys derived from the kernel's key and from its older ones. They wrap the keys of cases, and recognise events."""
 
     def __init__(self, keys: Signer, *, random: Random = secrets.token_bytes) -> None:
         self._keys, self._random = keys, random
@@ -187,32 +187,32 @@ class Keyring:
         self._generation = generation
 
     def _renew(self) -> bool:
-        """Take over keys that were made since; return whether there are any."""
+        """Take over keys that were made since. Return whether there are any."""
         generation = self._keys.generation()
         if changed := generation != self._generation:
             self._derive(generation)
         return changed
 
     def new(self, gate: str, event_id: str) -> tuple[CaseKey, bytes]:
-        """Return a fresh key for a case, and the same wrapped, as the record keeps it."""
+        """Return a fresh key for a case, and the same key wrapped, as the record keeps it."""
         self._renew()
         key, nonce = self._random(KEY_BYTES), self._random(NONCE_BYTES)
         wrapped = nonce + self._wrapping[0].encrypt(nonce, key, canonical([gate, event_id]))
         return CaseKey(gate, event_id, key, random=self._random), wrapped
 
     def unwrap(self, gate: str, event_id: str, wrapped: bytes) -> CaseKey:
-        """Return the key of a case. Raises CaseKeyError when it was wrapped under no key of this kernel."""
+        """Return the key of a case. Raises CaseKeyError when it is wrapped under no key of this kernel."""
         for aead in self._wrapping:
             try:
                 key = aead.decrypt(wrapped[:NONCE_BYTES], wrapped[NONCE_BYTES:], canonical([gate, event_id]))
             except (InvalidTag, ValueError):
                 continue
             return CaseKey(gate, event_id, key, random=self._random)
-        if self._renew():  # another process has wrapped it under a key that is new here
+        if self._renew():  # another process may have wrapped it under a key that was new here
             return self.unwrap(gate, event_id, wrapped)
         raise CaseKeyError(f"the key of event `{event_id}` is not wrapped under the kernel's", hint="sds ledger verify")
 
     def fingerprints(self, text: str) -> tuple[str, ...]:
-        """Return what a text is recognised by, 64 hexadecimal digits: the first is for writing down, one for each key."""
+        """Return the keyed hashes of a text, 64 hexadecimal digits, one for each key. Write the first; recognise by any."""
         self._renew()
         return tuple(hmac.new(key, text.encode(), sha256).hexdigest() for key in self._recognising)

@@ -11,14 +11,14 @@ from pathlib import Path
 from stat import S_ISREG
 from tempfile import mkdtemp, mkstemp
 
-OTHERS = 0o077  # what group and others may do with a file
+OTHERS = 0o077  # the rights of group and others
 _RANDOM = "????????"  # what tempfile adds to a prefix
 
 
 def make_private_file(path: Path) -> None:
-    """Make sure that a file is there and that only its user can read it: made empty, or tightened. Raises OSError.
+    """Make sure that a file exists and that only its user can read it: create it empty, or tighten it. Raises OSError.
 
-    One that is there is not opened: to close it again would give up the locks that SQLite holds on it in this process.
+    An existing file is not opened: closing it would give up the locks that SQLite holds on it in this process.
     """
     if not path.exists():
         _link_new(path, b"")
@@ -26,7 +26,7 @@ def make_private_file(path: Path) -> None:
 
 
 def tighten(path: Path) -> None:
-    """Take the rights to a file from everybody but its user, if it is there. Raises OSError."""
+    """Take the rights to a file from everybody but its user, if it exists. Raises OSError."""
     try:
         mode = path.stat().st_mode
         if S_ISREG(mode) and mode & OTHERS:
@@ -36,7 +36,7 @@ def tighten(path: Path) -> None:
 
 
 def replace_private_file(path: Path, data: bytes) -> None:
-    """Give `path` these bytes, whole and on disk before they have its name. Raises OSError."""
+    """Replace `path` by a file with these bytes, which are on disk before they get its name. Raises OSError."""
     made = _written(path, data)
     try:
         made.replace(path)
@@ -50,21 +50,21 @@ def _link_new(path: Path, data: bytes) -> None:
     made = _written(path, data)
     try:
         path.hardlink_to(made)
-    except FileExistsError:  # another was first
+    except FileExistsError:  # another process was first
         return
     finally:
         made.unlink()
 
 
 def _written(path: Path, data: bytes) -> Path:
-    """Return a new file beside `path`, of mode 0600, closed again."""
+    """Write the bytes to a new file beside `path`, of mode 0600; return its path."""
     descriptor, name = mkstemp(dir=path.parent, prefix=f"{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-    except OSError:  # a disk that is full keeps no half of a key
+    except OSError:  # a full disk must not leave half a key
         Path(name).unlink()
         raise
     return Path(name)

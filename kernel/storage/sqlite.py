@@ -1,7 +1,7 @@
-"""SQLite, durable: WAL with `synchronous=FULL`, one connection for writing behind a lock, immediate transactions.
+"""A store in SQLite: WAL with `synchronous=FULL`, one connection for writing behind a lock, immediate transactions.
 
-Several processes may share the file; a writer waits up to `BUSY_MS` for another. Reading goes over the writing
-connection while nobody needs that, and over others while a transaction is open: it never waits for the disk.
+Several processes may share the file. A writer waits up to `BUSY_MS` for another. Reading uses the writing connection while
+that is free, and other connections while a transaction is open: it never waits for the disk.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ BUSY_MS = 5_000
 BUSY_POLL_MS = 5
 READERS_MAX = 8  # connections for reading that are kept open
 
-# A file that is damaged in its schema makes messages and names that are no text: Python cannot decode them.
+# A file whose schema is damaged gives messages and names that Python cannot decode.
 _REFUSED = (sqlite3.Error, UnicodeDecodeError)
-# What the trigger `clock_was_set_back` would have written of the entries that were there before it.
+# Writes what the trigger `clock_was_set_back` would have written for entries that are older than the trigger.
 _OLDER_CLOCK_STEPS = (
     "INSERT INTO clock_steps SELECT b.idx, a.at_ms, b.at_ms FROM ledger a JOIN ledger b ON b.idx = a.idx + 1"
     " WHERE b.at_ms < a.at_ms - 60000 AND b.idx NOT IN (SELECT idx FROM clock_steps)"
@@ -77,7 +77,7 @@ def schema_of(db: sqlite3.Connection) -> dict[str, str]:
 
 @cache
 def expected_schema() -> Mapping[str, str]:
-    """Return what `schema_of` says of a store that nobody has tampered with."""
+    """Return what `schema_of` returns for a store that nobody has tampered with."""
     with closing(sqlite3.connect(":memory:")) as db:
         for statement in statements():
             db.execute(statement)
@@ -95,7 +95,7 @@ def statements() -> Iterator[str]:
 
 
 def _make_private(path: Path) -> None:
-    """Make the database's file before SQLite does, which gives its log and its index the same rights; tighten old ones."""
+    """Make the database's file before SQLite does, which gives its log and index the same rights; tighten old ones."""
     make_private_file(path)
     for beside in ("-wal", "-shm"):
         tighten(path.with_name(path.name + beside))
@@ -111,14 +111,14 @@ def _fetched(db: sqlite3.Connection, sql: str, values: Row) -> list[Row]:
 
 
 class SqliteReader(Reader):
-    """One connection behind a lock."""
+    """Reads over one connection behind a lock."""
 
     def __init__(self, db: sqlite3.Connection, keyring: Keyring | None = None) -> None:
         super().__init__(keyring)
         self._db, self._lock = db, threading.RLock()
 
     def rows(self, sql: str, values: Row = ()) -> list[Row]:
-        refuse_writing(sql)  # over a connection that writes it would be committed at once
+        refuse_writing(sql)  # on the writing connection another statement would be committed at once
         return self._fetched(sql, values)
 
     def _fetched(self, sql: str, values: Row = ()) -> list[Row]:
@@ -146,7 +146,7 @@ class SqliteReader(Reader):
 
 
 def look_at(path: Path) -> SqliteReader:
-    """Open a file to read it, as it is: nothing is made or added. Raises StoreError."""
+    """Open a file to read it as it is: nothing is created or added. Raises StoreError."""
     try:
         return SqliteReader(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True))
     except sqlite3.Error as error:
@@ -156,7 +156,7 @@ def look_at(path: Path) -> SqliteReader:
 class SqliteStore(SqliteReader, Store):
     """A store in files that only their user can read.
 
-    `connect` is passed in so that tests can fail every single step.
+    `connect` is passed in so that tests can let every single step fail.
     """
 
     remains = "others use the record: until they have closed it the destroyed key may remain in its write-ahead log"
@@ -165,7 +165,7 @@ class SqliteStore(SqliteReader, Store):
         self.path, self.witness = path, witness
         self._connect, self._closed = connect, False
         self._idle: deque[sqlite3.Connection] = deque()
-        self._writer = 0  # the thread that has a transaction open
+        self._writer = 0  # the id of the thread that has a transaction open; 0: none
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             _make_private(path)
@@ -204,7 +204,7 @@ class SqliteStore(SqliteReader, Store):
             self._lock.release()
 
     def _rows_apart(self, sql: str, values: Row) -> list[Row]:
-        """Read over a connection of its own: the writing one is another thread's."""
+        """Read over another connection: another thread uses the writing one."""
         try:
             db = self._idle.pop()
         except IndexError:
@@ -239,7 +239,7 @@ class SqliteStore(SqliteReader, Store):
         return StoreError(message, hint=hint)
 
     def _write_ahead(self) -> str:
-        """Switch to WAL; SQLite does not wait by itself while another does the same to a fresh file."""
+        """Switch to WAL; return the journal mode. SQLite does not wait while another process does so to a fresh file."""
         tries = BUSY_MS // BUSY_POLL_MS
         while True:
             try:
@@ -251,10 +251,11 @@ class SqliteStore(SqliteReader, Store):
                 time.sleep(BUSY_POLL_MS / 1000)
 
     def _prepare(self) -> None:
+        """Set the connection up, and make or upgrade the record in one transaction. Raises StoreError."""
         mode = self._write_ahead()
         if mode != "wal":
             raise StoreError(f"its file system offers no write-ahead log (journal mode {mode})")
-        for pragma in ("synchronous=FULL", "foreign_keys=ON", "secure_delete=ON"):  # a destroyed key is overwritten
+        for pragma in ("synchronous=FULL", "foreign_keys=ON", "secure_delete=ON"):  # this overwrites a destroyed key
             self._db.execute(f"PRAGMA {pragma}")
         self._db.execute("BEGIN IMMEDIATE")
         try:
@@ -276,7 +277,7 @@ class SqliteStore(SqliteReader, Store):
             raise StoreError(f"it has schema version `{version}`, this program needs `{SCHEMA_VERSION}`")
 
     def _upgrade(self, found: dict[str, str]) -> None:
-        """Add what an older version lacks. What it has stays as it is, down to the text of its definition."""
+        """Add what an older version's record lacks. Its own objects keep the text of their definitions."""
         version = self._db.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
         if version is None or version[0] not in UPGRADABLE:
             return
@@ -300,7 +301,7 @@ class SqliteStore(SqliteReader, Store):
             if self._writer == threading.get_ident():
                 raise StoreError("the store refused: cannot start a transaction within a transaction")
             try:
-                try:  # an interrupt may come as soon as it has begun
+                try:  # an interrupt may come at any moment from here on
                     self._writer = threading.get_ident()
                     self._db.execute("BEGIN IMMEDIATE")
                     yield _fetched(self._db, first, values) if first else []
@@ -316,7 +317,7 @@ class SqliteStore(SqliteReader, Store):
 
     @contextmanager
     def frozen(self) -> Iterator[Reader]:
-        """Read one moment of the file while others go on writing; text that is not UTF-8 arrives as surrogates."""
+        """Yield a reader of one moment of the file while others write. Text that is not UTF-8 is read as surrogates."""
         try:
             db = sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
             db.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
@@ -327,12 +328,12 @@ class SqliteStore(SqliteReader, Store):
             yield reader
 
     def truncate_log(self) -> bool:
-        """Copy the write-ahead log to the file and empty it; False while others read or write an older state."""
+        """Copy the write-ahead log to the file and empty it. Return False while others read or write an older state."""
         with self._lock:
             return self._fetched("PRAGMA wal_checkpoint(TRUNCATE)") == [(0, 0, 0)]
 
     def run(self, sql: str, values: Row = ()) -> int:
-        if self._writer != threading.get_ident():  # it would be committed at once, or with what another thread does
+        if self._writer != threading.get_ident():  # else it would be committed at once, or with another thread's work
             raise StoreError("the store refused: there is no transaction")
         try:
             return self._db.execute(sql, values).rowcount
@@ -343,7 +344,7 @@ class SqliteStore(SqliteReader, Store):
 
     @contextmanager
     def exclusively(self, name: str) -> Iterator[bool]:
-        """Lock a file beside the record, `decisions.db.NAME`, whose lock ends with the process that holds it."""
+        """Lock a file beside the record, `decisions.db.NAME`. The lock ends with the process that holds it."""
         if not _NAME.fullmatch(name):
             raise UsageError(f"`{name}` is no name of a lock", hint="lower-case letters and `_`")
         path = self.path.with_name(f"{self.path.name}.{name}")

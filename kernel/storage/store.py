@@ -1,8 +1,8 @@
-"""The kernel's one durable store, as everything above it knows it. `sqlite` and `postgres` are two of one kind.
+"""The kernel's one durable store, as everything above it knows it. `sqlite` and `postgres` implement it.
 
-A transaction either commits whole or leaves nothing, and while one is open nobody else writes: what it has looked at is
-still so when it commits. Reading outside of one waits for no writer, and sees what was last committed. Whatever a
-database raises arrives as StoreError.
+A transaction commits whole or leaves nothing. While one is open nobody else writes: what it has read is still so when it
+commits. Reading outside a transaction waits for no writer, and sees what was last committed. Every error of a database is
+raised as StoreError.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from sds.kernel.errors import StoreError
 from sds.kernel.storage.keyring import Keyring
 
 SCHEMA_VERSION = "8"
-UPGRADABLE = ("1", "2", "3", "4", "5", "6", "7")  # versions that differ in nothing but tables they lack, and indexes
-SUPERSEDED = "DROP INDEX IF EXISTS snapshots_by_key"  # what an older record has and a fresh one has not
+UPGRADABLE = ("1", "2", "3", "4", "5", "6", "7")  # versions that only lack tables, or differ in indexes
+SUPERSEDED = "DROP INDEX IF EXISTS snapshots_by_key"  # an older record has this index, a fresh one has not
 MESSAGE_CHARS_MAX = 300
-STATEMENTS_MAX = 2_048  # of different texts that are remembered
+STATEMENTS_MAX = 2_048  # size of the caches by statement text
 
 _NEWER = "run the version of this program that opened it last; the way back is in docs/operations.md, under Upgrading"
 
@@ -37,14 +37,14 @@ Result = TypeVar("Result")
 
 @lru_cache(STATEMENTS_MAX)
 def refuse_writing(sql: str) -> None:
-    """Raise StoreError unless a statement is a SELECT, which may have a WITH in which no word stands that writes."""
+    """Raise StoreError unless a statement is a SELECT. A WITH passes, too, if no word stands in it that writes."""
     text = sql.lstrip()
     if not text.startswith("SELECT") and (not text.startswith("WITH") or _WRITES.search(text)):
         raise StoreError("the store cannot be read: this statement is no SELECT", retryable=False)
 
 
 def refuse_newer(version: object, record: str = "it") -> None:
-    """Raise StoreError for a record that a newer version of this program has opened: what it means is not known here.
+    """Raise StoreError for a record that a newer version of this program has opened: its meaning is not known here.
 
     `version`: as it stands in the record, which may be damaged.
     """
@@ -55,8 +55,8 @@ def refuse_newer(version: object, record: str = "it") -> None:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """Which record this is, of all that may stand at one address. `record`: the server's own number for it; `began`: when the
-    server was started; `timeline`: of its history, "" where it does not say. Promoted, a standby begins another.
+    """Which record stands at an address. `record`: the server's number for it; `began`: when the server was started;
+    `timeline`: of the server's history, which a promoted standby counts up; "" where the server does not say.
     """
 
     record: object = None
@@ -64,12 +64,12 @@ class Generation:
     timeline: str = ""
 
     def replaced(self, before: Generation) -> bool:
-        """Tell whether another server may have taken the place of the one before, rather than that one come again."""
+        """Tell whether another server may have taken the place of the one before; False: that one may have been restarted."""
         return self != before and (self.timeline != before.timeline or not self.timeline)
 
 
 class Reader(ABC):
-    """Reading statements. Once it is unlocked, the texts of cases can be read, too."""
+    """Reads a record. Once it is unlocked, the texts of cases can be read, too."""
 
     def __init__(self, keyring: Keyring | None = None) -> None:
         self._keyring = keyring
@@ -80,23 +80,23 @@ class Reader(ABC):
 
     @property
     def keyring(self) -> Keyring:
-        """Return what seals and opens the texts of cases. Raises StoreError while the record is locked."""
+        """Return the keys that seal and open the texts of cases. Raises StoreError while the record is locked."""
         if self._keyring is None:
             raise StoreError("the texts of this record are sealed, and the kernel's key is not here", hint=_KEY)
         return self._keyring
 
     @property
     def generation(self) -> Generation:
-        """Return what differs once the record may have been replaced beneath whoever has it open. A file is held."""
+        """Return a value that changes when the open record may have been replaced. A file that is open cannot be."""
         return Generation()
 
     def unlock(self, keyring: Keyring) -> None:
-        """Take the keys that the texts of cases lie under; those of whoever was first stay."""
+        """Take the keys that the texts of cases lie under. Keys that were given before stay."""
         self._keyring = self._keyring or keyring
 
     @abstractmethod
     def rows(self, sql: str, values: Row = ()) -> list[Row]:
-        """Return all rows of a SELECT, values bound in the place of `?`. Raises StoreError for any other statement."""
+        """Return all rows of a SELECT; values are bound in the place of `?`. Raises StoreError for any other statement."""
 
     def row(self, sql: str, values: Row = ()) -> Row | None:
         found = self.rows(sql, values)
@@ -118,7 +118,7 @@ class Reader(ABC):
     @property
     @abstractmethod
     def expected_schema(self) -> Mapping[str, str]:
-        """Return what `schema` is of a store that nobody has tampered with."""
+        """Return what `schema` returns for a store that nobody has tampered with."""
 
     @abstractmethod
     def columns(self, table: str) -> tuple[str, ...]:
@@ -126,7 +126,7 @@ class Reader(ABC):
 
     @abstractmethod
     def damage(self, *, quick: bool = False) -> list[str]:
-        """Return what the database itself finds wrong with its pages and constraints, one line each; `quick`: the first."""
+        """Return what the database finds wrong with its pages and constraints, one line each. `quick`: at most one."""
 
     @abstractmethod
     def close(self) -> None: ...
@@ -145,60 +145,60 @@ class Witness(Protocol):
 
 
 class Store(Reader):
-    """A store that is written, too. Without a `witness` no entry is signed.
+    """A store that can be written, too. Without a `witness` no entry is signed.
 
-    A thread that has opened a transaction reads inside of it; every other reads what was committed.
+    A thread with an open transaction reads inside it; every other thread reads what was committed.
     """
 
     witness: Witness | None = None
-    remains = ""  # where a key that was destroyed may still be, where `truncate_log` returns False
+    remains = ""  # says where a destroyed key may still be after `truncate_log` has returned False
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """Return what a message calls it: no password is in it."""
+        """Return the store's name for messages, without a password."""
 
     @abstractmethod
     def transaction(self, first: str = "", values: Row = ()) -> AbstractContextManager[list[Row]]:
-        """Hold the write lock for a block: committed when it ends, rolled back when it raises.
+        """Hold the write lock for a block: commit when the block ends, roll back when it raises.
 
-        Yield the rows of `first`, a statement that reads, as the transaction finds them: it goes along with its begin.
+        Yield the rows of `first`, a SELECT, as the transaction finds them. The statement is sent along with the begin.
         """
 
     def atomically(self, work: Callable[[], Result]) -> Result:
-        """Return what `work` does in one transaction. It may be called again where the store could not commit it."""
+        """Return what `work` returns, done in one transaction. A store that could not commit may call it again."""
         with self.transaction():
             return work()
 
     @abstractmethod
     def frozen(self) -> AbstractContextManager[Reader]:
-        """Read one moment of the store while others go on writing."""
+        """Yield a reader of one moment of the store, while others go on writing."""
 
     @abstractmethod
     def exclusively(self, name: str) -> AbstractContextManager[bool]:
-        """Be the only one on this store, of all processes and threads, to do what has this name for a block.
+        """For a block, be the only process and thread on this store that does what `name` says. Yield True.
 
-        False, at once, while another does it. It ends with the process, too.
+        Yield False at once while another does it. The lock ends with the process, too.
         """
 
     @abstractmethod
     def truncate_log(self) -> bool:
-        """Empty what holds older states of the file; False while others read or write one."""
+        """Empty the log that holds older states of the file. Return False while others read or write an older state."""
 
     @abstractmethod
     def run(self, sql: str, values: Row = ()) -> int:
-        """Execute one statement inside the transaction of this thread; return the number of rows it changed.
+        """Execute one statement inside this thread's transaction; return the number of rows it changed.
 
-        Raises StoreError where this thread has none open.
+        Raises StoreError when this thread has no transaction open.
         """
 
     def write(self, sql: str, values: Row = ()) -> None:
-        """Do what `run` does where nobody asks for the number. What the store has against it may be raised by the next
-        statement of the transaction, or by its end.
+        """Do what `run` does when nobody needs the number of rows. An error may be raised only by the next statement of the
+        transaction, or by its end.
         """
         self.run(sql, values)
 
     def insert(self, table: str, **values: Any) -> None:
-        """Insert one row, as `write` does; raises when its key is taken."""
+        """Insert one row, as `write` does. Raises StoreError when its key is taken."""
         columns = ", ".join(values)
         self.write(f"INSERT INTO {table} ({columns}) VALUES ({', '.join('?' * len(values))})", tuple(values.values()))

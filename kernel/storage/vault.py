@@ -1,12 +1,12 @@
-"""The texts of cases in the record: masked as they come in, sealed under the key of their case as they are written, opened
-as they are read.
+"""The texts of cases in the record: they are masked as they come in, sealed under the key of their case as they are
+written, and opened as they are read.
 
-A case is one event of one gate, with all its flows. What was written before there were keys stands in clear and is read
-as it is. Once a case is erased its key is gone (`operations.erasure`), and nothing of it can be written or read.
+A case is one event of one gate, with all its flows. Texts from before there were keys stand in clear, and are read as they
+are. Once a case is erased its key is gone (`operations.erasure`), and none of its texts can be written or read.
 
-Masked is what must be in no record: card numbers (ISO/IEC 7812, 13 to 19 digits of which the last is Luhn's), bank accounts
-(IBAN, ISO 13616, modulo 97), API tokens. A number is known by its check digits, in whatever groups and with whatever blanks
-and dashes it is written; a token by how its kind begins. Pure, linear time.
+Masking removes what no record may hold: card numbers (ISO/IEC 7812, 13 to 19 digits, the last one Luhn's), bank accounts
+(IBAN, ISO 13616, modulo 97) and API tokens. A number is recognised by its check digits, whatever groups, blanks and dashes
+it is written in; a token by how tokens of its kind begin. Pure, linear time.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from sds.kernel.storage.keyring import DATA_MARK, TEXT_MARK, CaseKey, is_sealed
 from sds.kernel.storage.ledger import KEYS_LOST
 from sds.kernel.storage.store import Reader, Row, Store
 
-# The columns that hold texts, as ciphertexts are bound to them. A field of a trigger is sealed, not the whole of it.
+# The columns that hold texts, by the names that ciphertexts are bound to. Of a trigger one field is sealed.
 TRIGGER, PROMPT, FACTS = "decision_flows.trigger_event", "context_snapshots.prompt", "ledger.decoding"
 PROPOSAL, JUSTIFICATION, ATTEMPT = "policy_proposals.proposal", "policy_proposals.justification", "attempts.proposal"
 RATIONALE = "ledger.rationale"
-SEALED, FINGERPRINT = "sealed", "fingerprint"  # in JSON a sealed text is an object: no customer can write one
-TEXT_FACTS = ("prompt",)  # what an engine measures that depends on a text
-ERASED, LOCKED = "[erased]", "[sealed]"  # what is shown in the place of a text
+SEALED, FINGERPRINT = "sealed", "fingerprint"  # in JSON a sealed text is an object, which no event can contain
+TEXT_FACTS = ("prompt",)  # measured facts that depend on a text
+ERASED, LOCKED = "[erased]", "[sealed]"  # shown in place of a text
 
 _KEY = """
 SELECT f.gate, f.event_id, k.wrapped, x.erased_at_ms, x.reason FROM {source} f
@@ -40,7 +40,7 @@ LEFT JOIN erasures x ON x.gate = f.gate AND x.event_id = f.event_id
 _OF_CASE = _KEY.format(source="(SELECT ? AS gate, ? AS event_id)")
 _OF_FLOW = _KEY.format(source="decision_flows") + "WHERE f.dfid = ?"
 _NONE: Row = (None,) * 5
-# Of a flow that was there when keys were lost: its case's key, and what its decision says that is.
+# For a flow from before keys were lost: the wrapped key of its case, and that key's digest in its DECIDED entry.
 _FROM_BEFORE_LOSS = f"""
 SELECT k.wrapped, CASE WHEN json_valid(d.body) THEN d.body ->> '$.rows.case_keys' END FROM decision_flows f
 JOIN ledger x ON x.idx = ({KEYS_LOST}) LEFT JOIN ledger d ON d.dfid = f.dfid AND d.kind = 'DECIDED'
@@ -50,24 +50,24 @@ WHERE f.dfid = ? AND (f.created_at_ms <= x.at_ms OR d.idx < x.idx)
 
 
 def key_for_flow(store: Store, dfid: str) -> CaseKey:
-    """Return what seals the texts of a flow's case, made with the first of them, in the caller's transaction.
+    """Return the key that seals the texts of a flow's case, made when the case has none, in the caller's transaction.
 
     Raises ErasedError when the case was erased.
     """
-    return _made(store, store.row(_OF_FLOW, (dfid,)), dfid)[0]
+    return _unwrapped_or_new(store, store.row(_OF_FLOW, (dfid,)), dfid)[0]
 
 
 def key_of_case(store: Store, case: Row) -> tuple[CaseKey, bytes]:
-    """Do what `key_for_flow` does, for a case that the transaction has read: gate, event, wrapped key, when and why it was
-    erased. Return the key, and as it is wrapped.
+    """Do what `key_for_flow` does for a case that was read already: (gate, event, wrapped key, when and why it was erased).
+    Return the key and its wrapped form.
     """
-    return _made(store, case, case[1])
+    return _unwrapped_or_new(store, case, case[1])
 
 
 def destroy(store: Store, gate: str, events: tuple[str, ...], *, who: str, reason: str, now_ms: int) -> None:
-    """Destroy the keys of a case, in the caller's transaction: those of the event, first, and of the steps of its saga.
+    """Destroy the keys of a case, in the caller's transaction. `events`: the case's event first, then its saga's steps.
 
-    Raises ErasedError when that is done already, UsageError when the texts of the event lie under no key.
+    Raises ErasedError when that was done before, UsageError when the texts of the event lie under no key.
     """
     _, _, wrapped, erased_at_ms, before = store.row(_OF_CASE, (gate, events[0])) or _NONE
     if erased_at_ms is not None:
@@ -79,7 +79,8 @@ def destroy(store: Store, gate: str, events: tuple[str, ...], *, who: str, reaso
         store.run("DELETE FROM case_keys WHERE gate = ? AND event_id = ?", (gate, event_id))
 
 
-def _made(store: Store, found: Row | None, name: str) -> tuple[CaseKey, bytes]:
+def _unwrapped_or_new(store: Store, found: Row | None, name: str) -> tuple[CaseKey, bytes]:
+    """Return the key of a case and its wrapped form, both made when the case has no key yet."""
     if found is None:
         raise StoreError(f"`{name}` is not in the record")
     gate, event_id, wrapped, erased_at_ms, reason = found
@@ -98,26 +99,26 @@ def _erased(event_id: str, at_ms: int, reason: str) -> ErasedError:
 
 
 def key_digest(store: Reader, dfid: str) -> str | None:
-    """Return the SHA-256 of the wrapped key of a flow's case: what the ledger has of it; None when there is none."""
+    """Return the SHA-256 of the wrapped key of a flow's case, as the ledger has it; None when there is no key."""
     found = store.row(_OF_FLOW, (dfid,))
     return None if found is None or found[2] is None else sha256_hex(found[2])
 
 
 def is_lost(store: Reader, dfid: str) -> bool:
-    """Tell whether the key of a flow's case may lie under keys that were lost: it is from before, and not altered."""
+    """Tell whether the key of a flow's case may lie under keys that were lost: it is from before that, and not altered."""
     wrapped, sealed = store.row(_FROM_BEFORE_LOSS, (dfid,)) or (None, None)
     return wrapped is not None and sealed in (None, sha256_hex(wrapped))
 
 
 def seal_trigger(key: CaseKey, body: str, field: str, fingerprint: str) -> str:
-    """Return a trigger as the record keeps it: one field of it sealed, and by it what the event is recognised by."""
+    """Return a trigger as the record keeps it: its field `field` is sealed and stands beside the event's fingerprint."""
     said = json.loads(body)
     return canonical({**said, field: {SEALED: key.seal_text(TRIGGER, said[field]), FINGERPRINT: fingerprint}}).decode()
 
 
 def seal_facts(key: CaseKey, facts: Mapping[str, object]) -> dict[str, object]:
-    """Return what was measured of a decision as the ledger keeps it: a digest of the prompt is sealed as that is, since
-    whoever guessed the text could try the guess on it.
+    """Return measured facts as the ledger keeps them. The digest of a prompt is sealed like the prompt: with it, somebody
+    could check a guess of the text.
     """
     texts = {
         name: {SEALED: key.seal_text(FACTS, text)} for name in TEXT_FACTS if isinstance(text := facts.get(name), str)
@@ -126,30 +127,30 @@ def seal_facts(key: CaseKey, facts: Mapping[str, object]) -> dict[str, object]:
 
 
 def fingerprint_in(trigger: str) -> str | None:
-    """Return what the event of a trigger is recognised by, None for a trigger that stands in clear."""
+    """Return the fingerprint in a trigger; None for a trigger in clear."""
     fields = json.loads(trigger).values()
     return next((str(value[FINGERPRINT]) for value in fields if isinstance(value, dict)), None)
 
 
 def recognises(store: Reader, fingerprint: str, body: str) -> bool:
-    """Tell whether it is the fingerprint of this body, under any of the kernel's keys, or as an older version made it."""
+    """Tell whether `fingerprint` is that of this body: under any of the kernel's keys, or as an older version made it."""
     return fingerprint == digest(body) or fingerprint in store.keyring.fingerprints(body)
 
 
 class Texts:
-    """The texts of one flow, read. Its key is looked up when the first sealed one is met.
+    """Reads the texts of one flow. The key is looked up when the first sealed text is met.
 
-    Reading raises ErasedError when the case was erased, and StoreError when the record is locked or the key was lost that the
-    case's lies under; where they are only `shown`, `[erased]` and `[sealed]` stand in their place. Raises StoreError for a text that was altered.
+    Raises ErasedError when the case was erased, and StoreError when the record is locked or the case's key lies under a
+    lost one. With `shown`, `[erased]` and `[sealed]` are returned instead. Raises StoreError for a text that was altered.
     """
 
     def __init__(self, store: Reader, dfid: str, *, shown: bool = False) -> None:
         self._store, self._dfid, self._shown = store, dfid, shown
-        self._found: CaseKey | None = None
-        self._lost = False  # the key is known to be, where texts are only shown
+        self._unwrapped: CaseKey | None = None
+        self._lost = False  # True, with `shown`: the key is known to be lost
 
     def text(self, column: str, stored: str) -> str:
-        if not isinstance(stored, str):  # a record that was damaged, or altered
+        if not isinstance(stored, str):  # the record was damaged or altered
             raise TypeError("a text of a case is none")
         if not stored.startswith(TEXT_MARK):
             return stored
@@ -163,28 +164,28 @@ class Texts:
         return key.encode() if isinstance(key, str) else key.open(column, stored)
 
     def prompt(self, stored: str) -> tuple[str, ...]:
-        """Return the texts of a snapshot's prompt. Raises ValueError or TypeError when they are none."""
+        """Return the texts of a snapshot's prompt. Raises ValueError or TypeError when there are none."""
         text = self.text(PROMPT, stored)
         return (text,) if text in (ERASED, LOCKED) else tuple(map(str, json.loads(text)))
 
     def justification(self, stored: str, proposal: bytes) -> str:
-        """Return a reason code, and the rationale that came with it: sealed, where the proposal is."""
+        """Return a reason code and the rationale that came with it. The rationale is sealed when the proposal is."""
         code, between, rationale = stored.partition(": ")
         return f"{code}: {self.text(JUSTIFICATION, rationale)}" if between and is_sealed(proposal) else stored
 
     def rationale(self, entry: Mapping[str, Any]) -> str:
-        """Return what a RATIONALE entry says."""
+        """Return the text of a RATIONALE entry."""
         return str(entry["text"]) if "text" in entry else self.text(RATIONALE, entry[SEALED])
 
     def fields(self, column: str, stored: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a JSON object with each sealed text in it in clear. Raises TypeError for one that is no text."""
+        """Return a JSON object with each sealed text opened. Raises TypeError when a sealed text is no text."""
         return {
             name: self.text(column, value[SEALED]) if isinstance(value, dict) and SEALED in value else value
             for name, value in stored.items()
         }
 
     def _key_or_word(self) -> CaseKey | str:
-        """Return the key of the case, or what is shown where there is none."""
+        """Return the key of the case, or the word that is shown when there is none."""
         if self._lost or (self._shown and self._store.locked):
             return LOCKED
         try:
@@ -201,14 +202,14 @@ class Texts:
 
     @property
     def _key(self) -> CaseKey:
-        if self._found is None:
+        if self._unwrapped is None:
             gate, event_id, wrapped, erased_at_ms, reason = self._store.row(_OF_FLOW, (self._dfid,)) or _NONE
             if erased_at_ms is not None:
                 raise _erased(event_id, erased_at_ms, reason)
             if wrapped is None:
                 raise StoreError(f"the key of event `{event_id}` is gone", hint="sds ledger verify", dfid=self._dfid)
-            self._found = self._store.keyring.unwrap(gate, event_id, wrapped)
-        return self._found
+            self._unwrapped = self._store.keyring.unwrap(gate, event_id, wrapped)
+        return self._unwrapped
 
 
 CARD, IBAN, TOKEN = "[card]", "[IBAN]", "[token]"
@@ -216,13 +217,13 @@ CARD, IBAN, TOKEN = "[card]", "[IBAN]", "[token]"
 CARD_DIGITS_MIN, CARD_DIGITS_MAX = 13, 19
 TOKEN_CHARS_MIN = 16
 
-# Blanks, dashes, dots and what cannot be seen: what people and programs put between the groups of a number.
+# What people and programs put between the groups of a number: blanks, dashes, dots, invisible characters.
 _BETWEEN = r"[\s._\-\u00ad\u2010-\u2015\u2212\u200b-\u200f\u2060\ufeff]{0,3}"
 _DIGITS = re.compile(rf"\d(?:{_BETWEEN}\d)+")
 _GROUP = re.compile(r"\d+")
 _IBAN_GOES_ON = re.compile(rf"{_BETWEEN}([A-Za-z0-9])")
 
-# The register of ISO 13616, and the countries that have such numbers outside of it, by length.
+# Countries by the length of their IBANs: those in the register of ISO 13616, and others that have such numbers.
 _IBAN_COUNTRIES = {
     15: "NO",
     16: "BE",
@@ -259,10 +260,10 @@ _Span = tuple[int, int]
 
 
 def mask(text: str) -> str:
-    """Return `text` with what is or may be a card number, an IBAN or an API token replaced. Masked again, it is the same."""
-    text = _without_tokens(text)  # first: there are digits in them, too
+    """Return `text` with whatever may be a card number, an IBAN or an API token replaced. Masked again, it is the same."""
+    text = _without_tokens(text)  # first, since tokens have digits, too
     text = _replaced(text, _ibans(text), IBAN)
-    return _without_tokens(_replaced(text, _cards(text), CARD))  # and last: one may have stuck to a number
+    return _without_tokens(_replaced(text, _cards(text), CARD))  # again, since a token may have stuck to a number
 
 
 def _without_tokens(text: str) -> str:
@@ -270,7 +271,7 @@ def _without_tokens(text: str) -> str:
 
 
 def _replaced(text: str, spans: Iterable[_Span], word: str) -> str:
-    """Put `word` in the place of all that `spans` cover; they come in the order in which they begin."""
+    """Replace what `spans` cover by `word`. Spans come in the order in which they begin, and may overlap."""
     kept: list[str] = []
     end = 0
     for first, last in spans:
@@ -285,7 +286,7 @@ def _without_bearer(found: re.Match[str]) -> str:
 
 
 def _without_token(found: re.Match[str]) -> str:
-    """Return a run of characters as tokens have them, cut where a token begins. Words joined by dashes have no digit."""
+    """Cut a run of token characters where a token begins in it: it has a digit, which words joined by dashes have not."""
     run = found[0]
     last = max((digit.start() for digit in _DIGIT.finditer(run)), default=-1)
     for begins in _TOKEN_BEGINS.finditer(run):
@@ -305,7 +306,7 @@ def _ibans(text: str) -> Iterator[_Span]:
 
 
 def _is_iban(chars: str) -> bool:
-    """Tell whether the check digits fit, and at least half are digits: words after `is 20` pass by chance, too."""
+    """Tell whether the check digits fit and at least half are digits: words after `is 20` pass modulo 97 by chance."""
     digits = sum(char.isdecimal() for char in chars)
     return 2 * digits >= len(chars) and int("".join(str(int(char, 36)) for char in chars[4:] + chars[:4])) % 97 == 1
 
@@ -321,7 +322,7 @@ def _cards_in(run: str) -> Iterator[_Span]:
     """Yield every piece of 13 to 19 digits, from the beginning of a group to the end of one, that passes Luhn's test."""
     groups = [found.span() for found in _GROUP.finditer(run)]
     digits = [int(char) for first, last in groups for char in run[first:last]]
-    counted = [0, *accumulate(last - first for first, last in groups)]  # the digits before each group
+    counted = [0, *accumulate(last - first for first, last in groups)]  # how many digits stand before each group
     sums = _luhn_sums(digits)
     for at, (first, _) in enumerate(groups):
         for to in range(at, len(groups)):
@@ -334,9 +335,9 @@ def _cards_in(run: str) -> Iterator[_Span]:
 
 
 def _luhn_sums(digits: list[int]) -> tuple[list[int], list[int]]:
-    """Return the sums of the first n digits, every second doubled: those with an even index, and those with an odd one.
+    """Return the sums of the first n digits with every second one doubled: those of even index, and those of odd index.
 
-    The last digit of a number is never doubled: one that ends before an even index has its even ones doubled.
+    The last digit of a number is never doubled: a number that ends before an even index has its even digits doubled.
     """
     doubled = [2 * digit - 9 * (digit > 4) for digit in digits]
     even = (two if at % 2 == 0 else one for at, (one, two) in enumerate(zip(digits, doubled, strict=True)))

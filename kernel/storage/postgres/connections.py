@@ -18,30 +18,30 @@ from sds.kernel.storage.postgres.errors import REFUSED, is_lost, mend, refused, 
 from sds.kernel.storage.postgres.pipelined import Connection
 from sds.kernel.storage.store import Generation
 
-# What was committed before a transaction had its lock must be seen in it, whatever a server, role or URL sets.
+# A transaction must see everything that was committed before it got its lock, whatever a server, role or URL sets.
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
-# A host that is gone without a word is noticed within seconds, unless the URL says otherwise (libpq, milliseconds and seconds).
+# A host that vanished is noticed within seconds, unless the URL says otherwise (libpq's names; milliseconds, then seconds).
 ALIVE = {"tcp_user_timeout": "10000", "keepalives_idle": "10", "keepalives_interval": "5", "keepalives_count": "3"}
 
 VERSION_MIN = 150_000
-CONNECTIONS_MAX = 12  # of one store in one process; the last ones are for reading
+CONNECTIONS_MAX = 12  # of one store in one process; `WRITERS_MAX` of them may write
 WAIT_S = 5.0  # for a connection, and for the record's lock
 CONNECT_S = 5
-STOPPED_S = 30  # so long may a process stop in the middle of a transaction, and hold up all others
+STOPPED_S = 30  # how long a process may stop in the middle of a transaction, which holds up all others
+LOST_MAX = 3  # how often a statement that begins something is tried, each time on another connection
 _DIRECTLY = f"name the server itself: each process pools its own connections, {CONNECTIONS_MAX} a record at most"
-LOST_MAX = 3  # so often a statement that begins something is tried again on another connection
 
-# Quietly: whoever asks a pool that cannot connect gets an error.
+# psycopg's log is dropped: a caller of a pool that cannot connect gets an error.
 logging.getLogger("psycopg").addHandler(logging.NullHandler())
 
 
 class Url:
-    """The address of a server and database: it shows no password."""
+    """The address of a server and database. Its `name` and its repr show no password."""
 
     def __init__(self, text: str) -> None:
         try:
             said = conninfo_to_dict(text, connect_timeout=CONNECT_S)
-        except psycopg.Error:  # its message names what it could not read, which may be the password
+        except psycopg.Error:  # its message quotes what it could not read, which may be the password
             raise UsageError("the URL of the store cannot be read", hint="postgresql://USER@HOST/DATABASE") from None
         self.conninfo = make_conninfo("", **{**ALIVE, **said})
         place = f"{said.get('host', '')}" + (f":{said['port']}" if "port" in said else "")
@@ -52,7 +52,7 @@ class Url:
 
 
 class _Whole(Loader):
-    """A number of any size: an integer where it is one."""
+    """Loads NUMERIC, a number of any size, as an int where it is a whole one."""
 
     def load(self, data: Any) -> int | float:
         text = bytes(data).decode()
@@ -60,7 +60,7 @@ class _Whole(Loader):
 
 
 class _Truth(Loader):
-    """A truth as 0 or 1, as SQLite has it."""
+    """Loads a truth value as 0 or 1, as SQLite has it."""
 
     def load(self, data: Any) -> int:
         return int(bytes(data) == b"t")
@@ -74,10 +74,10 @@ class _Bit(Dumper):
 
 
 def set_up(db: Connection, schema: str, *, only_reads: bool = False) -> None:
-    """Make a connection one to a record: numbers, its schema, how long it waits, that commits are on the disk.
+    """Set a connection up for a record: number types, schema, time limits, and commits that wait for the disk.
 
-    `only_reads`: nothing is written over it but in a transaction that says it writes (`BEGIN`). Raises UsageError where it
-    is one to a pooler such as PgBouncer: that may give each transaction a connection on which another record is set up.
+    `only_reads`: it writes nothing but in a transaction that says that it writes (`BEGIN`). Raises UsageError when a pooler
+    such as PgBouncer answers: it may run each transaction on a server connection that is set up for another record.
     """
     if db.execute("SELECT pg_backend_pid()", prepare=False).fetchone() != (db.info.backend_pid,):
         raise UsageError("a connection pooler answers, not PostgreSQL itself", hint=_DIRECTLY)
@@ -96,22 +96,22 @@ def set_up(db: Connection, schema: str, *, only_reads: bool = False) -> None:
 
 
 def _set_up_for_writing(db: Connection, schema: str) -> None:
-    """Set a connection up, and note which server it is one to. Raises StoreError for a standby: it would be one to another
-    server, once promoted.
+    """Set a connection up and note its server. Raises StoreError for a standby: once promoted, it would count as another
+    server on the same connection.
     """
     set_up(db, schema, only_reads=True)
     began, standby = db.execute("SELECT pg_postmaster_start_time()::text, pg_is_in_recovery()").fetchone() or ("", True)
     if standby:
         raise StoreError("a standby answers", hint="name the primary: this server only reads")
     timeline = ""
-    with suppress(psycopg.DatabaseError):  # not every service that speaks as PostgreSQL does has files of its log
+    with suppress(psycopg.DatabaseError):  # some services that speak PostgreSQL's protocol have no log files
         row = db.execute("SELECT left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)").fetchone()
         timeline = str(row[0]) if row else ""
     db.server = Generation(began=began, timeline=timeline)
 
 
 def connected(url: Url, schema: str, *, only_reads: bool = False) -> Connection:
-    """Return a connection apart from the pool. Raises StoreError."""
+    """Return a connection outside the pool. Raises StoreError."""
     try:
         db = Connection.connect(url.conninfo, autocommit=True)
         try:
@@ -120,7 +120,7 @@ def connected(url: Url, schema: str, *, only_reads: bool = False) -> Connection:
         except BaseException:
             db.close()
             raise
-    except REFUSED as error:  # of a server that ends in between, too
+    except REFUSED as error:  # a server may also stop in between
         raise StoreError(
             f"`{url.name}` cannot be opened as a decision store: {said(error)}", hint=mend(error)
         ) from error
@@ -128,7 +128,7 @@ def connected(url: Url, schema: str, *, only_reads: bool = False) -> Connection:
 
 
 def _check_server(db: Connection) -> None:
-    """Raise UsageError for a server on which a record is not what it should be."""
+    """Raise UsageError for a server on which a record would not be durable, or not in UTF-8."""
     if db.info.server_version < VERSION_MIN:
         raise UsageError(f"PostgreSQL {db.info.server_version // 10_000} is too old: it has to be 15 or newer")
     asked = "SELECT current_setting('fsync'), current_setting('server_encoding'), current_setting('full_page_writes')"
@@ -142,7 +142,7 @@ def _check_server(db: Connection) -> None:
 
 
 class Pool:
-    """Connections that are set up and in use by one thread at a time. One that died is replaced."""
+    """Connections that are set up, each used by one thread at a time. One that died is replaced."""
 
     def __init__(self, url: Url, schema: str) -> None:
         self._url = url
@@ -155,8 +155,8 @@ class Pool:
             max_size=CONNECTIONS_MAX,
             num_workers=1,
             timeout=WAIT_S,
-            reconnect_timeout=WAIT_S,  # its pauses double: then it gives up ...
-            reconnect_failed=lambda pool: pool.check(),  # ... and begins anew, whoever waits meanwhile
+            reconnect_timeout=WAIT_S,  # the pauses double; after this time it gives up ...
+            reconnect_failed=lambda pool: pool.check(),  # ... and begins anew
             open=True,
         )
 
@@ -173,9 +173,9 @@ class Pool:
         self._pool.putconn(db)
 
     def begun(self, begin: Callable[[Connection], Any], what: str) -> tuple[Connection, Any]:
-        """Return a connection, and what `begin` returned on it: done again where the connection had died before.
+        """Return a connection, and what `begin` returned on it. When the connection had died before, another one is tried.
 
-        What begins must change nothing: whether it was done is not known. The caller gives the connection back.
+        `begin` must change nothing, since nobody knows whether it was done. The caller gives the connection back.
         """
         for left in reversed(range(LOST_MAX)):
             db = self.take()
@@ -186,14 +186,14 @@ class Pool:
                 self._abandon(db)
                 if not lost or not left:
                     raise refused(error, what) from error
-                self._pool.check()  # if one is dead, so may the others be
+                self._pool.check()  # if one is dead, the others may be, too
             except BaseException:
                 self._abandon(db)
                 raise
         raise AssertionError("unreachable")
 
     def _abandon(self, db: Connection) -> None:
-        """Give back a connection on which something was refused, and no transaction with it."""
+        """End any transaction on a connection where something was refused, and give the connection back."""
         with suppress(psycopg.Error):
             if not db.closed and db.info.transaction_status != TransactionStatus.IDLE:
                 db.execute("ROLLBACK", prepare=False)

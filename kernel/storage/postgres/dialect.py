@@ -1,5 +1,5 @@
-"""The kernel's statements, which are SQLite's, as PostgreSQL reads them. What has another name there is made a function
-of the record's schema (`functions.sql`); here is only what no function can be.
+"""Translates the kernel's statements, which are SQLite's, into PostgreSQL's. What has another name there is a function of
+the record's schema (`functions.sql`); this module does only what no function can do.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from sds.kernel.storage.store import STATEMENTS_MAX
 
-_PLANNER = re.compile(r" INDEXED BY \w+")  # for SQLite's planner alone
+_PLANNER = re.compile(r" INDEXED BY \w+")  # only for SQLite's planner
 _TYPES = {"INTEGER": "BIGINT", "BLOB": "BYTEA", "REAL": "DOUBLE PRECISION", "TEXT": 'TEXT COLLATE "C"'}
 _TYPE = re.compile(r"\b(INTEGER|BLOB|REAL|TEXT)\b")
 _COMMENT = re.compile(r"--[^\n]*")
@@ -19,16 +19,15 @@ _OPTIONS = re.compile(r"\) STRICT(, WITHOUT ROWID)?;")
 
 @lru_cache(STATEMENTS_MAX)
 def translated(sql: str) -> bytes:
-    """Return a statement whose values are bound in the place of `?` as one where they are bound in that of `$1`, `$2` ..."""
+    """Return a statement with `$1`, `$2` ... in the place of each `?`, encoded."""
     sql = _PLANNER.sub("", sql).replace("CROSS JOIN", "JOIN").replace("IN ()", "IN (NULL)")
     first, *others = sql.split("?")
     return (first + "".join(f"${number}{text}" for number, text in enumerate(others, start=1))).encode()
 
 
 def defined(statement: str) -> str | None:
-    """Return the definition of a table or index of `schema.sql`; None for a trigger, which has a text of its own.
-
-    Texts are compared and ordered by their bytes, as SQLite does it.
+    """Return the definition of a table or index of `schema.sql`; None for a trigger, which is written for PostgreSQL apart.
+    Texts are compared and ordered by their bytes, as in SQLite.
     """
     statement = _COMMENT.sub("", statement).strip()
     if statement.startswith("CREATE TABLE"):

@@ -1,4 +1,4 @@
-"""What psycopg raises, as StoreError: one line, with a mend, never with the password."""
+"""Errors of psycopg as StoreError: one line, with a mend, and never with the password."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MENDS: dict[type[psycopg.Error], str] = {
 
 
 def is_lost(error: BaseException) -> bool:
-    """Tell whether the connection is gone, rather than what was asked of it refused."""
+    """Tell whether the connection is gone; otherwise the server refused what was asked."""
     if not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) or isinstance(
         error, errors.PipelineAborted
     ):
@@ -43,7 +43,7 @@ def is_worth_again(error: BaseException | None) -> bool:
 
 
 def refused(error: Exception, what: str) -> StoreError:
-    """Return what is raised in the place of an error; `what` begins the message."""
+    """Return the StoreError that is raised in place of `error`. `what`: the beginning of its message."""
     if isinstance(error, _UNSTORABLE) and not isinstance(error, errors.IntegrityError):
         return StoreError(f"the store cannot hold such a value: {said(error)}", retryable=False)
     passing = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
@@ -51,7 +51,7 @@ def refused(error: Exception, what: str) -> StoreError:
 
 
 def said(error: Exception) -> str:
-    """Return the first line of what the server or psycopg says."""
+    """Return the first line of the server's or psycopg's message."""
     primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
     return one_line(primary or error, MESSAGE_CHARS_MAX) or type(error).__name__
 

@@ -1,4 +1,4 @@
-"""A connection that is asked several statements in one round trip: sent in one piece, each prepared on its first use."""
+"""A connection that sends several statements in one round trip, in one piece, and prepares each on its first use."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from psycopg.pq.abc import PGresult
 from sds.kernel.storage.postgres.dialect import translated
 from sds.kernel.storage.store import Generation, Row
 
-PREPARED_MAX = 256  # of one connection: what comes on top of them is parsed each time
+PREPARED_MAX = 256  # on one connection; further statements are parsed each time
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What the last of some statements came to: its rows, how many it changed, and the server's word for it."""
+    """The result of the last of some statements: its rows, how many rows it changed, and the server's command word."""
 
     rows: list[Row]
     changed: int
@@ -32,7 +32,7 @@ class Done:
 
 
 class Connection(psycopg.Connection[Any]):
-    """Used by one thread at a time. psycopg's own pipeline sends each statement by itself, and wakes the server for each."""
+    """Used by one thread at a time. psycopg's own pipeline sends each statement alone, and wakes the server for each."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
@@ -41,12 +41,13 @@ class Connection(psycopg.Connection[Any]):
         self._numbers = count()
 
     def together(self, *asked: tuple[str, Row]) -> Done:
-        """Execute statements and return what the last came to: see `each`."""
+        """Do what `each` does; return the result of the last statement."""
         return self.each(*asked)[-1]
 
     def each(self, *asked: tuple[str, Row]) -> list[Done]:
-        """Execute statements, values bound in the place of `?`, in their order. Raises the psycopg.Error of the first that
-        is refused: none after it is executed. A value that cannot be sent raises before anything is.
+        """Execute statements in their order, values bound in the place of `?`; return the result of each, and of preparing
+        those that are new. Raises the psycopg.Error of the first that is refused: none after it is executed. A value that
+        cannot be sent raises before anything is sent.
         """
         values: Transformer = adapt.Transformer(self)
         sent = [self._dumped(values, *each) for each in asked]
@@ -54,15 +55,13 @@ class Connection(psycopg.Connection[Any]):
             self.pgconn.enter_pipeline_mode()
             results = self.wait(self._exchanged(sent))
             self.pgconn.exit_pipeline_mode()
-        except BaseException:  # what may still come over it belongs to nobody
+        except BaseException:  # nobody could tell what an answer that still comes belongs to
             self.close()
             raise
         for result in results:
             if result.status == ExecStatus.FATAL_ERROR:
                 raise error_from_result(result, encoding=self.info.encoding)
-        return [
-            _done(values, result) for result in results[:-1]
-        ]  # behind them is the end of all; preparing has no rows
+        return [_done(values, result) for result in results[:-1]]  # the very last result is the sync
 
     def _dumped(self, dumping: Transformer, sql: str, values: Row) -> tuple[Any, ...]:
         """Return a statement as it is sent: its text, and the types, bytes and formats of its values."""
@@ -70,8 +69,8 @@ class Connection(psycopg.Connection[Any]):
         return translated(sql), dumping.types or (), data, dumping.formats
 
     def _exchanged(self, sent: Sequence[tuple[Any, ...]]) -> PQGen[list[PGresult]]:
-        """Return the last result of each thing that was sent; the end of all is one."""
-        parsed: dict[int, tuple[bytes, tuple[int, ...]]] = {}  # which result tells that a statement is prepared
+        """Send all statements, new ones prepared first. Return the last result of each, and that of the sync."""
+        parsed: dict[int, tuple[bytes, tuple[int, ...]]] = {}  # place of the result -> the statement it has prepared
         names, expected = dict(self._statements), 1
         for text, types, data, formats in sent:
             if (name := names.get((text, types))) is None and len(names) < PREPARED_MAX:

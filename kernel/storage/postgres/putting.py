@@ -1,4 +1,4 @@
-"""Giving a record that was made aside the name of its schema, in one transaction: nobody ever sees half of it."""
+"""Puts a record that was made aside in place, by renaming its schema in one transaction: nobody ever sees half of it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from sds.kernel.storage.postgres.pipelined import Connection
 
 
 def put_in_place(url: str, aside: str, schema: str) -> None:
-    """Rename the schema `aside` to `schema`, in the place of an empty one. Raises UsageError where one holds a record."""
+    """Rename the schema `aside` to `schema`, replacing an empty one. Raises UsageError: it holds a record, or is in use."""
     db = connected(Url(url), aside)
     try:
         db.execute(f"{BEGIN}; SELECT pg_advisory_xact_lock({schemas.lock_number(schema)})", prepare=False)
         _refuse_in_use(db, schema)
         _drop_empty(db, schema)
         db.execute(f"ALTER SCHEMA {aside} RENAME TO {schema}; SET search_path = {schema}", prepare=False)
-        db.execute(schemas.functions(schema), prepare=False)  # they name the schema
+        db.execute(schemas.functions(schema), prepare=False)  # made anew, because they name the schema
         db.execute("COMMIT", prepare=False)
     except psycopg.Error as error:
         raise refused(error, "the record cannot be put in place") from error
@@ -38,6 +38,7 @@ def _refuse_in_use(db: Connection, schema: str) -> None:
 
 
 def _drop_empty(db: Connection, schema: str) -> None:
+    """Drop a schema with an empty record. Raises UsageError when the record has entries."""
     there = db.execute("SELECT to_regclass(%s) IS NOT NULL", (f"{schema}.ledger",)).fetchone()
     if not there or not there[0]:
         return
@@ -49,7 +50,7 @@ def _drop_empty(db: Connection, schema: str) -> None:
 
 
 def drop(url: str, aside: str) -> None:
-    """Remove what was made aside and never put in place; what cannot be removed stays, and is nobody's record."""
+    """Remove a schema that was made aside and never put in place. If it cannot be removed it stays, as nobody's record."""
     with suppress(psycopg.Error, StoreError):
         db = connected(Url(url), aside)
         try:

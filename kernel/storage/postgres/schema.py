@@ -1,4 +1,4 @@
-"""The schema of a record in PostgreSQL: made of `schema.sql`, as SQLite's is, and read back from the catalogue."""
+"""The schema of a record in PostgreSQL: made from `schema.sql`, as SQLite's is, and read back from the catalogue."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Connection = psycopg.Connection[Any]
 
 _NAMED = re.compile(r"CREATE (?:UNIQUE )?(TABLE|INDEX|TRIGGER|OPERATOR) (\S+)")
 
-# Every object of one schema by name: what it is, down to who may fire it.
+# Every object of one schema by name, with its whole definition.
 _CATALOGUE = """
 SELECT c.relname, concat_ws(' ', c.relkind, c.relpersistence, c.relrowsecurity, c.relhasrules,
     (SELECT string_agg(concat_ws(' ', a.attname, format_type(a.atttypid, a.atttypmod), l.collname, a.attnotnull, a.atthasdef,
@@ -54,12 +54,12 @@ _DISABLED = (
 
 
 def lock_number(name: str) -> int:
-    """Return the advisory lock of a name: 63 bits of its SHA-256."""
+    """Return the number of a name's advisory lock: 63 bits of its SHA-256."""
     return int.from_bytes(sha256(f"sds record {name}".encode()).digest()[:8]) >> 1
 
 
 def named_objects(schema: str) -> Iterator[tuple[str, str]]:
-    """Yield what a record is made of, in the order in which it can be made: name and definition."""
+    """Yield the name and definition of every object of a record, in an order in which they can be made."""
     yield from _named_in("operators.sql", schema)
     for statement in statements():
         if (definition := defined(statement)) is not None:
@@ -93,14 +93,14 @@ def _text(file: str, schema: str) -> str:
 
 
 def create(db: Connection, schema: str) -> None:
-    """Make an empty record in the caller's transaction, in which `schema` is to be searched."""
+    """Make an empty record in the caller's transaction. The search path must name `schema` already."""
     db.execute(f"CREATE SCHEMA {schema}", prepare=False)
     complete(db, schema, {})
     db.execute("INSERT INTO meta VALUES ('schema_version', %s), ('halted', '0')", (SCHEMA_VERSION,))
 
 
 def complete(db: Connection, schema: str, found: Mapping[str, str]) -> None:
-    """Make what a record lacks; what it has stays as it is."""
+    """Make the objects that a record lacks; those that it has stay as they are."""
     db.execute(functions(schema), prepare=False)
     for name, definition in named_objects(schema):
         if name not in found:
@@ -108,23 +108,23 @@ def complete(db: Connection, schema: str, found: Mapping[str, str]) -> None:
 
 
 def catalogue(db: Connection, schema: str) -> dict[str, str]:
-    """Return the definition of everything in a schema by name, whatever the schema is called."""
+    """Return the definition of everything in a schema, by name and without the schema's own name."""
     rows = db.execute(_CATALOGUE, {"schema": schema}).fetchall()
     return {name: text.replace(f"{schema}.", "") for name, text in rows}
 
 
 def switched_off(db: Connection, schema: str) -> list[str]:
-    """Return which constraints between tables are not looked at."""
+    """Return the tables whose constraints are switched off, one line each."""
     return sorted({row[0] for row in db.execute(_DISABLED, {"schema": schema}).fetchall()})
 
 
 def expected(db: Connection) -> Mapping[str, str]:
-    """Return what `catalogue` says of a record that nobody has tampered with: one is made, read and rolled back."""
+    """Return what `catalogue` returns for an untouched record: one is made, read, and rolled back."""
     return _expected(_ByVersion(db))
 
 
 class _ByVersion:
-    """A connection that is as good as any other to the same version of the server."""
+    """A connection, as the key of a cache: all connections to the same version of the server are equal."""
 
     def __init__(self, db: Connection) -> None:
         self.db, self._version = db, db.info.server_version

@@ -1,7 +1,7 @@
-"""A record in PostgreSQL: a schema of its own, in a database that may hold others'.
+"""A record in PostgreSQL: a schema of its own, in a database that may hold others.
 
-Every writing transaction first takes one advisory lock of its record, and so sees everything that was committed before:
-one writes at a time, as in SQLite. A process that stops while it holds it is cut off after a while.
+Every writing transaction first takes the record's one advisory lock, and so sees everything that was committed before: one
+writes at a time, as in SQLite. A process that stops while it holds the lock is cut off after a while.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from sds.kernel.storage.store import (
     refuse_writing,
 )
 
-WRITERS_MAX = 8  # that wait for the record's lock at once, in one process: the other connections are for reading
-TURN_S = 60.0  # so long a thread waits for its turn to wait for that lock
+WRITERS_MAX = 8  # threads of one process that wait for the record's lock at once; the other connections are for reading
+TURN_S = 60.0  # how long a thread waits for its turn to wait for that lock
 AGAIN_MAX = 5
 _SCHEMA = re.compile("[a-z][a-z0-9_]{0,62}")
 _NAME = re.compile("[a-z][a-z_]{0,31}")
@@ -45,7 +45,7 @@ _MOMENT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL idle_in_tr
 
 
 class _CatalogueReader(Reader):
-    """What is read of the catalogue over one connection."""
+    """Reads the catalogue over one connection."""
 
     _schema_name: str
 
@@ -61,8 +61,8 @@ class _CatalogueReader(Reader):
         sql = "SELECT attname FROM pg_attribute WHERE attrelid = ?::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum"
         return tuple(row[0] for row in self.rows(sql, (table,)))
 
-    def damage(self, *, quick: bool = False) -> list[str]:  # noqa: ARG002  it is quick anyway
-        """Return which constraints are switched off: of its pages the server answers for itself."""
+    def damage(self, *, quick: bool = False) -> list[str]:  # noqa: ARG002  it is always quick
+        """Return which constraints are switched off. The server itself looks after its pages."""
         found: list[str] = self._on_connection(lambda db: schemas.switched_off(db, self._schema_name))
         return found
 
@@ -78,7 +78,7 @@ def _expected_schema(url: Url, schema: str) -> Mapping[str, str]:
 
 
 class PostgresReader(_CatalogueReader):
-    """One moment of a record, read in the one transaction of a connection."""
+    """Reads one moment of a record, in the one transaction of a connection."""
 
     def __init__(
         self, db: Connection, schema: str, expected: Callable[[], Mapping[str, str]], keyring: Keyring | None
@@ -108,7 +108,7 @@ class PostgresReader(_CatalogueReader):
 
 
 def look_at(url: str, schema: str) -> PostgresReader | None:
-    """Open a record to read it, as it is: nothing is made or added. None: there is no such schema. Raises StoreError."""
+    """Open a record to read it as it is: nothing is created or added. None: there is no such schema. Raises StoreError."""
     address = Url(url)
     db = connected(address, schema, only_reads=True)
     reader = PostgresReader(db, schema, lambda: _expected_schema(address, schema), None)
@@ -123,7 +123,7 @@ def look_at(url: str, schema: str) -> PostgresReader | None:
 
 
 def records_in(url: str, prefix: str) -> list[str]:
-    """Return the schemas of a database that begin so and hold a record. Raises StoreError."""
+    """Return the schemas of a database that begin with `prefix` and hold a record. Raises StoreError."""
     db = connected(Url(url), "pg_catalog", only_reads=True)
     try:
         found = db.execute(
@@ -139,7 +139,7 @@ def records_in(url: str, prefix: str) -> list[str]:
 
 
 class PostgresStore(_CatalogueReader, Store):
-    """The record `schema` of a database. `url`: libpq's, `postgresql://...`; its password shows nowhere."""
+    """The record `schema` of a database. `url`: libpq's, `postgresql://...`; its password is never shown."""
 
     remains = "the destroyed key may remain in the server's free space, write-ahead log and archives until they are overwritten"
 
@@ -162,7 +162,7 @@ class PostgresStore(_CatalogueReader, Store):
 
     @property
     def generation(self) -> Generation:
-        """Return which record this is: inside this thread's transaction the one that that is of."""
+        """Return which record this is; inside this thread's transaction: the one that the transaction writes."""
         if (own := self._transaction_of_thread()) is not None:
             return own.generation
         found: Generation = self._on_connection(
@@ -171,7 +171,7 @@ class PostgresStore(_CatalogueReader, Store):
         return found
 
     def _prepare(self) -> None:
-        """Make the record, or add what an older version lacks. Raises StoreError."""
+        """Make the record, or add what an older version's lacks. Raises StoreError."""
         db = connected(self._url, self._schema_name)
         try:
             db.execute(f"{BEGIN}; {self._lock}", prepare=False)
@@ -186,6 +186,7 @@ class PostgresStore(_CatalogueReader, Store):
             db.close()
 
     def _make_or_upgrade(self, db: Connection) -> None:
+        """Make the record, or upgrade an older one. Raises StoreError for another program's schema or a newer record."""
         there = db.execute("SELECT to_regnamespace(%s) IS NOT NULL", (self._schema_name,)).fetchone()
         if there is None or not there[0]:
             schemas.create(db, self._schema_name)
@@ -209,7 +210,7 @@ class PostgresStore(_CatalogueReader, Store):
         self._pool.close()
 
     def rows(self, sql: str, values: Row = ()) -> list[Row]:
-        """Return all rows of a SELECT: inside this thread's transaction, else as they were last committed."""
+        """Return all rows of a SELECT: inside this thread's transaction, else as last committed."""
         refuse_writing(sql)
         if (own := self._transaction_of_thread()) is not None:
             return own.done(sql, values, NO_READ).rows
@@ -228,7 +229,7 @@ class PostgresStore(_CatalogueReader, Store):
 
     @property
     def expected_schema(self) -> Mapping[str, str]:
-        """Return what `schema` should be. Raises StoreError where the user may not make one to compare."""
+        """Return what `schema` should be. Raises StoreError when the user may not make a schema to compare."""
         return _expected_schema(self._url, self._schema_name)
 
     @contextmanager
@@ -254,7 +255,7 @@ class PostgresStore(_CatalogueReader, Store):
             self._writers.release()
 
     def _begin(self, db: Connection, first: str, values: Row) -> tuple[Generation, list[Row]]:
-        """Begin a transaction, take the record's lock, and read, in one round trip."""
+        """Begin a transaction, take the record's lock, and read `first`, in one round trip."""
         if first:
             refuse_writing(first)
         done = db.each((BEGIN, ()), (self._lock, ()), *([(first, values)] if first else ()))
@@ -282,7 +283,7 @@ class PostgresStore(_CatalogueReader, Store):
 
     @contextmanager
     def exclusively(self, name: str) -> Iterator[bool]:
-        """Lock over a connection of its own: the lock ends with it, whatever becomes of the process."""
+        """Lock over another connection. The lock ends with that connection, whatever becomes of the process."""
         if not _NAME.fullmatch(name):
             raise UsageError(f"`{name}` is no name of a lock", hint="lower-case letters and `_`")
         db = connected(self._url, self._schema_name)
@@ -297,7 +298,7 @@ class PostgresStore(_CatalogueReader, Store):
             db.close()
 
     def truncate_log(self) -> bool:
-        """Return False: older states of rows stay in the server's files until it vacuums, and in its log longer."""
+        """Return False: older states of rows stay in the server's files until it vacuums, and longer in its log."""
         return False
 
     def run(self, sql: str, values: Row = ()) -> int:

@@ -1,4 +1,4 @@
-"""One transaction on one connection. What it writes waits until it reads, counts or commits, and goes along with that: each
+"""One transaction on one connection. Its writes wait until it reads, counts or commits, and are sent along with that: each
 statement of its own would cost a round trip while the record is locked.
 """
 
@@ -28,7 +28,7 @@ class Transaction:
         self.waiting: list[tuple[str, Row]] = []
 
     def ask(self, ask: Callable[[Connection], Found], what: str) -> Found:
-        """Return what is asked behind all that waits. Raises StoreError, whatever of it was refused."""
+        """Execute the waiting statements, then return what `ask` returns. Raises StoreError when any of it is refused."""
         try:
             if self.waiting:
                 what, waiting, self.waiting = NO_WRITE, self.waiting, []
@@ -38,7 +38,7 @@ class Transaction:
             raise refused(error, what) from error
 
     def done(self, sql: str, values: Row, what: str) -> Done:
-        """Execute a statement, along with all that waits. Raises StoreError, whatever of it was refused."""
+        """Execute a statement behind the waiting ones, in one round trip. Raises StoreError when any of it is refused."""
         what = NO_WRITE if self.waiting else what
         try:
             return self._behind_what_waits(sql, values)
@@ -52,11 +52,11 @@ class Transaction:
             if is_lost(error):
                 raise StoreError(f"{NO_WRITE}: {UNKNOWN_END}", hint=mend(error)) from error
             raise refused(error, NO_WRITE) from error
-        if done.word != "COMMIT":  # a statement before had failed, and its error was let pass
+        if done.word != "COMMIT":  # an earlier statement had failed, and its error was caught
             raise StoreError(f"{NO_WRITE}: a statement of the transaction had failed")
 
     def roll_back(self) -> None:
-        """End it, whatever state it is in. Raises nothing: a connection that is gone has rolled back."""
+        """End the transaction, whatever its state. Raises nothing: a connection that is gone has rolled back."""
         with suppress(psycopg.Error):
             if not self._db.closed:
                 self._db.execute("ROLLBACK", prepare=False)
