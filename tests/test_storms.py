@@ -34,10 +34,11 @@ IN_FULL = [(name, store) for name, each in ALL.items() for store in each.stores]
 @pytest.mark.timeout(scale(300, 36_000))
 @pytest.mark.parametrize(
     ("name", "store"),
-    IN_FULL if scale(0, 1) else [*IN_CI, *((name, POSTGRESQL) for name in ("kill", "kill-serve", "pg-restarts"))],
+    IN_FULL if scale(0, 1) else [*IN_CI, *((name, POSTGRESQL) for name in ("kill", "kill-serve", "pg-restarts", "failover"))],
 )
 def test_every_promise_holds_in_a_storm(name: str, store: str) -> None:
-    small = () if store == SQLITE or scale(0, 1) else ("--n", str(min(9, ALL[name].sizes[0])))
+    few = name != "failover"  # of which some are decided before, some unheard of by the standby, and some after
+    small = () if store == SQLITE or scale(0, 1) or not few else ("--n", str(min(9, ALL[name].sizes[0])))
     done = storm(name, "--store", store, *small)
     print(done.stdout, done.stderr)
     said = json.loads(done.stdout.splitlines()[-1])

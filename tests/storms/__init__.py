@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tests.attack.figures import Figure
 
-from . import clock, crash, disk, duplicates, failover, gateway, kill, kill_serve, limits, pg_restarts, served, zombie
+from . import clock, crash, disk, duplicates, gateway, kill, kill_serve, limits, pg_outages, served, zombie
 from .ground import STORES, Ground
 
 
@@ -34,6 +34,6 @@ ALL: Mapping[str, Storm] = {
     "limits": Storm(limits.WHAT, limits.storm, (200, 100_000)),
     "disk": Storm(disk.WHAT, disk.storm, (48, 2_000), disk.STORES),
     "clock": Storm(clock.WHAT, clock.storm, (40, 2_000)),
-    "pg-restarts": Storm(pg_restarts.WHAT, pg_restarts.storm, (60, 3_000), pg_restarts.STORES),
-    "failover": Storm(failover.WHAT, failover.storm, (60, 3_000), failover.STORES),
+    "pg-restarts": Storm(pg_outages.WHAT_ENDED, pg_outages.restarts, (60, 3_000), pg_outages.STORES),
+    "failover": Storm(pg_outages.WHAT_LOST, pg_outages.failover, (30, 3_000), pg_outages.STORES),
 }
