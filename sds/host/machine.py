@@ -1,4 +1,4 @@
-"""What computes here, in words: results are compared only where this is the same."""
+"""The processor of this machine in words: results are compared only between equal ones."""
 
 from __future__ import annotations
 
