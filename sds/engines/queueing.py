@@ -87,9 +87,7 @@ class KeyLocks:
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
-        self._locks: dict[
-            str, tuple[FairPool[None], list[None]]
-        ] = {}  # by key: the lock, an entry for each of its callers
+        self._locks: dict[str, tuple[FairPool[None], list[None]]] = {}  # by key: its lock, an entry per caller
 
     @contextmanager
     def hold(self, key: str, wait_s: float) -> Iterator[None]:

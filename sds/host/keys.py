@@ -108,14 +108,14 @@ def refuse_other_keys(folder: Path, record: Reader) -> None:
     """
     refuse_other_ledger_keys(folder, record)
     if name := unknown_key(_read_or_none(folder) or Ring(), record):
-        raise _other_keys_error(folder / KEY_FILE, f"its newest order was signed with `{name}`", LOST)
+        raise _other_keys(folder / KEY_FILE, f"its newest order was signed with `{name}`", LOST)
 
 
 def refuse_other_ledger_keys(folder: Path, record: Reader) -> None:
     """Raise StoreError where a record's newest checkpoint was signed with a key that is not in this folder's file."""
     ring, last = _read_or_none(folder) or Ring(), newest_checkpoint(record)
     if last is not None and last.public_key not in (ring.ledger.public.keys if ring.ledger else ()):
-        raise _other_keys_error(
+        raise _other_keys(
             folder / KEY_FILE, f"the ledger was signed with `{last.public_key[:SHOWN_CHARS]}`", _MOVE_AWAY
         )
 
@@ -127,7 +127,7 @@ def unknown_key(ring: Ring, record: Reader) -> str:
     return "" if is_lost or name in map(key_name, ring.secrets) else name
 
 
-def _other_keys_error(path: Path, signed: str, mend: str) -> StoreError:
+def _other_keys(path: Path, signed: str, mend: str) -> StoreError:
     message = f"`{path}` is another record's, or older than its own: {signed}"
     if not path.exists():
         message, mend = f"the key `{path}` is gone, but its record is there", LOST

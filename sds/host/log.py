@@ -61,9 +61,7 @@ class JsonLog:
         if event.startswith(STAGES):
             return
         level = "warning" if event.startswith(_WARNINGS) else "info"
-        with suppress(
-            OSError, ValueError
-        ):  # the disk is full or the file closed; the record does not depend on the log
+        with suppress(OSError, ValueError):  # a full disk or a closed file: the record does not depend on the log
             getattr(self._logger, level)(event, **facts)
 
     def close(self) -> None:

@@ -124,11 +124,7 @@ def _replacing_file(there: Path, backup: Unpacked) -> Iterator[Callable[[], None
     Raises UsageError where it is in use or has more entries, StoreError where it cannot be read.
     """
     if not (paths.is_there(there) and there.stat().st_size):
-        for beside in (
-            "-wal",
-            "-shm",
-            "-journal",
-        ):  # left by a record that is gone; SQLite would apply them to the new one
+        for beside in ("-wal", "-shm", "-journal"):  # left by a lost record: SQLite would apply them to the new one
             there.with_name(there.name + beside).unlink(missing_ok=True)
         yield lambda: _rename(backup.record, there)
         return
