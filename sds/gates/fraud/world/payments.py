@@ -52,9 +52,7 @@ def make_people(rng: Random) -> People:
 
 def make_payments(people: People, days: int, rng: Random) -> list[Payment]:
     """Return every payment of so many days, good ones and frauds, by time."""
-    made = [
-        payment for customer in people.customers for payment in _good_payments(customer, people.terminals, days, rng)
-    ]
+    made = [payment for customer in people.customers for payment in _good(customer, people.terminals, days, rng)]
     made += (_fraud_payment(each, rng) for each in Fraudsters(*people, days, rng).payments())
     return sorted(made)
 
@@ -70,7 +68,7 @@ def minor(amount: float) -> int:
     return min(AMOUNT_MINOR_MAX, max(AMOUNT_MINOR_MIN, int(amount)))
 
 
-def _good_payments(customer: Customer, terminals: list[Terminal], days: int, rng: Random) -> Iterator[Payment]:
+def _good(customer: Customer, terminals: list[Terminal], days: int, rng: Random) -> Iterator[Payment]:
     away_until, away = -1, ABROAD
     for day in range(days if customer.closed_day is None else min(days, customer.closed_day + STILL_CHARGED_DAYS)):
         if day > away_until and rng.random() < JOURNEY_RATE:
