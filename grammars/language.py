@@ -1,11 +1,11 @@
-"""The language of one envelope: every proposal it permits, and nothing else.
+"""The language of one envelope: every proposal that the envelope permits, and nothing else.
 
     {"action":"REFUND_TICKET","params":{"amount":150.00},"reason":"CANCELLATION","context_ref":"<64 hex>"}
     {"action":"DENY","reason":"NOT_ELIGIBLE","context_ref":"<64 hex>"}
 
-The order of the fields is part of the language. A kind without parameters has no `"params"`. Where the envelope bounds
-a rationale, `"rationale"` comes first: the model reasons, then it decides. The last field is a constant, shared by all
-kinds: once the reason is chosen nothing is left to decide. What the kernel fills in itself is not in the language.
+The order of the fields is part of the language. A kind without parameters has no `"params"`. Where the envelope permits
+a rationale, `"rationale"` comes first: the model reasons, then it decides. The last field is the same for all kinds, so
+nothing is left to choose after the reason. Values that the kernel fills in are not in the language.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ _CODE = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
 _PARAM = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _CONTEXT = re.compile(r"[0-9a-f]{64}")
 TEXT_CLASS = r"[ !#-\[\]-~]"
-# Within the characters a language can hold, only these mean something to an engine.
+# Of the characters in a language's literals, only these are special in a regular expression.
 _SPECIAL = re.compile(r"([{}.])")
 
 
-# The few shapes a decision language is made of: bytes out, choices in between; nothing repeats but digits and text.
+# The nodes of a language. Only numbers and text repeat anything.
 
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """Bytes that are forced. Two literals never stand side by side, so all that is forced is in one piece."""
+    """Forced bytes. Two literals never stand side by side, so all bytes that are forced in one place are in one literal."""
 
     text: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One alternative: `then` begins with a literal, and what it spells decides between the options."""
+    """One alternative of a choice. `then` begins with a literal, whose bytes tell it from the other options."""
 
     label: str
     then: tuple[Node, ...]
@@ -61,7 +61,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """The literal of one of the two or more integers of `bound`."""
+    """The literal of an integer of `bound`, which has two or more."""
 
     name: str
     bound: Bound
@@ -69,7 +69,7 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """At most `chars_max` printable ASCII characters without the quote and the backslash; possibly none."""
+    """At most `chars_max` characters of printable ASCII without the quote and the backslash; possibly none."""
 
     name: str
     chars_max: int
@@ -87,7 +87,7 @@ class Language:
     context_ref: str
 
     def regex(self) -> str:
-        """Return the expression that matches exactly these bytes, read alike by Python `re` and Rust engines.
+        """Return the expression that matches exactly these bytes. Python `re` and the Rust engines read it alike.
 
         Raises LanguageError beyond REGEX_CHARS_MAX.
         """
@@ -97,10 +97,10 @@ class Language:
         return regex
 
     def lark(self) -> str:
-        """Return it in llguidance's dialect of Lark: one terminal, the whole proposal. Raises LanguageError as `regex` does.
+        """Return the language in llguidance's dialect of Lark, as one terminal. Raises LanguageError as `regex` does.
 
-        One terminal and no rules, because llguidance reads terminals greedily: a number in a terminal of its own would
-        compete with the longer number beside it. Inside one expression its lexer knows every byte that is forced.
+        One terminal, because llguidance reads terminals greedily: a number in a terminal of its own would compete with
+        a longer number beside it. Within one expression, its lexer knows every byte that is forced.
         """
         return f"start: /{self.regex()}/\n"
 
@@ -111,7 +111,7 @@ class Language:
 
 
 def language(envelope: DecisionEnvelope, context_ref: str) -> Language:
-    """Return the language of an envelope. Raises LanguageError when a name or a size is not the proposal form's."""
+    """Return the language of an envelope. Raises LanguageError for a name or a size that the form cannot write."""
     if not _CONTEXT.fullmatch(context_ref):
         raise LanguageError("the context reference is not 64 hexadecimal digits", reason_code="LANGUAGE_INVALID")
     if not 0 <= envelope.rationale_chars_max <= TEXT_CHARS_MAX:
@@ -162,7 +162,7 @@ def _check_codes(codes: Sequence[str], what: str) -> None:
 
 
 def _packed(nodes: Iterable[Node]) -> tuple[Node, ...]:
-    """Join literals that stand side by side."""
+    """Join neighbouring literals."""
     packed: list[Node] = []
     for node in nodes:
         if isinstance(node, Literal) and packed and isinstance(last := packed[-1], Literal):
