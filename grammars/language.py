@@ -91,7 +91,7 @@ class Language:
 
         Raises LanguageError beyond REGEX_CHARS_MAX.
         """
-        regex = _sequence(self.root)
+        regex = _sequence_regex(self.root)
         if len(regex) > REGEX_CHARS_MAX:
             raise LanguageError(f"the language needs an expression of more than {REGEX_CHARS_MAX} characters")
         return regex
@@ -123,33 +123,33 @@ def language(envelope: DecisionEnvelope, context_ref: str) -> Language:
         opening += [Literal(b'"rationale":"'), Text("rationale", envelope.rationale_chars_max), Literal(b'",')]
     opening.append(Literal(b'"action":"'))
     tail = Literal(f'","context_ref":"{context_ref}"}}'.encode())
-    kinds = [Option(kind.kind, _packed(_kind(kind))) for kind in envelope.kinds]
+    kinds = [Option(kind.kind, _join_literals(_kind_nodes(kind))) for kind in envelope.kinds]
     _check_codes([option.label for option in kinds], "kind")
-    return Language(_packed([*opening, *_choice("action", kinds), tail]), envelope, context_ref)
+    return Language(_join_literals([*opening, *_choice_nodes("action", kinds), tail]), envelope, context_ref)
 
 
-def _kind(kind: KindBound) -> Iterable[Node]:
+def _kind_nodes(kind: KindBound) -> Iterable[Node]:
     _check_codes(kind.reasons, "reason code")
     names = [name for name, _ in kind.params]
     if len(names) > PARAMS_MAX or len(set(names)) < len(names) or not all(map(_PARAM.fullmatch, names)):
         raise LanguageError(f"`{kind.kind}` has parameters the form cannot write", reason_code="LANGUAGE_INVALID")
     yield Literal(f'{kind.kind}",'.encode())
-    before = '"params":{'
+    start = '"params":{'
     for name, allowed in kind.params:
-        yield Literal(f'{before}"{name}":'.encode())
-        yield _number(name, allowed)
-        before = ","
+        yield Literal(f'{start}"{name}":'.encode())
+        yield _number_node(name, allowed)
+        start = ","
     yield Literal(b'},"reason":"' if kind.params else b'"reason":"')
-    yield from _choice("reason_code", [Option(code, (Literal(code.encode()),)) for code in kind.reasons])
+    yield from _choice_nodes("reason_code", [Option(code, (Literal(code.encode()),)) for code in kind.reasons])
 
 
-def _number(name: str, allowed: Bound) -> Node:
+def _number_node(name: str, allowed: Bound) -> Node:
     if allowed.lo == allowed.hi:
         return Literal(format_literal(allowed.lo, allowed.scale).encode())
     return Number(name, allowed)
 
 
-def _choice(name: str, options: list[Option]) -> tuple[Node, ...]:
+def _choice_nodes(name: str, options: list[Option]) -> tuple[Node, ...]:
     return options[0].then if len(options) == 1 else (Choice(name, tuple(options)),)
 
 
@@ -161,26 +161,26 @@ def _check_codes(codes: Sequence[str], what: str) -> None:
             raise LanguageError(f"`{code}` is not a {what} the form can write", reason_code="LANGUAGE_INVALID")
 
 
-def _packed(nodes: Iterable[Node]) -> tuple[Node, ...]:
-    """Join neighbouring literals."""
-    packed: list[Node] = []
+def _join_literals(nodes: Iterable[Node]) -> tuple[Node, ...]:
+    """Return the nodes with neighbouring literals joined."""
+    joined: list[Node] = []
     for node in nodes:
-        if isinstance(node, Literal) and packed and isinstance(last := packed[-1], Literal):
-            packed[-1] = Literal(last.text + node.text)
+        if isinstance(node, Literal) and joined and isinstance(last := joined[-1], Literal):
+            joined[-1] = Literal(last.text + node.text)
         else:
-            packed.append(node)
-    return tuple(packed)
+            joined.append(node)
+    return tuple(joined)
 
 
-def _sequence(nodes: Iterable[Node]) -> str:
-    return "".join(map(_node, nodes))
+def _sequence_regex(nodes: Iterable[Node]) -> str:
+    return "".join(map(_node_regex, nodes))
 
 
-def _node(node: Node) -> str:
+def _node_regex(node: Node) -> str:
     if isinstance(node, Literal):
         return _SPECIAL.sub(r"\\\1", node.text.decode("ascii"))
     if isinstance(node, Choice):
-        return f"(?:{'|'.join(_sequence(option.then) for option in node.options)})"
+        return f"(?:{'|'.join(_sequence_regex(option.then) for option in node.options)})"
     if isinstance(node, Number):
         return number_regex(node.bound)
     return f"{TEXT_CLASS}{{0,{node.chars_max}}}"

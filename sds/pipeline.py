@@ -32,8 +32,7 @@ DECLINED_BACKOFF_S = 0.2  # an executor that has declined an order declines it a
 DOUBLINGS_MAX = 6  # of any pause
 CODE_CHARS_MAX = 64
 
-
-Reasoned = Callable[[DecisionPacket, bytes], None]
+Reasoned = Callable[[DecisionPacket, bytes], None]  # gets the packet and the proposal
 
 
 @dataclass(frozen=True, slots=True)
