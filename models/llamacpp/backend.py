@@ -28,7 +28,7 @@ from sds.models.protocol import CONTEXT_TOKENS, FORKS_MAX, BackendError, Row
 
 BATCH_TOKENS = 512
 SHARED_PASS_TOKENS_MAX = 63  # with several slots: from 64 on llama.cpp attends in tiles, which add up in another order
-FORK_TOKENS_MAX = 2048  # of all forks together, beyond what the slots hold; at least
+FORK_TOKENS_MAX = 2048  # tokens for all forks together, besides the slots; more with many slots
 SLOT_FORK_TOKENS_MAX = 256  # for each slot
 # Used cells before a defragmentation, for each slot and at least: every pass goes through all used cells.
 SLOT_FRAGMENTED_CELLS, FRAGMENTED_CELLS_MIN = 256, 2048

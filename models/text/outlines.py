@@ -33,7 +33,7 @@ XGRAMMAR_HINT = "pip install xgrammar, or take --backend llguidance"
 # of free text, and the states grow with the expression. The others build states on demand.
 CORE_FREE_CHARS_MAX = 200
 CORE_REGEX_CHARS_MAX = 16_384
-# The libraries that can be constrained, and by what; those that can on a GPU.
+# The libraries that Outlines can constrain, each with its backends; and those of them that run on a GPU.
 PROCESSINGS: dict[Library, tuple[Processing, ...]] = {
     LLAMACPP.name: ("outlines_core", "llguidance"),
     TRANSFORMERS.name: ("outlines_core", "llguidance", "xgrammar"),
@@ -237,8 +237,8 @@ class DrivenLlama:
 
     def generate(self, prompt: list[int], guard: Guard, tokens_max: int) -> object:
         written: Any = self._llama(
-            prompt,  # type: ignore[arg-type]  # tokens are what it takes as well
-            logits_processor=[guard],  # type: ignore[arg-type]  # a list is what it goes through
+            prompt,  # type: ignore[arg-type]  # it takes token ids, too
+            logits_processor=[guard],  # type: ignore[arg-type]  # any list works
             max_tokens=tokens_max,
             temperature=0.0,
             repeat_penalty=1.0,

@@ -172,7 +172,7 @@ class _Search:
             self._held.append(prefix)
 
     def _row(self, prefix: _Prefix) -> Row:
-        """Return the row that reads it: behind its parent where a fork holds that, else behind the reader's slot."""
+        """Return the row that reads a prefix, on a fork of its parent's slot if that is held, else of the reader's."""
         assert prefix.parent is not None  # noqa: S101  only the root has none, and that was read
         unread = self._unread(prefix)
         if prefix.parent.slot is None:

@@ -29,7 +29,7 @@ SECOND = "/2"  # the end of the event id of a saga's second step
 
 
 def paid_twice(payments: Iterable[StatementLine]) -> list[str]:
-    """Return a line for every ticket that was paid twice what may be paid once."""
+    """Return a line for every ticket with several settled payments of a kind that may be paid once."""
     kinds = Counter((p.resource_key, p.kind) for p in payments if p.kind in AT_MOST_ONCE and p.outcome == "settled")
     return [f"ticket {ticket}: {kind} {count} times" for (ticket, kind), count in kinds.items() if count > 1]
 
