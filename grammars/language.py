@@ -1,11 +1,11 @@
-"""The language of one envelope: every proposal it permits, and nothing else.
+"""The language of one envelope: every proposal that the envelope permits, and nothing else.
 
     {"action":"REFUND_TICKET","params":{"amount":150.00},"reason":"CANCELLATION","context_ref":"<64 hex>"}
     {"action":"DENY","reason":"NOT_ELIGIBLE","context_ref":"<64 hex>"}
 
-The order of the fields is part of the language. A kind without parameters has no `"params"`. Where the envelope bounds
-a rationale, `"rationale"` comes first: the model reasons, then it decides. The last field is a constant, shared by all
-kinds: once the reason is chosen nothing is left to decide. What the kernel fills in itself is not in the language.
+The order of the fields is part of the language. A kind without parameters has no `"params"`. Where the envelope permits
+a rationale, `"rationale"` comes first: the model reasons, then it decides. The last field is the same for all kinds, so
+nothing is left to choose after the reason. Values that the kernel fills in are not in the language.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ _CODE = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
 _PARAM = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _CONTEXT = re.compile(r"[0-9a-f]{64}")
 TEXT_CLASS = r"[ !#-\[\]-~]"
-# Within the characters a language can hold, only these mean something to an engine.
+# Of the characters in a language's literals, only these are special in a regular expression.
 _SPECIAL = re.compile(r"([{}.])")
 
 
-# The few shapes a decision language is made of: bytes out, choices in between; nothing repeats but digits and text.
+# The nodes of a language. Only numbers and text repeat anything.
 
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """Bytes that are forced. Two literals never stand side by side, so all that is forced is in one piece."""
+    """Forced bytes. Two literals never stand side by side, so all bytes that are forced in one place are in one literal."""
 
     text: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One alternative: `then` begins with a literal, and what it spells decides between the options."""
+    """One alternative of a choice. `then` begins with a literal, whose bytes tell it from the other options."""
 
     label: str
     then: tuple[Node, ...]
@@ -61,7 +61,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """The literal of one of the two or more integers of `bound`."""
+    """The literal of an integer of `bound`, which has two or more."""
 
     name: str
     bound: Bound
@@ -69,7 +69,7 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """At most `chars_max` printable ASCII characters without the quote and the backslash; possibly none."""
+    """At most `chars_max` characters of printable ASCII without the quote and the backslash; possibly none."""
 
     name: str
     chars_max: int
@@ -87,20 +87,20 @@ class Language:
     context_ref: str
 
     def regex(self) -> str:
-        """Return the expression that matches exactly these bytes, read alike by Python `re` and Rust engines.
+        """Return the expression that matches exactly these bytes. Python `re` and the Rust engines read it alike.
 
         Raises LanguageError beyond REGEX_CHARS_MAX.
         """
-        regex = _sequence(self.root)
+        regex = _sequence_regex(self.root)
         if len(regex) > REGEX_CHARS_MAX:
             raise LanguageError(f"the language needs an expression of more than {REGEX_CHARS_MAX} characters")
         return regex
 
     def lark(self) -> str:
-        """Return it in llguidance's dialect of Lark: one terminal, the whole proposal. Raises LanguageError as `regex` does.
+        """Return the language in llguidance's dialect of Lark, as one terminal. Raises LanguageError as `regex` does.
 
-        One terminal and no rules, because llguidance reads terminals greedily: a number in a terminal of its own would
-        compete with the longer number beside it. Inside one expression its lexer knows every byte that is forced.
+        One terminal, because llguidance reads terminals greedily: a number in a terminal of its own would compete with
+        a longer number beside it. Within one expression, its lexer knows every byte that is forced.
         """
         return f"start: /{self.regex()}/\n"
 
@@ -111,7 +111,7 @@ class Language:
 
 
 def language(envelope: DecisionEnvelope, context_ref: str) -> Language:
-    """Return the language of an envelope. Raises LanguageError when a name or a size is not the proposal form's."""
+    """Return the language of an envelope. Raises LanguageError for a name or a size that the form cannot write."""
     if not _CONTEXT.fullmatch(context_ref):
         raise LanguageError("the context reference is not 64 hexadecimal digits", reason_code="LANGUAGE_INVALID")
     if not 0 <= envelope.rationale_chars_max <= TEXT_CHARS_MAX:
@@ -123,33 +123,33 @@ def language(envelope: DecisionEnvelope, context_ref: str) -> Language:
         opening += [Literal(b'"rationale":"'), Text("rationale", envelope.rationale_chars_max), Literal(b'",')]
     opening.append(Literal(b'"action":"'))
     tail = Literal(f'","context_ref":"{context_ref}"}}'.encode())
-    kinds = [Option(kind.kind, _packed(_kind(kind))) for kind in envelope.kinds]
+    kinds = [Option(kind.kind, _join_literals(_kind_nodes(kind))) for kind in envelope.kinds]
     _check_codes([option.label for option in kinds], "kind")
-    return Language(_packed([*opening, *_choice("action", kinds), tail]), envelope, context_ref)
+    return Language(_join_literals([*opening, *_choice_nodes("action", kinds), tail]), envelope, context_ref)
 
 
-def _kind(kind: KindBound) -> Iterable[Node]:
+def _kind_nodes(kind: KindBound) -> Iterable[Node]:
     _check_codes(kind.reasons, "reason code")
     names = [name for name, _ in kind.params]
     if len(names) > PARAMS_MAX or len(set(names)) < len(names) or not all(map(_PARAM.fullmatch, names)):
         raise LanguageError(f"`{kind.kind}` has parameters the form cannot write", reason_code="LANGUAGE_INVALID")
     yield Literal(f'{kind.kind}",'.encode())
-    before = '"params":{'
+    start = '"params":{'
     for name, allowed in kind.params:
-        yield Literal(f'{before}"{name}":'.encode())
-        yield _number(name, allowed)
-        before = ","
+        yield Literal(f'{start}"{name}":'.encode())
+        yield _number_node(name, allowed)
+        start = ","
     yield Literal(b'},"reason":"' if kind.params else b'"reason":"')
-    yield from _choice("reason_code", [Option(code, (Literal(code.encode()),)) for code in kind.reasons])
+    yield from _choice_nodes("reason_code", [Option(code, (Literal(code.encode()),)) for code in kind.reasons])
 
 
-def _number(name: str, allowed: Bound) -> Node:
+def _number_node(name: str, allowed: Bound) -> Node:
     if allowed.lo == allowed.hi:
         return Literal(format_literal(allowed.lo, allowed.scale).encode())
     return Number(name, allowed)
 
 
-def _choice(name: str, options: list[Option]) -> tuple[Node, ...]:
+def _choice_nodes(name: str, options: list[Option]) -> tuple[Node, ...]:
     return options[0].then if len(options) == 1 else (Choice(name, tuple(options)),)
 
 
@@ -161,26 +161,26 @@ def _check_codes(codes: Sequence[str], what: str) -> None:
             raise LanguageError(f"`{code}` is not a {what} the form can write", reason_code="LANGUAGE_INVALID")
 
 
-def _packed(nodes: Iterable[Node]) -> tuple[Node, ...]:
-    """Join literals that stand side by side."""
-    packed: list[Node] = []
+def _join_literals(nodes: Iterable[Node]) -> tuple[Node, ...]:
+    """Return the nodes with neighbouring literals joined."""
+    joined: list[Node] = []
     for node in nodes:
-        if isinstance(node, Literal) and packed and isinstance(last := packed[-1], Literal):
-            packed[-1] = Literal(last.text + node.text)
+        if isinstance(node, Literal) and joined and isinstance(last := joined[-1], Literal):
+            joined[-1] = Literal(last.text + node.text)
         else:
-            packed.append(node)
-    return tuple(packed)
+            joined.append(node)
+    return tuple(joined)
 
 
-def _sequence(nodes: Iterable[Node]) -> str:
-    return "".join(map(_node, nodes))
+def _sequence_regex(nodes: Iterable[Node]) -> str:
+    return "".join(map(_node_regex, nodes))
 
 
-def _node(node: Node) -> str:
+def _node_regex(node: Node) -> str:
     if isinstance(node, Literal):
         return _SPECIAL.sub(r"\\\1", node.text.decode("ascii"))
     if isinstance(node, Choice):
-        return f"(?:{'|'.join(_sequence(option.then) for option in node.options)})"
+        return f"(?:{'|'.join(_sequence_regex(option.then) for option in node.options)})"
     if isinstance(node, Number):
         return number_regex(node.bound)
     return f"{TEXT_CLASS}{{0,{node.chars_max}}}"

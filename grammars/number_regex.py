@@ -1,16 +1,16 @@
-"""The exact regular expression of a bound's literals, by reasoning about digits.
+"""The exact regular expression for the literals of a bound, derived from their digits.
 
-Written apart from the kernel's arithmetic on purpose: it is the second implementation of the same set, and a test
+It is written apart from the kernel's arithmetic on purpose: it is the second implementation of the same set, and a test
 keeps the two equal. The result uses only literals, classes, counted repetition and groups, so Python `re`, Rust
 `regex`, llguidance and outlines-core all read it alike.
 
-A literal is a sign and a string of digits with the point at a fixed place. For each length the digits form a block;
-a block is cut at a digit where the range or the remainder forks:
+A literal is a sign and a string of digits with the point at a fixed place. For each length the digits form a block. A
+block is cut at a digit where the range or the remainder branches:
 
-- a block between two ends falls into the two edges and the free digits between them;
-- a free block has no ends, only a remainder: the strings of `k` digits with `value = rest (mod step)`. Where the
-  step divides `10**j`, only the last `j` digits matter. Otherwise it is cut in the middle, and each remainder of
-  the upper half goes with the one remainder of the lower half that completes it: about `10**(k/2)` pieces at worst.
+- a block between two ends consists of the two edges and the free digits between them;
+- a free block has no ends, only a remainder: the strings of `k` digits with `value = rest (mod step)`. Where the step
+  divides `10**j`, only the last `j` digits matter. Otherwise it is cut in the middle, and each remainder of the upper half
+  goes with the one remainder of the lower half that completes it: about `10**(k/2)` pieces at worst.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def number_regex(bound: Bound) -> str:
 
 
 class _Blocks:
-    """Expressions for blocks of `k` digits whose value leaves `rest` by a step; "" is the empty set.
+    """Expressions for blocks of `k` digits whose value is `rest` modulo a step; "" is the empty set.
 
-    `below` counts the digits that stand after a block in the whole number, point or not.
+    `below`: the number of digits after a block in the whole number, on either side of the point.
     """
 
     def __init__(self, scale: int, step: int) -> None:
@@ -54,14 +54,14 @@ class _Blocks:
         self._known: dict[tuple[int, int, int, int], str] = {}
 
     def lengths(self, lo: int, hi: int, rest: int) -> Iterator[str]:
-        """Yield one expression for each number of digits that `lo..hi` (not negative) needs."""
+        """Yield one expression for each number of digits in `lo..hi`, which is not negative."""
         shortest = self._scale + 1
         for k in range(max(shortest, len(str(lo))), max(shortest, len(str(hi))) + 1):
             first = 10 ** (k - 1) if k > shortest else 0
             yield self._between(k, max(lo, first), min(hi, 10**k - 1), rest % self._step)
 
     def _between(self, k: int, lo: int, hi: int, rest: int) -> str:
-        """Return the last `k` digits of a number where they must lie in `lo..hi`."""
+        """Return an expression for the last `k` digits of a number, where these must lie in `lo..hi`."""
         unit = 10 ** (k - 1)
         if lo == 0 and hi == 10 * unit - 1:
             return self._free(k, 0, rest, self._step)
@@ -81,7 +81,7 @@ class _Blocks:
         return self._joined(str(digit), tail, k - 1)
 
     def _inner(self, digits: range, k: int, rest: int) -> Iterator[str]:
-        """Yield the blocks that begin with one of `digits`; digits that leave the same remainder share one."""
+        """Yield the blocks that begin with one of `digits`. Digits that leave the same remainder share a block."""
         shared: dict[int, list[int]] = {}
         for digit in digits:
             shared.setdefault((rest - digit * 10 ** (k - 1)) % self._step, []).append(digit)
@@ -89,7 +89,7 @@ class _Blocks:
             yield self._joined(_digit(alike), self._free(k - 1, 0, left, self._step), k - 1)
 
     def _free(self, k: int, below: int, rest: int, step: int) -> str:
-        """Return all strings of `k` digits with value = rest (mod step)."""
+        """Return an expression for all strings of `k` digits with value = rest (mod step)."""
         if step == 1:
             return self._any(k, below)
         if rest >= 10**k:
@@ -107,8 +107,8 @@ class _Blocks:
             tail = self._free(settled, below, rest, step)
             return self._joined(self._any(k - settled, below + settled), tail, below + settled)
         low = k // 2
-        turn = 10**low
-        upper_step = step // gcd(step, turn)
+        upper_unit = 10**low
+        upper_step = step // gcd(step, upper_unit)
         classes = min(upper_step, 10 ** (k - low))
         if (10**k - 1 - rest) // step < classes:
             return self._listed(k, below, range(rest, 10**k, step))
@@ -117,7 +117,7 @@ class _Blocks:
         parts: list[str] = []
         size = 0
         for upper in range(classes):
-            lower = self._free(low, below, (rest - upper * turn) % step, step)
+            lower = self._free(low, below, (rest - upper * upper_unit) % step, step)
             part = lower and self._joined(self._free(k - low, below + low, upper, upper_step), lower, below + low)
             size += len(part)
             if size > REGEX_CHARS_MAX:
@@ -137,7 +137,7 @@ class _Blocks:
         return rf"{_run(k - point)}\.{_run(point)}" if 0 < point < k else _run(k)
 
     def _joined(self, upper: str, lower: str, place: int) -> str:
-        """Join two neighbouring blocks that meet above `place` digits; the point may stand there."""
+        """Join two neighbouring blocks. `place`: the digits of the lower one and below; the point may stand between them."""
         if not upper or not lower:
             return ""
         return rf"{upper}\.{lower}" if place == self._scale else upper + lower

@@ -1,7 +1,7 @@
-"""What can be said of a backend before it is loaded. Each backend's folder says it of itself, in `facts.py`.
+"""The facts about a backend that are known before it is loaded. Each backend's folder has them in `facts.py`.
 
-`models.catalog.backends` lists them: a new backend is a folder and a line there. Nothing here imports a library that runs
-models.
+`models.catalog.backends` lists them: a new backend is a folder and an entry there. Nothing here imports a library that
+runs models.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from sds.models.protocol import Backend, Dtype, Library
 class Opening:
     """How a model is opened.
 
-    slot_tokens: context of each slot; None: as the backend has it.
+    slot_tokens: context of each slot; None: the backend's own.
     threads: None: one for each core.
-    fingerprint: SHA-256 of a GGUF file, where it was just looked at.
+    fingerprint: SHA-256 of a GGUF file, where known.
     replicas: how many backends will run over these weights side by side, each on `threads` of its own.
-    warm_up: lengths, in tokens, of the passes that are made quick while it opens; None: the usual ones, empty: none.
+    warm_up: lengths, in tokens, of the passes that are prepared while it opens; None: the usual ones, empty: none.
     """
 
     path: Path
@@ -38,11 +38,11 @@ class Opening:
 
     @property
     def context(self) -> dict[str, Any]:
-        """The argument `n_ctx` of a backend that takes its memory when it is opened."""
+        """The argument `n_ctx` of a backend that allocates its memory when it is opened."""
         return {"n_ctx": self.slot_tokens} if self.slot_tokens else {}
 
     def of(self, *names: str) -> dict[str, Any]:
-        """Return these of its fields, as arguments of a backend that has the same names for them."""
+        """Return these fields as arguments for a backend that has the same names for them."""
         return {name: getattr(self, name) for name in names}
 
 
@@ -54,25 +54,25 @@ def _no_dtype() -> Dtype | None:
 class BackendFacts:
     """One backend.
 
-    name: as options, engine files and records spell it.
-    title: as sentences do.
-    distribution: the Python distribution whose version records keep.
-    extra, install_hint: the extra of this package that brings it, and how to get that; empty: it is always there.
-    dtypes: in which data types it can be asked to compute; empty: in the file's own alone.
-    usual_dtype: returns in which it computes where nobody says it; None: in its own. Raises BackendError.
+    name: as in options, engine files and records.
+    title: as in sentences.
+    distribution: the Python distribution whose version records hold.
+    extra, install_hint: the extra of this package that brings it, and how to install that; "": it is always there.
+    dtypes: the data types that it can be asked to compute in; empty: only the file's own.
+    usual_dtype: returns the default data type; None: the file's own. Raises BackendError.
     reads_folders: whether it runs checkpoint folders besides GGUF files.
     on_gpus: whether it runs on a GPU.
     replicable: whether several may share weights, each on cores of its own.
     shares_passes: whether several slots, on the processor, cost less than as many replicas.
-    bits_need_slots: whether a decision is the same bits only with as many slots as it was made with.
+    bits_need_slots: whether a decision has the same bits only with as many slots as it was made with.
     open: opens a model. Raises BackendError.
-    version: returns what it is, as `sds models prepare` compares it; None: it is not installed.
-    facts: returns what a record keeps of (device, dtype), beside the version.
-    measured_in: in which data types `sds models prepare` measures GGUF files; None: in `unsaid_dtype`; empty: it does not.
-    outruns: returns whether it is known to be quicker, on this processor, than llama.cpp with weights of any type.
-    machine_key: under which name a prepared model keeps `version`.
-    measures_variance: whether `prepare` measures, too, how far batch composition moves its log-probabilities.
-    runs_as, unsaid_dtype: what a model's name says runs it, and the data type left unsaid; empty: nothing.
+    version: returns its version for `sds models prepare`; None: it is not installed.
+    facts: returns a record's facts for (device, dtype), besides the version.
+    measured_in: the data types in which `sds models prepare` measures GGUF files; None: `unsaid_dtype`; empty: it does not.
+    outruns: returns whether it is known to be faster, on this processor, than llama.cpp with weights of any type.
+    machine_key: the name under which a prepared model stores `version`.
+    measures_variance: whether `prepare` also measures how far batch composition moves its log-probabilities.
+    runs_as, unsaid_dtype: the backend in a model's name, "" for none; the data type that is left out there.
     """
 
     name: Library
@@ -99,7 +99,7 @@ class BackendFacts:
 
 
 def installed(distribution: str) -> str | None:
-    """Return the version of a distribution; None: it is not installed."""
+    """Return the version of a distribution; None where it is not installed."""
     try:
         return version(distribution)
     except PackageNotFoundError:

@@ -5,8 +5,8 @@
     with Gate.load("refund") as gate:
         answer = gate.decide({"claim_id": "...", "ticket_id": "...", "claim_text": "..."})
 
-What `__all__` names is what a gate of one's own is written with; where it lies inside may change. Importing `sds` loads
-nothing else: each name is loaded when it is first asked for, the model's libraries with the first `Gate`.
+`__all__` names all that a gate of your own needs. The modules that these names come from may change. Importing `sds` loads
+nothing else: each name is loaded on its first use, and the libraries of the models with the first `Gate`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A human resolves what waits for them: an escalated case, or an order that nobody else can tell the end of.
+"""A human resolves a waiting case: an escalated flow, or an order whose result is UNKNOWN.
 
-`summary` and `described` give a case as data, `choices` what they may decide now, `resolve` carries their decision out.
+`summary` and `described` give a case as data, `choices` the permitted decisions, and `resolve` carries one of them out.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ Resolve = Literal["OVERRIDE", "MODIFY", "ABORT", "SETTLED", "REJECTED"]
 
 @dataclass(frozen=True, slots=True)
 class HumanDecision:
-    """What a human decided about what waits for them, or found out about an order that is UNKNOWN.
+    """A human's decision about an escalated flow, or what they found out about an order that is UNKNOWN.
 
-    `change`: the JSON of another decision, with MODIFY. `seen`: the state they looked at, as the case view names it.
-    `reference`: the outside's own id of what was carried out, with SETTLED. `acknowledge`: they know that it is of HIGH
-    impact.
+    `change`: with MODIFY, the JSON of the other decision. `seen`: the name of the state they looked at, from the case view.
+    `reference`: with SETTLED, the outside's own id of the order. `acknowledge`: they confirm a decision of HIGH impact.
     """
 
     decision: Resolve
@@ -44,10 +43,10 @@ class HumanDecision:
 def resolve(
     kernel: Kernel, dfid: str, decided: HumanDecision, *, now_ms: Callable[[], int], log: Log = no_log
 ) -> Answer:
-    """Carry out what a human decided, or record what they found out; return the answer the flow then has.
+    """Carry out a human's decision, or record what they found out; return the flow's answer.
 
     OVERRIDE, MODIFY and ABORT are for an escalated flow; SETTLED and REJECTED for an order that is UNKNOWN. Raises
-    UsageError or WorldError when it is refused.
+    UsageError or WorldError when the decision is refused.
     """
     wanted, who, reason, acknowledged = decided.decision, decided.who, decided.reason, decided.acknowledge
     if wanted == "SETTLED" or wanted == "REJECTED":  # noqa: PLR1714  one by one, so that the type is narrowed
@@ -59,9 +58,10 @@ def resolve(
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One thing a human may decide now. `kind`: what a MODIFY may be; `impacts`: of the least and of the most it may be.
+    """One decision that a human may take now. `kind`: the bounds of a MODIFY; `impacts`: at its least and its greatest
+    numbers.
 
-    `acknowledge`: even the least of it is of HIGH impact, or final, and has to be acknowledged.
+    `acknowledge`: even at its least it is of HIGH impact, or it is final, and so must be acknowledged.
     """
 
     decision: Resolve
@@ -70,7 +70,7 @@ class Choice:
     impacts: tuple[Impact, Impact] | None = None
 
     def example(self) -> str:
-        """Return the JSON of a decision of this kind; every number stands at its lower bound."""
+        """Return the JSON of a decision of this kind, with every number at its lower bound."""
         if self.kind is None:
             return ""
         numbers = ",".join(f'"{name}":{format_literal(bound.lo, bound.scale)}' for name, bound in self.kind.params)
@@ -84,7 +84,7 @@ def waits(case: Case) -> bool:
 
 
 def choices(terms: Contract, case: Case, look: CaseView) -> list[Choice]:
-    """Return what a human may decide now, most likely first; nothing where the case waits for nobody."""
+    """Return the permitted decisions, the likeliest first; none where the case does not wait for a human."""
     if not waits(case):
         return []
     if case.unknown:
@@ -96,12 +96,12 @@ def choices(terms: Contract, case: Case, look: CaseView) -> list[Choice]:
         found.append(Choice("OVERRIDE", acknowledge=case.impact(terms) == "HIGH"))
     for kind in envelope.kinds:
         if kind.kind != ESCALATE:
-            found.append(Choice("MODIFY", (both := impacts(terms, kind))[0] == "HIGH", kind, both))
+            found.append(Choice("MODIFY", (least_most := impacts(terms, kind))[0] == "HIGH", kind, least_most))
     return [*found, Choice("ABORT")]
 
 
 def impacts(terms: Contract, kind: KindBound) -> tuple[Impact, Impact]:
-    """Return the impact of the least and of the most that a kind may be now."""
+    """Return the impacts of a kind at its least and at its greatest numbers."""
     fixed = {name: value for name, value, _ in kind.fills}
     least = fixed | {name: bound.lo for name, bound in kind.params}
     most = fixed | {name: bound.hi for name, bound in kind.params}
@@ -109,7 +109,7 @@ def impacts(terms: Contract, kind: KindBound) -> tuple[Impact, Impact]:
 
 
 def summary(terms: Contract, case: Case) -> dict[str, Any]:
-    """Return a case as data for a list: since when, why, what is proposed, its impact. No text of the case is in it."""
+    """Return a case as data for a list: since when, why, the proposal and its impact. It contains no text of the case."""
     return {
         "dfid": case.dfid,
         "event_id": case.event_id,
@@ -123,7 +123,7 @@ def summary(terms: Contract, case: Case) -> dict[str, Any]:
 
 
 def described(terms: Contract, case: Case, look: CaseView) -> dict[str, Any]:
-    """Return a case as data, with its texts: state then and now, what was proposed and why it was not done."""
+    """Return a case as data with its texts: state then and now, the proposal and why it was not carried out."""
     return {
         **summary(terms, case),
         "state": case.state,

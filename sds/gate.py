@@ -1,4 +1,4 @@
-"""A gate: one contract, one state source, one executor, one model, one record. What applications embed."""
+"""A gate: one contract, one state source, one executor, one model and one record. Applications embed this class."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from sds.kernel.registry import registry
 from sds.pipeline import Reasoned, Stream
 from sds.submission import QUEUE_MAX, Call, Handle, Submissions
 
-if TYPE_CHECKING:  # options: each is loaded when it is first asked for
+if TYPE_CHECKING:  # options: each is loaded on its first use
     from sds.escalations import Resolve
     from sds.kernel.executor.statement import Comparison
     from sds.kernel.human.cases import Case
@@ -46,13 +46,12 @@ if TYPE_CHECKING:  # options: each is loaded when it is first asked for
 
 
 class Gate:
-    """Decides events. Use it as a context manager, or call `close()`.
+    """Decides events. Use it as a context manager, or call `close()`. Safe in several threads of the process that opened it.
 
-    `folder` holds the record (`decisions.db`), the kernel's key and the log. `model` is a GGUF or a checkpoint folder;
-    None is the embedded model. `readers`: what `sds fit` made for a contract with a policy; None: the model reads. An `engine`
-    given instead decides whatever the policy says, and stays yours to close. Creating a gate registers its contract:
-    whoever runs this code is the deployment. Safe to call from several threads, in the process that opened it. `threads`:
-    how many decide what is submitted, of which `queue_max` may wait; without it, a few more than the engine has slots.
+    `folder` holds the record (`decisions.db`), the kernel's key and the log. `model`: a GGUF file or a checkpoint folder;
+    None: the embedded model. `readers`: made by `sds fit` for a contract with a policy; None: the model reads. A given
+    `engine` decides even where there is a policy, and stays yours to close. Opening a gate registers its contract.
+    `threads` decide submitted events, of which `queue_max` may wait; the default is a few more than the engine has slots.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class Gate:
             opening.check_deciding(self.engine, self.contract, self._log.write)
             writer = self._rationale_writer()
             registry.register(self.store, self.contract, by="operator", now_ms=now_ms())
-            refuse_other_keys(folder, self.store)  # again: of two that open a fresh record, one has signed it by now
+            refuse_other_keys(folder, self.store)  # again: another process may have signed a fresh record by now
             context, log = opening.context_of(self.contract, self.store, self.engine.count_tokens), self._log.write
             parts = (self.contract, self.store, source, executor, self._signer)
             self._kernel = Kernel(*parts, now_ms=now_ms, log=log, context=context)
@@ -91,7 +90,7 @@ class Gate:
             self._locks = KeyLocks()
             self._stream = self._stream_of(self._kernel)
             threads = opening.decisions_at_once(self.engine) if threads is None else threads
-            self._submissions = Submissions(self._decided, threads=threads, queue_max=queue_max, now_ms=now_ms)
+            self._submissions = Submissions(self._decide_call, threads=threads, queue_max=queue_max, now_ms=now_ms)
             self._closing = opened.pop_all()
 
     def _open_record(self, folder: Path, opened: ExitStack) -> None:
@@ -104,12 +103,12 @@ class Gate:
         self._log = JsonLog(paths.log_path(folder))
         opened.callback(self._log.close)
 
-    def _decided(self, call: Call) -> Answer:
-        assert call.event is not None  # noqa: S101  it was submitted
+    def _decide_call(self, call: Call) -> Answer:
+        assert call.event is not None  # noqa: S101  submitted calls have one
         return self._stream.decide(call.event, deadline_ms=call.deadline_ms, cancellation=call.cancellation)
 
     def _stream_of(self, kernel: Kernel) -> Stream:
-        """Return what decides through a kernel: the gate's own, or that of a saga's step, of which no policy speaks."""
+        """Return the stream of a kernel: the gate's own or a saga step's, which no policy decides."""
         engine = self.engine
         if kernel is not self._kernel and isinstance(engine, HasLanguageModel):
             engine = engine.language_model.get()
@@ -135,7 +134,7 @@ class Gate:
         return HumanReview(self.kernel, now_ms=self._now_ms, log=self._log.write)
 
     def _rationale_writer(self) -> Explains | None:
-        """Return what writes the rationales its contract asks for. Raises UsageError where the engine cannot."""
+        """Return the writer of the rationales that the contract asks for. Raises UsageError where the engine cannot write."""
         if not self.contract.explanation_chars_max:
             return None
         from sds.rationale import writer_of  # noqa: PLC0415
@@ -164,9 +163,9 @@ class Gate:
         queue_max: int = QUEUE_MAX,
         now_ms: Callable[[], int] = now_ms,
     ) -> Gate:
-        """Open a gate by its definition, or by what finds it: its name, or the path of its folder or file.
+        """Open a gate by its definition, its name, or the path of its folder or file.
 
-        Its state source and its executor are closed with it. Without `folder`, it is the gate's own in the home.
+        Closing the gate closes its state source and its executor. Without `folder`, the gate has its own folder in the home.
         """
         definition = name if isinstance(name, GateDefinition) else find(name)
         contract, folder = definition.load_contract(), folder or paths.gate_home(definition.name)
@@ -181,19 +180,19 @@ class Gate:
 
     @property
     def kernel(self) -> Kernel:
-        """Return what judges. Raises UsageError once the gate is closed."""
+        """Return the kernel of this gate. Raises UsageError once the gate is closed."""
         self._check_open()
         return self._kernel
 
     def _check_open(self) -> None:
-        if self._process != os.getpid():  # its threads, locks and connections have stayed in the process that opened it
+        if self._process != os.getpid():  # a fork has none of the threads, and must not use the locks and connections
             hint = "open a gate in the process that decides, after it was forked"
             raise UsageError("the gate was opened by another process", reason_code="FORKED", hint=hint)
         if self._closed:
             raise UsageError("the gate is closed", hint="ask it within its `with` block, or open another")
 
-    def _until(self, deadline_ms: int | None, decisions: int = 1) -> int | None:
-        """Return a deadline, in milliseconds from now, as a time."""
+    def _deadline_time_ms(self, deadline_ms: int | None, decisions: int = 1) -> int | None:
+        """Return the time at which a deadline, in milliseconds from now for so many decisions, passes; None without one."""
         given = None if deadline_ms is None else opening.deadline_given(self.contract, deadline_ms, decisions)
         return None if given is None else self._now_ms() + given
 
@@ -206,40 +205,40 @@ class Gate:
     def decide(self, event: Mapping[str, object] | str | bytes, *, deadline_ms: int | None = None) -> Answer:
         """Decide one event, given as a mapping or JSON text. The same event again returns the stored answer.
 
-        `deadline_ms`: from now, at most what the contract gives a decision; past it nothing is sent, and what is not
-        decided by then is not. Raises EventError for a malformed or contradicting event, StoreError when nothing could be
+        `deadline_ms`: from now, at most the contract's time for a decision; after it no order is sent, and an undecided
+        event ends undecided. Raises EventError for a malformed or contradicting event, StoreError when nothing could be
         recorded, WorldError while the gate is closing.
         """
-        read, until_ms, budget = self.read(event), self._until(deadline_ms), self.contract.budget
+        read, until_ms, budget = self.read(event), self._deadline_time_ms(deadline_ms), self.contract.budget
         wait_s = (budget.ttl_ms + budget.dispatch_ms_max if deadline_ms is None else deadline_ms) / 1000
         return self._submissions.decide(read, until_ms, wait_s=wait_s)
 
     def submit(self, event: Mapping[str, object] | str | bytes, *, deadline_ms: int | None = None) -> Handle:
-        """Have one event decided by the gate's own threads; return at once.
+        """Queue one event for the gate's own threads and return at once.
 
-        Raises what `decide` raises of the event, WorldError QUEUE_FULL when too many wait, DRAINING while the gate is closing.
+        Raises as `decide` does for the event; WorldError QUEUE_FULL when too many wait, DRAINING while the gate is closing.
         """
-        return self._submissions.submit(self.read(event), self._until(deadline_ms))
+        return self._submissions.submit(self.read(event), self._deadline_time_ms(deadline_ms))
 
     def known(self, event: Mapping[str, object] | str | bytes) -> Answer | None:
-        """Return by reading alone the answer of an event that needs no deciding, or is `pending`; None: there is none yet,
-        or it may be decided afresh. Raises EventError where it was seen with another body.
+        """Return an event's answer without deciding: a final one, or one that is `pending`. None: there is no answer
+        yet, or the event may be decided afresh. Raises EventError where the event was seen with another body.
         """
         return self.kernel.known(self.read(event))
 
     @property
     def queued(self) -> int:
-        """How many events that were submitted wait for a thread."""
+        """The number of submitted events that wait for a thread."""
         return self._submissions.queued
 
     @property
     def deciding(self) -> int:
-        """How many decisions are under way."""
+        """The number of decisions under way."""
         return self._submissions.deciding
 
     def retry(self, dfid: str) -> Answer:
-        """Decide the case of a flow that ended without a decision once more, however often that was tried before. Raises
-        UsageError where it is decided, waits for a human or has been followed by another flow.
+        """Decide once more the case of a flow that ended undecided, even where the contract permits no more tries.
+        Raises UsageError where the flow is decided, waits for a human or was followed by another flow.
         """
         kernel = self.kernel
         undecided.refuse_unless_undecided(kernel.store, dfid)
@@ -252,15 +251,16 @@ class Gate:
     ) -> SagaAnswer:
         """Decide one event in the steps of a saga of the contract. The same event again returns the stored outcome.
 
-        `deadline_ms`: from now, at most what all steps have; past it no step is sent, and what was done is taken back.
+        `deadline_ms`: from now, at most the time of all steps together. After it no step is sent, and finished steps
+        are reverted.
         """
-        read, until_ms = self.read(event), self._until(deadline_ms, self._sagas.steps(name))
+        read, until_ms = self.read(event), self._deadline_time_ms(deadline_ms, self._sagas.steps(name))
         with self._submissions.entered(read) as call:
             return self._sagas.decide(name, read, deadline_ms=until_ms, cancellation=call.cancellation)
 
     def label(self, dfid: str, *, right: bool, who: str) -> bool:
-        """Say of a decision whether it turned out to be right; return False if that was known. Monitors of `calibration`
-        count it. Raises UsageError for what is no decision of the agent, or has the other label.
+        """Record whether a decision turned out to be right; return False if that was known. Monitors of `calibration`
+        count it. Raises UsageError for a flow that is no decision of the agent, or has the other label.
         """
         from sds.kernel.operations.labels import record_label  # noqa: PLC0415
 
@@ -268,13 +268,13 @@ class Gate:
             return record_label(kernel.store, dfid, right, by=who, now_ms=self._now_ms(), log=self._log.write).changed
 
     def preview(self, event: Mapping[str, object] | str | bytes) -> DecisionPacket:
-        """Return the packet this event would get now; nothing is claimed or recorded."""
+        """Return the packet that this event would get now. Claims and records nothing."""
         return self.kernel.preview(self.read(event))
 
     def recover(self, *, at_once: bool = True) -> Recovered:
-        """End what a crash left open, resolve every order in flight by its key, have what is dirty compensated.
+        """End the flows that a crash left open, look up every order in flight by its key, and compensate dirty sagas.
 
-        Not `at_once`: an order that nobody knows the end of is asked about after pauses that grow to an hour, however often
+        Unless `at_once`, an order whose result is UNKNOWN is looked up after pauses that grow to an hour, however often
         this is called.
         """
         from sds.kernel.operations import recovery  # noqa: PLC0415
@@ -286,9 +286,9 @@ class Gate:
         return replace(found, sagas_ended=found.sagas_ended + dirty, sagas_dirty=0)
 
     def reconcile(self, *, since_ms: int = 0, until_ms: int | None = None) -> Comparison:
-        """Compare the record with what the executor lists, and open a case for every difference that has none yet.
+        """Compare the record with the executor's statement, and open a case for every difference that has none yet.
 
-        Without `until_ms`: all there is. Raises UsageError where the executor lists nothing, WorldError: unreadable.
+        Without `until_ms`: up to now. Raises UsageError where the executor lists nothing, WorldError where it cannot be read.
         """
         from sds.reconciliation import reconcile  # noqa: PLC0415
 
@@ -296,15 +296,15 @@ class Gate:
             return reconcile(kernel, since_ms=since_ms, until_ms=until_ms, now_ms=self._now_ms, log=self._log.write)
 
     def reconcile_every(self, every_s: float) -> None:
-        """Compare now and again, in a thread that ends with the gate; each difference is logged, and is a case."""
+        """Compare every `every_s` seconds in a thread that ends with the gate. Each difference is logged and opens a case."""
         from sds.reconciliation import Schedule  # noqa: PLC0415
 
         every = Schedule(self.kernel, every_s=every_s, now_ms=self._now_ms, log=self._log.write)
         self.on_close(every.close)
 
     def adopt(self, *, who: str, reason: str) -> tuple[str, ...]:
-        """Take over every order that the executor lists and this record does not know; return the flows they have. Until
-        then a record that was put back from a backup orders nothing.
+        """Take over every order that the executor lists and this record does not know; return their flows. A record
+        that was restored from a backup sends no orders until this is done.
         """
         from sds.reconciliation import adopt  # noqa: PLC0415
 
@@ -312,13 +312,13 @@ class Gate:
             return adopt(kernel, who=who, reason=reason, now_ms=self._now_ms)
 
     def escalations(self) -> list[Case]:
-        """Return what waits for a human, oldest first: escalated cases, and orders whose end nobody knows. Of one whose
-        rows cannot be read, `damaged`, only its flow and since when it waits are known.
+        """Return the cases that wait for a human, oldest first: escalated ones, and orders whose result is UNKNOWN. A
+        `damaged` case, whose rows cannot be read, has only its flow and since when it waits.
         """
         return self._review().waiting()
 
     def look(self, dfid: str) -> CaseView:
-        """Return a case's state as it is now, its name for `seen`, and what a human may decide. Records nothing."""
+        """Return a case's current state, the name of that state for `seen`, and what a human may decide. Records nothing."""
         review = self._review()
         return review.view(review.case(dfid))
 
@@ -334,7 +334,7 @@ class Gate:
         reference: str = "",
         acknowledge: bool = False,
     ) -> Answer:
-        """Carry out what a human decided about what waits for them, exactly once: see `sds.escalations.resolve`."""
+        """Carry out a human's decision about a waiting case, exactly once: see `sds.escalations.resolve`."""
         from sds.escalations import HumanDecision, resolve  # noqa: PLC0415
 
         decided, kernel = HumanDecision(decision, who, reason, change, seen, reference, acknowledge), self.kernel
@@ -342,7 +342,7 @@ class Gate:
             return resolve(kernel, dfid, decided, now_ms=self._now_ms, log=self._log.write)
 
     def erase(self, event_id: str, *, who: str, reason: str) -> Erased:
-        """Destroy the key under which the texts of an event's case lie; what was decided and paid stays. Final.
+        """Destroy the key under which the texts of an event's case are encrypted. Final. Decisions and payments stay recorded.
 
         Raises UsageError unless the case is at its end.
         """
@@ -352,34 +352,34 @@ class Gate:
             return erase(kernel.store, self.contract.gate, event_id, who=who, reason=reason, now_ms=self._now_ms())
 
     def request_retire(self, *, reason: str) -> None:
-        """Retire the gate's agent because its work is done: the one move it may ask for itself, and a final one.
+        """Retire the gate's agent because its work is done: the only move an agent may ask for itself, and a final one.
 
-        From the next transaction on its cases go to a human. Raises TransitionError unless it is ACTIVE.
+        From the next transaction on its cases go to a human. Raises TransitionError unless the agent is ACTIVE.
         """
         with self.acting() as kernel:
             registry.request_retire(kernel.store, self.contract.agent_id, reason=reason, now_ms=self._now_ms())
 
     @contextmanager
     def acting(self) -> Iterator[Kernel]:
-        """Keep the record open for a block that acts on it, say halts: taken while the gate drains, too. Raises WorldError."""
+        """Keep the record open for a block that acts on it, such as a halt, also while the gate drains. Raises WorldError."""
         kernel = self.kernel
         with self._submissions.entered(draining=True):
             yield kernel
 
     def listen(self, listener: Log) -> None:
-        """Have `listener(event, facts)` called for all that is logged and at the end of each stage of a decision (`stage.*`),
-        in the thread at work: it must be quick, and what it raises is ignored.
+        """Call `listener(event, facts)` for every log entry and at the end of each stage of a decision (`stage.*`), in
+        the thread at work: it must be quick, and what it raises is ignored.
         """
         self._log.listeners.append(opening.listener_given(listener))
 
     def on_close(self, action: Callable[[], object]) -> None:
-        """Run `action` when the gate is closed, before its own parts are."""
+        """Run `action` when the gate is closed, before the gate closes its own parts."""
         self._closing.callback(action)
 
     def close(self, drain_s: float = 0.0) -> None:
-        """Take nothing new, let what is under way finish within `drain_s` seconds, end the rest undecided, and close.
+        """Take nothing new, let decisions under way finish within `drain_s` seconds, end the rest undecided, and close.
 
-        What was ordered is carried out to its end. In a process that was forked it only forgets the gate.
+        Orders that were sent are carried out to their end. In a forked process, close only marks the gate as closed.
         """
         if self._process != os.getpid():
             self._closed = True

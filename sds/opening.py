@@ -1,4 +1,4 @@
-"""What decides for a gate, opened and checked before the first event; and what it was given, refused where it cannot be used."""
+"""Helpers of `Gate`: checks of its arguments, and the engine that decides for it, opened and checked before the first event."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from sds.kernel.errors import UsageError
 from sds.kernel.flow.dispatch import Log
 from sds.kernel.storage.store import Reader
 
-THREADS_BESIDE = 2  # decide besides those that the engine is busy with: they look, wait for the disk, or send
+THREADS_BESIDE = 2  # more than the engine has slots: these read state, wait for the disk, or send orders
 
 
 def check_given(contract: object, source: object, executor: object, engine: object) -> None:
-    """Refuse what cannot work before anything is opened. Raises UsageError."""
+    """Refuse parts that cannot work, before anything is opened. Raises UsageError."""
     if not isinstance(contract, Contract):
         raise UsageError("the contract is neither a Contract nor a Path", hint="parse_contract(text) makes one of text")
     check_parts(source, executor)
@@ -29,7 +29,7 @@ def check_given(contract: object, source: object, executor: object, engine: obje
 
 
 def paths_given(folder: object, model: object) -> tuple[Path, Path | None]:
-    """Return a gate's folder and its model as paths. Raises UsageError for what is none."""
+    """Return a gate's folder and its model as paths. Raises UsageError for anything else."""
     return _path(folder, "folder"), None if model is None else _path(model, "model")
 
 
@@ -40,14 +40,14 @@ def _path(given: object, what: str) -> Path:
 
 
 def listener_given(listener: Log) -> Log:
-    """Return what is to be called with all that is logged. Raises UsageError: later, what its call raises is ignored."""
+    """Return the listener. Raises UsageError unless it can be called; later, what the call raises is ignored."""
     if not callable(listener):
         raise UsageError("the listener cannot be called: it is a function of `event` and `facts`")
     return listener
 
 
 def deadline_given(contract: Contract, deadline_ms: object, decisions: int) -> int:
-    """Return a deadline, in milliseconds from now, of so many decisions. Raises UsageError where it is none, or too far ahead."""
+    """Return a deadline, in ms from now. Raises UsageError unless it is from 1 to the contract's time for so many decisions."""
     most = decisions * contract.budget.ttl_ms
     if type(deadline_ms) is int and 1 <= deadline_ms <= most:
         return deadline_ms
@@ -57,7 +57,7 @@ def deadline_given(contract: Contract, deadline_ms: object, decisions: int) -> i
 
 
 def open_deciding(contract: Contract, model: Path | None, readers: Path | None, *, now_ms: Callable[[], int]) -> Engine:
-    """Open what decides: the contract's policy, where it has one, else the language model."""
+    """Open the policy of a contract that has one, unless `model` is given; else the language model."""
 
     def open_model() -> Engine:
         from sds.engines.factory import open_engine  # noqa: PLC0415  libraries of models, loaded with the first one
@@ -72,7 +72,7 @@ def open_deciding(contract: Contract, model: Path | None, readers: Path | None, 
 
 
 def check_deciding(engine: Engine, contract: Contract, log: Log) -> None:
-    """Have an engine say what is to be known of it. Raises ModelError where it cannot decide under the contract."""
+    """Log an engine's notices and connect it to the log. Raises ModelError where it cannot decide under the contract."""
     if isinstance(engine, Logs):
         engine.log_to(log)
     for notice in getattr(engine, "notices", ()):
@@ -82,12 +82,12 @@ def check_deciding(engine: Engine, contract: Contract, log: Log) -> None:
 
 
 def decisions_at_once(engine: Engine) -> int:
-    """Return how many threads decide with an engine: as many as it decides at once, and a few; more would only wait."""
+    """Return how many threads to run with an engine: its slots and THREADS_BESIDE more."""
     return int(getattr(engine, "slots", 1)) + THREADS_BESIDE
 
 
 def context_of(contract: Contract, record: Reader, count_tokens: Callable[[str], int] | None = None) -> ContextReader:
-    """Return what reads a contract's memory and artifacts. `count_tokens`: as the model does; None: bytes, an upper bound."""
+    """Return the reader of a contract's memory and artifacts. Without `count_tokens`, texts count by bytes, an upper bound."""
     if not contract.artifacts.names and not contract.memory.entries_max:
         return NoContext(contract)
     from sds.kernel.context.memory import RecordedContext, bytes_of  # noqa: PLC0415  an option

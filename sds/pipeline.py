@@ -1,9 +1,9 @@
-"""One decision from trigger to receipt: the whole hot path, in the order it happens.
+"""One decision from trigger to receipt: the whole hot path, in the order in which it happens.
 
     event -> kernel.open -> packet -> engine.propose -> bytes -> kernel.decide -> answer
 
-Whatever the model's side does wrong ends as an escalation; drift, and an order that was declined, end the flow and start
-a fresh one. What finds no place in time, at the model or at its key, is not decided: it waits, and may be sent again.
+A failure of the model or of its engine becomes an escalation. Drift and a declined order end the flow; a fresh flow
+follows. An event that gets neither its key nor the model in time ends NOT_DECIDED: it waits, and may be sent again.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
+from math import inf
 
 from sds.engines.protocol import Engine, let_go
 from sds.engines.queueing import Cancellation, KeyLocks, QueueTimeoutError, StopCause, StoppedError
@@ -25,39 +26,38 @@ from sds.kernel.flow.kernel import Kernel
 from sds.kernel.flow.states import CONTENTION, DEADLINE_EXCEEDED, EXECUTION_FAILED, WAITING_TAGS, Answer
 from sds.models.protocol import ENDINGS
 
-POLL_S, POLL_S_MAX = 0.005, 0.1
-BACKOFF_S = 0.02
-DECLINED_BACKOFF_S = 0.2  # what was declined a moment ago is declined again
-DOUBLINGS_MAX = 6
+POLL_S, POLL_S_MAX = 0.005, 0.1  # pauses double from the first value
+BACKOFF_S = 0.02  # doubles with each fresh flow
+DECLINED_BACKOFF_S = 0.2  # an executor that has declined an order declines it again for a while
+DOUBLINGS_MAX = 6  # of any pause
 CODE_CHARS_MAX = 64
 
-
-Reasoned = Callable[[DecisionPacket, bytes], None]
+Reasoned = Callable[[DecisionPacket, bytes], None]  # gets the packet and the proposal
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
-    """One event on its way. `give_up_ms`: until when it waits for others. Times are absolute, by the kernel's clock.
+class _Job:
+    """One event while it is decided. Times are absolute, by the kernel's clock.
 
-    `held`: its key, while it is decided.
+    `give_up_ms`: how long it waits for others. `key_lock`: holds the lock of its key while it is decided.
     """
 
     event: Event
     give_up_ms: int
     deadline_ms: int | None
     cancellation: Cancellation
-    held: ExitStack = field(default_factory=ExitStack)
+    key_lock: ExitStack = field(default_factory=ExitStack)
 
-    def late(self, now_ms: int) -> bool:
+    def past_deadline(self, now_ms: int) -> bool:
         return self.deadline_ms is not None and now_ms > self.deadline_ms
 
 
 class Stream:
-    """Runs events through one kernel and one engine. Safe in several threads.
+    """Decides events with one kernel and one engine. Safe in several threads.
 
-    `on_reasoned` is called between reasoning and execution: where the world moves while a model thinks. `on_decided` is
-    called once a proposal was not refused and all that followed from it is done; whoever asked waits for it. `locks`: in
-    which callers wait for their key, shared by all streams of a gate.
+    `on_reasoned` is called with each proposal before the kernel judges it. `on_decided` is called after an accepted or
+    escalated proposal, once its order is carried out; `decide` returns after it. `locks`: one for each key, shared by
+    all streams of a gate.
     """
 
     def __init__(
@@ -85,120 +85,118 @@ class Stream:
         deadline_ms: int | None = None,
         cancellation: Cancellation | None = None,
     ) -> Answer:
-        """Return the event's answer: decided now, or stored; `retryable` where nobody has decided it.
+        """Return the event's answer, decided now or stored. It is `retryable` where nothing was decided.
 
-        `anew`: give it a fresh flow although the contract permits no more. `deadline_ms`: absolute; past it nothing is
-        sent. Raises WorldError when it stays busy elsewhere, or when it was stopped before it had a flow.
+        `anew`: open a fresh flow even where the contract permits no more. `deadline_ms`: absolute; after it no order is
+        sent. Raises WorldError when another worker keeps the event busy, or when it was stopped before it had a flow.
         """
         budget, now_ms = self._kernel.contract.budget, self._now_ms()
         give_up_ms = now_ms + budget.ttl_ms + budget.dispatch_ms_max
         give_up_ms = give_up_ms if deadline_ms is None else min(give_up_ms, deadline_ms)
-        turn = _Turn(event, give_up_ms, deadline_ms, cancellation or Cancellation())
+        job = _Job(event, give_up_ms, deadline_ms, cancellation or Cancellation())
         try:
-            return self._settle(turn, anew=anew)
+            return self._answer(job, anew=anew)
         except StoppedError as stopped:
             if stopped.answer is None:
                 raise stopped.cause.error() from None
             return stopped.answer
 
-    def _settle(self, turn: _Turn, *, anew: bool) -> Answer:
-        """Return what is known by reading alone, wait for who is at work on it, or decide it."""
+    def _answer(self, job: _Job, *, anew: bool) -> Answer:
+        """Return the stored answer, wait for the worker that has the event, or decide it here."""
         for tries in count():
-            known = None if anew else self._kernel.known(turn.event)
+            known = None if anew else self._kernel.known(job.event)
             if known is None:
-                known = self._in_order(turn, anew=anew)
+                known = self._decide_with_key(job, anew=anew)
                 anew = False
             if not known.pending:
                 return known
-            self._wait_for(known, turn, tries)
+            self._wait_for_worker(known, job, tries)
         raise AssertionError  # count() has no end
 
-    def _in_order(self, turn: _Turn, *, anew: bool) -> Answer:
-        """Decide it once its key is free: of decisions that draw on one key each finds the state moved by the one before."""
-        wait_s = max(0.0, (turn.give_up_ms - self._now_ms()) / 1000)
-        with turn.held as held:
+    def _decide_with_key(self, job: _Job, *, anew: bool) -> Answer:
+        """Decide the event under the lock of its key: decisions that draw on one key follow one another."""
+        wait_s = max(0.0, (job.give_up_ms - self._now_ms()) / 1000)
+        with job.key_lock as key_lock:
             try:
-                with turn.cancellation.waiting():
+                with job.cancellation.waiting():
                     if self._draws:
-                        held.enter_context(self._locks.hold(turn.event.key, wait_s))
+                        key_lock.enter_context(self._locks.hold(job.event.key, wait_s))
             except QueueTimeoutError as error:
-                return self._not_decided(turn, str(error), anew=anew)
-            return self._decide(turn, anew=anew)
+                return self._record_not_decided(job, str(error), anew=anew)
+            return self._decide(job, anew=anew)
 
-    def _decide(self, turn: _Turn, *, anew: bool) -> Answer:
-        """Decide it, in a fresh flow after each that came to nothing; a pending answer: somebody else is at work on it."""
+    def _decide(self, job: _Job, *, anew: bool) -> Answer:
+        """Decide, in a fresh flow after each that ended undecided. A pending answer: another worker decides this event."""
         for tries in count():
-            self._kernel.log("stage.begun", {"event_id": turn.event.id})
-            opened = self._kernel.open(turn.event, anew=anew and not tries, deadline_ms=turn.deadline_ms)
+            self._kernel.log("stage.begun", {"event_id": job.event.id})
+            opened = self._kernel.open(job.event, anew=anew and not tries, deadline_ms=job.deadline_ms)
             if not isinstance(opened, DecisionPacket):
                 return opened
-            answer = self._reason(opened, turn)
-            if answer is not None and not self._starts_afresh(answer, turn):
+            answer = self._reason(opened, job)
+            if answer is not None and not self._starts_afresh(answer, job):
                 return answer
-            self._pause(answer, turn, tries)
-            if answer is not None and turn.late(self._now_ms()):
+            if answer is None or answer.tag != CONTENTION:  # contention has waited in `_starts_afresh`
+                declined = answer is not None and answer.tag == EXECUTION_FAILED
+                self._pause(job, DECLINED_BACKOFF_S if declined else BACKOFF_S, tries)
+            if answer is not None and job.past_deadline(self._now_ms()):
                 return answer
         raise AssertionError  # count() has no end
 
-    def _wait_for(self, known: Answer, turn: _Turn, tries: int) -> None:
-        """Wait a little for who is at work on an event; an order whose sender is gone is looked up instead."""
-        late = self._now_ms() > turn.give_up_ms
+    def _wait_for_worker(self, known: Answer, job: _Job, tries: int) -> None:
+        """Pause while another worker decides. First, and when time is up, look up an order whose sender is gone."""
+        late = self._now_ms() > job.give_up_ms
         if late or not tries:
             from sds.kernel.operations.recovery import recover_order  # noqa: PLC0415  recovery is an option
 
             if recover_order(self._kernel, known.dfid, now_ms=self._now_ms()):
                 return
         if late:
-            raise _busy(turn.event, known)
-        self._sleep_in(turn, min(POLL_S_MAX, POLL_S * 2 ** min(tries, DOUBLINGS_MAX)))
+            raise _busy(job.event, known)
+        self._pause(job, POLL_S, tries, POLL_S_MAX)
 
-    def _sleep_in(self, turn: _Turn, seconds: float) -> None:
-        with turn.cancellation.waiting():
-            self._sleep(seconds)
+    def _pause(self, job: _Job, first_s: float, tries: int, most_s: float = inf) -> None:
+        """Sleep for `first_s` doubled with each try. Raises StoppedError where the event was stopped meanwhile."""
+        with job.cancellation.waiting():
+            self._sleep(min(most_s, first_s * 2 ** min(tries, DOUBLINGS_MAX)))
 
-    def _not_decided(self, turn: _Turn, why: str, *, anew: bool) -> Answer:
-        """Write down that the event waits: its key was held by others for all the time it had."""
-        opened = self._kernel.open(turn.event, anew=anew, deadline_ms=turn.deadline_ms)
+    def _record_not_decided(self, job: _Job, why: str, *, anew: bool) -> Answer:
+        """Record that the event ended NOT_DECIDED because others held its key for all of its time."""
+        opened = self._kernel.open(job.event, anew=anew, deadline_ms=job.deadline_ms)
         if isinstance(opened, DecisionPacket):
-            code = DEADLINE_EXCEEDED if turn.deadline_ms is not None else CONTENTION
+            code = DEADLINE_EXCEEDED if job.deadline_ms is not None else CONTENTION
             return self._kernel.not_decided(opened, code, why)
         if opened.pending:
-            raise _busy(turn.event, opened)
+            raise _busy(job.event, opened)
         return opened
 
-    def _starts_afresh(self, answer: Answer, turn: _Turn) -> bool:
-        """Tell whether a flow that ended undecided is followed by another now.
+    def _starts_afresh(self, answer: Answer, job: _Job) -> bool:
+        """Return whether a fresh flow follows this answer now.
 
-        An order in flight on the same key is waited for; one that nobody knows the end of is not.
+        After contention, first wait for an order in flight on the same key, but for none whose result is UNKNOWN.
         """
-        if not answer.retryable or turn.cancellation.asked or turn.late(self._now_ms()):
+        if not answer.retryable or job.cancellation.asked or job.past_deadline(self._now_ms()):
             return False
         if answer.tag != CONTENTION:
             return answer.tag not in WAITING_TAGS
         tries = count()
-        while (holder := self._kernel.holder(turn.event.key)) == "PENDING" and self._now_ms() <= turn.give_up_ms:
-            self._sleep_in(turn, min(POLL_S_MAX, POLL_S * 2 ** min(next(tries), DOUBLINGS_MAX)))
-        return holder is None and self._now_ms() <= turn.give_up_ms
+        while (holder := self._kernel.holder(job.event.key)) == "PENDING" and self._now_ms() <= job.give_up_ms:
+            self._pause(job, POLL_S, next(tries), POLL_S_MAX)
+        return holder is None and self._now_ms() <= job.give_up_ms
 
-    def _pause(self, answer: Answer | None, turn: _Turn, tries: int) -> None:
-        if answer is not None and answer.tag == CONTENTION:  # its wait is behind it
-            return
-        declined = answer is not None and answer.tag == EXECUTION_FAILED
-        self._sleep_in(turn, (DECLINED_BACKOFF_S if declined else BACKOFF_S) * 2 ** min(tries, DOUBLINGS_MAX))
-
-    def _reason(self, packet: DecisionPacket, turn: _Turn) -> Answer | None:
-        """Propose until the kernel has a final answer; None when the flow was ended by someone else meanwhile."""
+    def _reason(self, packet: DecisionPacket, job: _Job) -> Answer | None:
+        """Return the kernel's final answer; None where another worker has ended the flow meanwhile."""
         try:
-            return self._attempts(packet, turn)
+            return self._propose_until_final(packet, job)
         except UsageError as error:
             if error.reason_code != "FLOW_CLOSED":
                 raise
             return None
 
-    def _attempts(self, packet: DecisionPacket, turn: _Turn) -> Answer:
+    def _propose_until_final(self, packet: DecisionPacket, job: _Job) -> Answer:
+        """Propose until the kernel gives a final answer; the answer to a rejected attempt is pending."""
         rejected = False
         while True:
-            proposed = self._proposed(packet, turn, rejected=rejected)
+            proposed = self._propose(packet, job, rejected=rejected)
             if isinstance(proposed, Answer):
                 return proposed
             packet, data, decoding = proposed
@@ -211,44 +209,44 @@ class Stream:
                 return answer
             rejected = True
 
-    def _proposed(
-        self, packet: DecisionPacket, turn: _Turn, *, rejected: bool
+    def _propose(
+        self, packet: DecisionPacket, job: _Job, *, rejected: bool
     ) -> tuple[DecisionPacket, bytes, Decoding] | Answer:
-        """Return what the engine proposes, and for which packet; an answer: the flow has ended without a proposal."""
+        """Return the packet, its proposal and the measurements; an Answer where the flow ended without a proposal."""
         tokens_max = self._kernel.contract.budget.tokens_max
         try:
             if rejected:
                 packet = self._kernel.with_feedback(packet)
-            with turn.cancellation.waiting(partial(self._end, packet, turn), commits=True):
+            with job.cancellation.waiting(partial(self._end_undecided, packet, job), commits=True):
                 data, decoding = self._engine.propose(packet, tokens_max=tokens_max)
             refuse_unkeepable(data, decoding)
-            self._kernel.log("stage.proposed", _measured(packet, decoding))
+            self._kernel.log("stage.proposed", _proposal_facts(packet, decoding))
         except StoppedError:
             raise
         except SdsError as error:
-            late = turn.deadline_ms is not None and error.reason_code == DEADLINE_EXCEEDED
+            late = job.deadline_ms is not None and error.reason_code == DEADLINE_EXCEEDED
             ends = self._kernel.not_decided if late or isinstance(error, QueueTimeoutError) else self._kernel.escalate
-            return ends(packet, _code(error), str(error))
+            return ends(packet, _reason_code(error), str(error))
         except ENDINGS:
             raise
-        except BaseException as error:  # noqa: BLE001  user space may fail in any way; the answer is a human
+        except BaseException as error:  # noqa: BLE001  an engine may fail in any way; the case goes to a human
             return self._kernel.escalate(packet, "MODEL_UNAVAILABLE", f"the engine failed: {type(error).__name__}")
         return packet, data, decoding
 
-    def _end(self, packet: DecisionPacket, turn: _Turn, cause: StopCause) -> Answer:
-        """End an open flow undecided, from whatever thread: its key is free at once, and its engine may let go of it."""
+    def _end_undecided(self, packet: DecisionPacket, job: _Job, cause: StopCause) -> Answer:
+        """End an open flow undecided, from any thread. This frees its key, and the engine may drop its work."""
         answer = self._kernel.not_decided(packet, cause.code, cause.message)
-        with suppress(Exception):  # an engine may fail in any way: the flow is at its end
+        with suppress(Exception):  # an engine may fail in any way, and the flow has ended
             let_go(self._engine, packet.dfid)
-        turn.held.close()
+        job.key_lock.close()
         return answer
 
 
-def _measured(packet: DecisionPacket, decoding: Decoding) -> dict[str, object]:
+def _proposal_facts(packet: DecisionPacket, decoding: Decoding) -> dict[str, object]:
     return {"dfid": packet.dfid, "tokens": decoding.tokens, "rows": decoding.facts.get("rows", ())}
 
 
-def _code(error: SdsError) -> str:
+def _reason_code(error: SdsError) -> str:
     return one_line(error.reason_code, CODE_CHARS_MAX) or ModelError.reason_code
 
 

@@ -1,8 +1,8 @@
-"""The rationale after the decision: the answer is out, the order is sent, then the model says why.
+"""The rationale after the decision: the order is sent first, then the model writes why.
 
-Who decided writes it, if it can; else its model does, as a background task of the engine: it reads what it read and what it
-decided, greedily, in the alphabet and length of a rationale. One thread and one bounded queue: what does not fit, fails, or is
-late is skipped, and the log says so. The decision stands without it.
+The engine that decided writes the rationale if it can, else its model does as a background task: it reads the prompt
+and the decision, and writes greedily, within the alphabet and length of a rationale. One thread works through a bounded
+queue. A rationale that does not fit, fails or is late is skipped and logged. The decision stands without it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DRAIN_S_MAX = 5.0
 
 
 def writer_of(engine: Engine) -> Explains:
-    """Return what writes rationales: the engine itself, or its model. Raises UsageError where neither can."""
+    """Return the engine itself or a writer that uses its model. Raises UsageError where neither can write."""
     if isinstance(engine, Explains):
         return engine
     if isinstance(engine, RunsBackground):
@@ -52,13 +52,13 @@ class RationaleWriter:
         return self._engine.run_background(packet, _Writing(data, chars_max, self._tokens), deadline_ms=deadline_ms)
 
     def _tokens(self, prompt: Prompt) -> TextTokens:
-        if self._text is None:  # a look at the whole vocabulary, for the first rationale only
+        if self._text is None:  # goes through the whole vocabulary, so only for the first rationale
             self._text = TextTokens(prompt.index)
         return self._text
 
 
 class _Writing:
-    """One text in the making. What is written outlasts the slot: it is read again in one pass."""
+    """One rationale being written. The text survives the loss of its slot: the next pass reads all of it again."""
 
     def __init__(self, data: bytes, chars_max: int, tokens_of: Callable[[Prompt], TextTokens]) -> None:
         self._lead, self._chars_max, self._tokens_of = lead_of(data), chars_max, tokens_of
@@ -72,7 +72,7 @@ class _Writing:
         left, text = prompt.backend.context_tokens_max - sum(map(len, prefix)), self._tokens_of(prompt)
         while True:
             left -= len(unread)
-            if left < 0:  # no pass is to find that out: it would fail for all in it
+            if left < 0:  # checked before the pass, which would fail for every request in it
                 raise ModelError("there is no room for the whole rationale", reason_code=TOKEN_BUDGET_EXCEEDED)
             (logits,) = yield [Row(prompt.slot, unread)]
             ids = text.allowed(self._chars_max - len(self._written))
@@ -88,12 +88,12 @@ class _Writing:
 
 
 def lead_of(data: bytes) -> bytes:
-    """Return the decision as the model is shown it again, up to the text it is to write; its reference is a hash."""
+    """Return the decision as the model reads it again, up to the text it is to write. The reference, a hash, is left out."""
     return data.rpartition(b',"context_ref":')[0] + b',"rationale":"'
 
 
 class Rationales:
-    """Has rationales written and recorded, in the order of the decisions. Safe in several threads."""
+    """Writes and records rationales in a thread of its own, in the order of the decisions. Safe in several threads."""
 
     def __init__(self, kernel: Kernel, writer: Explains, *, now_ms: Callable[[], int], log: Log) -> None:
         self._kernel, self._writer, self._now_ms, self._log = kernel, writer, now_ms, log
@@ -104,7 +104,7 @@ class Rationales:
         self._worker: threading.Thread | None = None
 
     def ask(self, packet: DecisionPacket, data: bytes) -> None:
-        """Have a rationale of this decision written some time, or skip it; never waits."""
+        """Queue a rationale of this decision, or skip it. Never waits."""
         with self._changed:
             why = "CLOSED" if self._closed else "QUEUE_FULL" if len(self._jobs) >= QUEUE_MAX else self._start()
             if not why:
@@ -114,24 +114,24 @@ class Rationales:
             self._skip(packet, why)
 
     def close(self, drain_s: float = DRAIN_S_MAX) -> None:
-        """Take no more; let what waits be written for at most `drain_s`, then skip the rest."""
+        """Take no more; write what waits for at most `drain_s` seconds, then skip the rest."""
         with self._changed:
             self._closed = True
             self._changed.notify()
         if self._worker is not None:
             self._worker.join(drain_s)
-        with self._recording:  # from here on nothing more is recorded: the store may be closed
+        with self._recording:  # from here on nothing is recorded, and the store may be closed
             self._abandoned = True
         while (job := self._next(wait=False)) is not None:
             self._skip(job[0], "CLOSED")
 
     def _start(self) -> str:
-        """Start the worker with the first decision; return why it cannot be."""
-        if self._worker is None:  # a daemon: an engine that hangs does not keep the process alive
+        """Start the worker unless it runs; return the reason for skipping where it cannot start, else ""."""
+        if self._worker is None:  # a daemon, so that an engine that hangs does not keep the process alive
             worker = threading.Thread(target=self._work, name="sds-rationales", daemon=True)
             try:
                 worker.start()
-            except RuntimeError:  # the machine has no thread to spare
+            except RuntimeError:  # the machine is out of threads
                 return "NO_THREAD"
             self._worker = worker
         return ""

@@ -1,4 +1,4 @@
-"""Comparing a gate's record with its executor's statement: once, on a schedule, and taking over what the record lacks."""
+"""Compares a gate's record with its executor's statement, once or on a schedule, and adopts orders that the record lacks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STOP_S = 5.0
 def reconcile(
     kernel: Kernel, *, since_ms: int = 0, until_ms: int | None = None, now_ms: Callable[[], int], log: Log = no_log
 ) -> Comparison:
-    """Compare what was ordered in a time with what the outside lists, and open a case for each difference, once.
+    """Compare the orders of a time span with the executor's statement, and open a case for each new difference.
 
     Raises UsageError where the executor offers no statement, WorldError where it cannot be read.
     """
@@ -47,15 +47,15 @@ def adopt(
     reason: str,
     now_ms: Callable[[], int],
 ) -> tuple[str, ...]:
-    """Take over every order of a time that the outside has and the record does not know; return the flows they have."""
+    """Take over every order of a time span that the outside has and the record does not know; return their flows."""
     found = _compared(kernel, since_ms, until_ms, now_ms())
     return adoption.adopt(kernel, found.differences, who=who, reason=reason, now_ms=now_ms())
 
 
 class Schedule:
-    """Compares every `every_s` seconds in a thread of its own: first everything, then what is newer than the last time.
+    """Compares every `every_s` seconds in a thread of its own: everything at first, then what is newer than the last time.
 
-    Whatever fails is logged, and tried again the next time.
+    A failure is logged, and the next comparison tries again.
     """
 
     def __init__(self, kernel: Kernel, *, every_s: float, now_ms: Callable[[], int], log: Log) -> None:
@@ -70,7 +70,7 @@ class Schedule:
         self._worker.start()
 
     def close(self) -> None:
-        """Compare no more; wait for what is being compared for at most STOP_S seconds."""
+        """Compare no more; wait at most STOP_S seconds for a comparison under way."""
         self._closed.set()
         self._worker.join(STOP_S)
 
@@ -87,5 +87,5 @@ class Schedule:
             self._compared_ms = began_ms
         except SdsError as error:
             self._log("statement.unreadable", {"reason": error.reason_code})
-        except Exception as error:  # noqa: BLE001  a clock or a log may fail, and the next comparison may not
+        except Exception as error:  # noqa: BLE001  a clock or a log may fail; the next comparison may succeed
             self._log("statement.unreadable", {"reason": type(error).__name__})

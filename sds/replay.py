@@ -1,7 +1,7 @@
-"""A recorded decision, decided again from the record: identical, or what differs. It changes nothing anywhere.
+"""Decides a recorded decision again and says whether it is identical, or what differs. It changes nothing anywhere.
 
-The texts, the envelope and the context reference come from the record, weights and machine from here. What was decided
-in a batch is decided alone, with as many slots where its bits need them; elsewhere the scores may differ, and the account says why.
+Texts, envelope and context reference come from the record, weights and machine from here. A decision that was made in a
+batch is decided alone, with as many slots as its bits need. Other scores may then differ, and the result says why.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sds.models.protocol import CARD_SLOTS_MAX
 NOT_REPLAYABLE = "NOT_REPLAYABLE"
 REPLAY_MS_MAX = 10 * 60_000
 REPLAY_TOKENS_MAX = 1 << 20  # the model's own context is less
-# What a decision depends on besides what it was asked, in the order in which to look for a cause.
+# The facts a decision depends on besides its packet, in the order in which to look for a cause.
 CIRCUMSTANCES = (
     "proposal_schema",
     "judgement",
@@ -54,16 +54,16 @@ CIRCUMSTANCES = (
     "plan",
     "rows",
 )
-POLICY = "policy"  # the mode of what a policy decided
+POLICY = "policy"  # the mode of a decision made by a policy
 _LEAST = math.ulp(0.0)
 
-Open = Callable[[Mapping[str, Any], str], Engine]  # facts of the decision, the body of its contract
+Open = Callable[[Mapping[str, Any], str], Engine]  # takes the decision's facts and the body of its contract
 Shares = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Circumstance:
-    """One thing that was not the same. None: it is not known of one of the two."""
+    """One fact that differs. None: the record, or the replay, does not have it."""
 
     name: str
     recorded: object
@@ -74,7 +74,7 @@ class Circumstance:
 class Parting:
     """The first choice that fell otherwise, and the probability of both options, as recorded and as replayed.
 
-    An option that was put aside together with others has their name, `A|B`; None: it was not among the options.
+    An option that was ruled out together with others has its part of the joint name, `A|B`. None: it was not an option.
     """
 
     choice: str
@@ -86,8 +86,8 @@ class Parting:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What came of it. `faults`: where the record is not what was sealed. `logp_apart_max`: how far the scores of the
-    choices that fell alike are apart, 0.0 where they are bit-equal. `shared`: passes that rode with other decisions.
+    """The result of a replay. `faults`: where the record differs from what was sealed. `logp_apart_max`: the greatest
+    difference between scores of choices that fell alike, 0.0 where they are bit-equal. `shared`: passes with other decisions.
     """
 
     dfid: str
@@ -102,18 +102,18 @@ class Replay:
 
     @property
     def same_decision(self) -> bool:
-        """The same bytes, or the same proposal in the forms of two schemas."""
+        """Whether the bytes are the same, or the same proposal in the forms of two schemas."""
         was = parse_recorded(self.recorded)
         return self.recorded == self.replayed or (isinstance(was, Proposal) and was == parse_recorded(self.replayed))
 
     @property
     def identical(self) -> bool:
-        """The same bytes, every probability bit-equal, and a record that is what was sealed."""
+        """Whether bytes and probabilities are bit-equal, and the record is what was sealed."""
         return self.bit_equal and not self.faults
 
 
 def replay(store: Store, dfid: str, *, open_it: Open, now_ms: Callable[[], int]) -> Replay:
-    """Decide a flow again. Raises UsageError for what cannot be replayed, StoreError, ModelError, LanguageError."""
+    """Decide a flow again. Raises UsageError for a flow that cannot be replayed, StoreError, ModelError, LanguageError."""
     with store.frozen() as reader:
         decided = read_decided(reader, dfid)
     refuse_unless_replayable(decided)
@@ -124,9 +124,9 @@ def replay(store: Store, dfid: str, *, open_it: Open, now_ms: Callable[[], int])
 
 
 def opener(model: Path | None, *, now_ms: Callable[[], int], readers: Path | None = None) -> Open:
-    """Return what opens a native engine as the record describes it, with this model; with one slot, where the batch shows.
+    """Return a function that opens a native engine with this model as the record describes it; one slot, where bits permit.
 
-    What a policy decided is decided by the recorded contract's, with these fitted readers.
+    A decision made by a policy is replayed by the recorded contract's policy, with these fitted readers.
     """
 
     def open_it(facts: Mapping[str, Any], contract: str) -> Engine:
@@ -137,7 +137,7 @@ def opener(model: Path | None, *, now_ms: Callable[[], int], readers: Path | Non
         backend = BACKENDS[library or DEFAULT]
         slots = _slots(facts) if backend.bits_need_slots else 1
         how["threads"] = min(facts.get("threads") or 1, cores())
-        as_is = bool(backend.measured_in) and _is(model, facts.get("weights"))
+        as_is = bool(backend.measured_in) and _are_weights(model, facts.get("weights"))
         return open_engine(
             model, now_ms=now_ms, library=library, mode=facts["mode"], as_is=as_is, slots=slots, skip_warmup=True, **how
         )
@@ -158,8 +158,8 @@ def _slots(facts: Mapping[str, Any]) -> int:
     return slots if isinstance(slots, int) and 1 <= slots <= CARD_SLOTS_MAX else 1
 
 
-def _is(model: Path | None, weights: object) -> bool:
-    """Is this file itself what decided? Then what was prepared of it, perhaps since, is not what is replayed."""
+def _are_weights(model: Path | None, weights: object) -> bool:
+    """Return whether these are the weights that decided; then weights prepared from them since must not be used."""
     from sds.models.catalog.catalog import embedded_model  # noqa: PLC0415
     from sds.models.files.fingerprint import gguf_fingerprint  # noqa: PLC0415
 
@@ -186,10 +186,10 @@ def _refused(why: str, dfid: str) -> UsageError:
 
 
 def compare(decided: Decided, data: bytes, decoding: Decoding) -> Replay:
-    """Compare what is recorded with what came out now. Pure."""
+    """Compare the recorded decision with the replayed one. Pure."""
     before, after = decided.decoding.alternatives or (), decoding.alternatives or ()
     parted, apart = _parting(before, after)
-    # the record is JSON, which writes every float so that it is read back exactly
+    # as the record has them: JSON, which reads every float back exactly
     facts: dict[str, Any] = json.loads(json.dumps(dict(decoding.facts)))
     return Replay(
         dfid=decided.packet.dfid,
@@ -205,7 +205,7 @@ def compare(decided: Decided, data: bytes, decoding: Decoding) -> Replay:
 
 
 def _with_schemas(decided: Decided, facts: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return the facts of both with the proposal schema each was written in; within one major version it is one form."""
+    """Return the facts of both with the proposal schema of each. All schemas of one major version have the same form."""
     was, ours = decided.schema or None, PROPOSAL_SCHEMA
     if was and was.partition(".")[0] == ours.partition(".")[0]:
         was = ours
@@ -218,25 +218,25 @@ def _circumstances(recorded: Mapping[str, Any], replayed: Mapping[str, Any]) -> 
 
 
 def _shared(recorded: Mapping[str, Any], replayed: Mapping[str, Any]) -> int:
-    """Return how many passes held more rows than the same pass does alone."""
+    """Return the number of passes that held more rows when recorded than when replayed alone."""
     pairs = zip(recorded.get("rows") or (), replayed.get("rows") or (), strict=False)
     return sum(was[1] > now[1] for was, now in pairs)
 
 
 def _parting(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> tuple[Parting | None, float]:
-    """Return where two decisions part, and how far apart their scores are up to there."""
+    """Return where two decisions part, and the greatest difference between their scores up to there."""
     apart = 0.0
     for was, now in zip(before, after, strict=False):
         if was["choice"] != now["choice"]:
             break
-        apart = max(apart, _apart(was, now))
+        apart = max(apart, _greatest_difference(was, now))
         if was["chosen"] != now["chosen"]:
             options = was["chosen"], now["chosen"]
-            return Parting(was["choice"], *options, _both(was, options), _both(now, options)), apart
+            return Parting(was["choice"], *options, _both_shares(was, options), _both_shares(now, options)), apart
     return None, apart
 
 
-def _both(choice: Mapping[str, Any], options: tuple[str, str]) -> tuple[float | None, float | None]:
+def _both_shares(choice: Mapping[str, Any], options: tuple[str, str]) -> tuple[float | None, float | None]:
     recorded, replayed = (_share(choice["probabilities"], option) for option in options)
     return recorded, replayed
 
@@ -247,8 +247,8 @@ def _share(shares: Shares, option: str) -> float | None:
     return next((share for label, share in shares.items() if option in label.split(JOINT)), None)
 
 
-def _apart(was: Mapping[str, Any], now: Mapping[str, Any]) -> float:
-    """Return the greatest difference of a log-probability, or of Z's, among the options that both know."""
+def _greatest_difference(was: Mapping[str, Any], now: Mapping[str, Any]) -> float:
+    """Return the greatest difference between log-probabilities of common options, or between those of Z."""
     known = was["probabilities"].keys() & now["probabilities"].keys()
     pairs = [(was["probabilities"][label], now["probabilities"][label]) for label in known]
     return max(abs(math.log(max(a, _LEAST)) - math.log(max(b, _LEAST))) for a, b in [*pairs, (was["z"], now["z"])])

@@ -20,21 +20,21 @@ from sds.pipeline import Stream
 
 
 class SagaStream:
-    """Runs the sagas of one kernel. `stream_of`: what decides the flows of a kernel. Safe in several threads."""
+    """Runs the sagas of one kernel. `stream_of(kernel)` returns the stream of a child's kernel. Safe in several threads."""
 
     def __init__(self, kernel: Kernel, stream_of: Callable[[Kernel], Stream], *, now_ms: Callable[[], int]) -> None:
         self._kernel, self._stream_of, self._now_ms = kernel, stream_of, now_ms
 
     def steps(self, name: str) -> int:
-        """Return how many steps a saga of the contract has. Raises UsageError: there is none."""
+        """Return the number of steps of a saga. Raises UsageError where the contract has no such saga."""
         return len(saga.spec_of(self._kernel.contract, name).steps)
 
     def decide(
         self, name: str, event: Event, *, deadline_ms: int | None = None, cancellation: Cancellation | None = None
     ) -> SagaAnswer:
-        """Return the saga's answer: decided now, resumed where it stands, or stored. Stopped, it stays open.
+        """Return the saga's answer: decided now, resumed where it stands, or stored. A saga that is stopped stays open.
 
-        `deadline_ms`: absolute, kept with a saga that is begun; past it no step is sent.
+        `deadline_ms`: absolute, and stored with a saga that begins now; after it no step is sent.
         """
         kernel = self._kernel
         dfid = saga.claim(kernel.store, kernel.contract, name, event, now_ms=self._now_ms(), deadline_ms=deadline_ms)
@@ -49,7 +49,7 @@ class SagaStream:
         return driver.drive(self._kernel, dfid, ask, now_ms=self._now_ms)
 
     def compensate(self) -> int:
-        """Have the compensation of every dirty saga chosen and carried out whose driver is gone; return how many."""
+        """Choose and carry out the compensation of every dirty saga whose driver is gone; return how many there were."""
         dirty = driver.waiting(self._kernel, now_ms=self._now_ms())
         for dfid in dirty:
             self.drive(dfid)

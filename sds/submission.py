@@ -1,8 +1,8 @@
 """Decisions under way in one process: how many at once, who waits for them, and how they end when the gate closes.
 
-Two that ask for one event wait for one decision. What is submitted waits in a bounded queue for one of a few threads;
-`decide` decides in its caller's own. When the gate drains, nothing new is taken: what waits ends with nothing recorded,
-what is being decided ends NOT_DECIDED, and what is in the kernel's hands goes on to its end.
+Calls with the same event and body share one decision. Submitted events wait in a bounded queue for one of a few
+threads; `decide` decides in its caller's thread. While the gate drains it takes nothing new: a queued event ends with
+nothing recorded, an event under way ends NOT_DECIDED, and what the kernel has begun to commit goes on to its end.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from sds.kernel.flow.states import DEADLINE_EXCEEDED, Answer
 
 QUEUE_MAX = 1024
 QUEUE_FULL = "QUEUE_FULL"
-KERNEL_S_MAX = 60.0  # how long a closing gate waits for what is in the kernel's hands: a source may hang
-LOOK_S = 0.005
+KERNEL_S_MAX = 60.0  # how long a closing gate waits for commits under way: a source may hang
+LOOK_S = 0.005  # between two looks at them  # between two looks at them
 
 Outcome = Answer | BaseException
 
@@ -31,7 +31,7 @@ Outcome = Answer | BaseException
 class Handle:
     """One caller's share in a decision.
 
-    `future`: its answer, or what `decide` would raise. Cancelling it lets go of the decision as `cancel` does.
+    `future`: the answer, or what `decide` would raise. Cancelling the future has the same effect as `cancel`.
     """
 
     def __init__(self, call: Call) -> None:
@@ -40,7 +40,7 @@ class Handle:
         self.future.add_done_callback(lambda _: call.let_go(self))
 
     def result(self, timeout_s: float | None = None) -> Answer:
-        """Wait for the answer. Raises what `decide` raises; WorldError when it is not there within `timeout_s` seconds."""
+        """Wait for the answer. Raises what `decide` raises; WorldError when there is none within `timeout_s` seconds."""
         try:
             return self.future.result(timeout_s)
         except FutureTimeoutError:
@@ -49,17 +49,17 @@ class Handle:
             raise CANCELLED.error() from None
 
     def cancel(self) -> bool:
-        """Let go of the decision. Return whether it ends undecided; False: others wait for it, or it may be committed."""
+        """Give up this share. Return whether the decision ends undecided; False: others wait for it, or it may be committed."""
         return self._call.let_go(self)
 
 
 class Call:
-    """One event that is being decided or waits to be, and all who wait for that. `forget`: called once it is at its end."""
+    """One event that is decided or waits to be, and its callers. `forget`: called once the call has ended."""
 
     def __init__(self, event: Event | None, deadline_ms: int | None, forget: Callable[[Call], None]) -> None:
         self.event, self.deadline_ms = event, deadline_ms
         self.cancellation = Cancellation()
-        self.thread = 0  # that decides it
+        self.thread = 0  # identifier of the thread that decides; 0 before it has begun
         self._forget, self._lock = forget, threading.Lock()
         self._outcome: Outcome | None = None
         self._handles = list[Handle]()
@@ -67,18 +67,18 @@ class Call:
 
     @property
     def over(self) -> bool:
-        """Whether whoever decides it touches the record no more."""
+        """Whether the deciding thread no longer touches the record."""
         return self._outcome is not None or self.cancellation.stopped is not None
 
     def begin(self) -> bool:
-        """Take it into this thread; return False where it has ended while it waited."""
+        """Let this thread decide the call. Return False where the call ended while it waited."""
         with self._lock:
             if self._outcome is None:
                 self.thread = threading.get_ident()
             return self._outcome is None
 
     def join(self, deadline_ms: int | None) -> Handle:
-        """Return a share in it. Before it has begun, the latest deadline of all that wait for it is its own."""
+        """Return a new share. A deadline of the shared call is the latest of its callers' until it begins."""
         handle = Handle(self)
         with self._lock:
             if not self.thread and self.deadline_ms is not None:
@@ -87,24 +87,24 @@ class Call:
             self._wanted_by.add(handle)
             outcome = self._outcome
         if outcome is not None:
-            _tell(handle.future, outcome)
+            _deliver(handle.future, outcome)
         return handle
 
     def hold(self) -> None:
-        """Have it wanted by whoever decides it in their own thread, to its end."""
+        """Count the deciding thread itself as a caller, so that the call runs to its end."""
         self._wanted_by.add(self)
 
     def end(self, outcome: Outcome) -> None:
-        """Give all who wait the outcome; the first counts."""
+        """Give the outcome to all callers. Only the first outcome counts."""
         with self._lock:
             self._outcome = outcome if self._outcome is None else self._outcome
             outcome, handles = self._outcome, tuple(self._handles)
         self._forget(self)
         for handle in handles:
-            _tell(handle.future, outcome)
+            _deliver(handle.future, outcome)
 
     def stop(self, cause: StopCause) -> bool:
-        """End it undecided, from any thread; return whether nothing will be committed for it."""
+        """End the call undecided, from any thread. Return whether nothing will be committed for it."""
         with self._lock:
             if not self.thread and self._outcome is None:
                 self._outcome = cause.error()
@@ -118,7 +118,7 @@ class Call:
         return certain
 
     def let_go(self, handle: Handle) -> bool:
-        """Count one fewer who wants it; the last ends it. Return whether nothing will be committed for it."""
+        """Remove one caller; without the last the call is stopped. Return whether nothing will be committed for it."""
         with self._lock:
             self._wanted_by.discard(handle)
             if self._wanted_by or self._outcome is not None:
@@ -127,7 +127,7 @@ class Call:
 
 
 class Submissions:
-    """All that a gate decides at once. `decide(call)` decides a call's event in the thread it is called in."""
+    """All decisions of a gate. `decide(call)` decides a call's event in the thread that calls it."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class Submissions:
             return sum(call.event is not None for call in self._under_way)
 
     def submit(self, event: Event, deadline_ms: int | None) -> Handle:
-        """Queue an event, or join whoever decides it. Raises WorldError when the queue is full or the gate is closing."""
+        """Queue an event, or join its decision. Raises WorldError when the queue is full or the gate is closing."""
         with self._changed:
             self._refuse_new()
             call = self._calls.get(_name(event))
@@ -174,7 +174,7 @@ class Submissions:
         return handle
 
     def decide(self, event: Event, deadline_ms: int | None, *, wait_s: float) -> Answer:
-        """Decide an event in this thread, or wait for whoever does, `wait_s` seconds at most."""
+        """Decide an event in this thread, or wait at most `wait_s` seconds for the thread that already decides it."""
         with self._changed:
             self._refuse_new()
             call = self._calls.get(_name(event))
@@ -191,10 +191,10 @@ class Submissions:
 
     @contextmanager
     def entered(self, event: Event | None = None, *, draining: bool = False) -> Iterator[Call]:
-        """Keep the record open for a block, in which `event` is decided, or something else is done. Raises WorldError: the gate
-        is closing.
+        """Keep the record open for a block that decides `event` or acts otherwise. Raises WorldError while the gate is
+        closing.
 
-        `draining`: it is taken for as long as what is under way may finish, too.
+        `draining`: permit the block also while the gate drains, until the drain time is over.
         """
         call = Call(event, None, self._forget)
         with self._changed:
@@ -207,9 +207,9 @@ class Submissions:
             call.end(WorldError("it is over"))
 
     def drain(self, drain_s: float) -> None:
-        """Take nothing new; let what is under way finish within `drain_s` seconds, and end the rest undecided.
+        """Take nothing new; let calls under way finish within `drain_s` seconds, and end the rest undecided.
 
-        What the calling thread itself is in the middle of is not waited for.
+        A call of the draining thread itself is not waited for.
         """
         with self._changed:
             self._draining = True
@@ -253,11 +253,11 @@ class Submissions:
                 self._queue.remove(call)
             if call.event is not None and self._calls.get(_name(call.event)) is call:
                 del self._calls[_name(call.event)]
-            if self._draining:  # else nobody waits for an end, and every idle thread would be woken for nothing
+            if self._draining:  # otherwise only idle threads wait, and these have nothing to do
                 self._changed.notify_all()
 
     def _start_thread(self) -> None:
-        """Start one more thread where all that are there have work."""
+        """Start one more thread where more calls are queued than threads are idle."""
         if self._idle < len(self._queue) and len(self._threads) < self._threads_max:
             thread = threading.Thread(target=self._work, name=f"sds-decide-{len(self._threads)}", daemon=True)
             self._threads.append(thread)
@@ -265,11 +265,11 @@ class Submissions:
 
     def _work(self) -> None:
         while (call := self._next()) is not None:
-            with suppress(BaseException):  # whatever it was: whoever waits for the call has it
-                self._run_here(call, self._in_time)
+            with suppress(BaseException):  # `_run_here` has given it to the callers
+                self._run_here(call, self._decide_in_time)
 
     def _next(self) -> Call | None:
-        """Return the next call, begun; None once the gate is closing and nothing waits."""
+        """Return the next call, begun; None once the gate drains and nothing waits."""
         with self._changed:
             while self._queue or not self._draining:
                 if not self._queue:
@@ -281,8 +281,8 @@ class Submissions:
                     return call
         return None
 
-    def _in_time(self, call: Call) -> Answer:
-        """Decide what has waited, unless its deadline has passed: then nothing is recorded of it."""
+    def _decide_in_time(self, call: Call) -> Answer:
+        """Decide a queued call. Raises WorldError, with nothing recorded, where its deadline has passed."""
         if call.deadline_ms is not None and self._now_ms() > call.deadline_ms:
             raise WorldError("the deadline passed before its turn came", reason_code=DEADLINE_EXCEEDED)
         return self._decide(call)
@@ -292,8 +292,8 @@ def _name(event: Event) -> tuple[str, str]:
     return event.id, event.original or event.body
 
 
-def _tell(future: Future[Answer], outcome: Outcome) -> None:
-    with suppress(InvalidStateError):  # whoever waited has cancelled it, or has the outcome
+def _deliver(future: Future[Answer], outcome: Outcome) -> None:
+    with suppress(InvalidStateError):  # cancelled by its caller, or done already
         if isinstance(outcome, BaseException):
             future.set_exception(outcome)
         else:

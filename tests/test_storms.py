@@ -34,7 +34,9 @@ IN_FULL = [(name, store) for name, each in ALL.items() for store in each.stores]
 @pytest.mark.timeout(scale(300, 36_000))
 @pytest.mark.parametrize(
     ("name", "store"),
-    IN_FULL if scale(0, 1) else [*IN_CI, *((name, POSTGRESQL) for name in ("kill", "kill-serve", "pg-restarts", "failover"))],
+    IN_FULL
+    if scale(0, 1)
+    else [*IN_CI, *((name, POSTGRESQL) for name in ("kill", "kill-serve", "pg-restarts", "failover"))],
 )
 def test_every_promise_holds_in_a_storm(name: str, store: str) -> None:
     few = name != "failover"  # of which some are decided before, some unheard of by the standby, and some after

@@ -1,8 +1,8 @@
-"""The language as GBNF, llama.cpp's grammar: what its sampler and its server are given. The root rule is `root`.
+"""The language as GBNF, the grammar of llama.cpp's sampler and server. The root rule is `root`.
 
-llama.cpp expands every count into that many rules, refuses a count of 2,000 in some versions, and in others reads any
-larger one as *unbounded* without a word. So no count here exceeds REPEAT_MAX: a longer text is a chain of blocks, where
-the length alone decides which alternative is meant.
+llama.cpp expands every count into that many rules. Some versions refuse a count of 2,000; others silently read any
+larger one as *unbounded*. So no count here exceeds REPEAT_MAX: a longer text is a chain of blocks, and the length alone
+decides which alternative applies.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sds.kernel.errors import LanguageError
 
 GBNF_CHARS_MAX = 262_144
 REPEAT_MAX = 100
-# What `numbers` writes: classes with their counts, groups, and between them digits, the sign and the point.
+# The parts of a number's expression: classes with counts, groups, and between them digits, the sign and the point.
 _NUMBER_PART = re.compile(r"(?P<same>\[[0-9-]+\](?:\{[0-9]+\})?|[|)])|(?P<open>\(\?:)|(?P<text>(?:[-0-9]|\\\.)+)")
 
 
@@ -35,7 +35,7 @@ def _sequence(nodes: Iterable[Node], text: dict[str, str]) -> str:
 
 
 def _node(node: Node, text: dict[str, str]) -> str:
-    """Return the node as an expression; the rules that a text needs are put into `text`."""
+    """Return the node as an expression; add the rules that a text needs to `text`."""
     if isinstance(node, Literal):
         return _quoted(node.text.decode("ascii"))
     if isinstance(node, Choice):
@@ -60,7 +60,7 @@ def _number(regex: str) -> Iterator[str]:
 
 
 def _text_rules(text: Text) -> Iterator[tuple[str, str]]:
-    """Yield rules of which `text-N` is at most N characters: fewer than a block, or a block and what may follow it."""
+    """Yield the rules by which `text-N` is at most N characters: fewer than a block, or a block and the rest."""
     left = text.chars_max
     if left > REPEAT_MAX:
         yield "text-block", f"{TEXT_CLASS}{{{REPEAT_MAX}}}"

@@ -1,8 +1,8 @@
 """The language as JSON Schema 2020-12: the same values, for consumers that do not read bytes.
 
-A schema speaks of values, so it cannot fix the order of the fields or the number of decimals: `150`, `150.0` and
-`150.00` are one value to it. Made from the envelope, not from the regular expression. Numbers stand in the document
-as exact decimals; a reader that turns them into binary floats loses what `multipleOf` says about them.
+A schema describes values, so it cannot fix the order of the fields or the number of decimals: `150`, `150.0` and
+`150.00` are one value to it. It is made from the envelope, not from the regular expression. Numbers stand in the
+document as exact decimals; a reader that turns them into binary floats loses the precision of `multipleOf`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _SHORT_ENUM_VALUES = 64
 def emit(language: Language) -> dict[str, Any]:
     """Return the schema as JSON data.
 
-    Raises LanguageError for a bound of more than ENUM_VALUES_MAX values whose residue is not 0: JSON Schema can only
-    say "multiple of", and a schema that permits more than the envelope is not given out.
+    Raises LanguageError for a bound with more than ENUM_VALUES_MAX values and a residue other than 0: JSON Schema only
+    has "multiple of", and a schema must not permit more than the envelope.
     """
     longest = language.envelope.rationale_chars_max
     first = {"rationale": _text(longest)} if longest else {}
@@ -67,11 +67,11 @@ def _number(name: str, allowed: Bound) -> dict[str, Any]:
 
 
 def _decimal(value: int, scale: int) -> int | float:
-    """Return the number whose JSON text is exact: 15 digits survive the way through a float's shortest form."""
+    """Return a number whose JSON text is exact: the shortest form of a float keeps 15 digits."""
     unit: int = 10**scale
     return value / unit if value % unit else value // unit
 
 
 def _text(chars_max: int) -> dict[str, Any]:
-    # Said through `not`, because `$` also matches before a last newline in some engines.
+    # A pattern under `not`, because `$` also matches before a last newline in some engines.
     return {"type": "string", "maxLength": chars_max, "not": {"pattern": r"[^ !#-\[\]-~]"}}

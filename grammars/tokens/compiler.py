@@ -1,8 +1,8 @@
-"""Compile the shape of a decision language for one tokenizer, once; what changes from packet to packet is data.
+"""Compiles the shape of a decision language for one tokenizer, once. What changes from packet to packet is data.
 
-The shape: which kinds, reasons, parameters and scales there are, the signs a number may have, whether a rationale is
-written. The bounds and the context reference are no part of it, so a new packet's matcher costs a look-up. The form
-itself is `language()`'s: a grammar is compiled from its nodes.
+The shape is: the kinds, reasons, parameters and scales, the possible signs of each number, and whether a rationale is
+written. Bounds and the context reference are no part of it, so the matcher of a new packet costs a look-up. A grammar
+is compiled from the nodes of `language()`, which defines the form.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PATHS_MAX = 1 << 14
 _HEX = "0123456789abcdef"
 _NO_REF = "0" * 64
 
-# By whether there are values below zero, and others: ends of a bound that has them.
+# By whether there are values below zero, and others: the ends of such a bound.
 _SIGNS: dict[tuple[bool, bool], tuple[int, int]] = {
     (False, True): (0, 1),
     (True, False): (-2, -1),
@@ -34,7 +34,7 @@ _Unspelled = tuple[bytes, tuple[OptionMark, ...], str, Sequence[Node]]
 
 
 class GrammarCompiler:
-    """The compiled grammars of one tokenizer, the GRAMMARS_MAX used last; for one thread."""
+    """The compiled grammars of one tokenizer; it keeps the GRAMMARS_MAX used last. For one thread."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer_index = TokenizerIndex(tokenizer)
@@ -47,7 +47,7 @@ class GrammarCompiler:
         """
         well_formed = len(context_ref) == len(_NO_REF) and not context_ref.strip(_HEX)
         if not (well_formed and 0 <= envelope.rationale_chars_max <= TEXT_CHARS_MAX):
-            language(envelope, context_ref)  # raises, and says why
+            language(envelope, context_ref)  # raises with the reason
             raise LanguageError("the form cannot write this envelope", reason_code="LANGUAGE_INVALID")
         shape: _Shape = (
             tuple([(kind.kind, kind.reasons, tuple([_param(*p) for p in kind.params])) for kind in envelope.kinds]),
@@ -55,13 +55,13 @@ class GrammarCompiler:
         )
         root = self._grammars.get(shape)
         if root is None:
-            root = self._compiled(shape, envelope)
+            root = self._compile(shape, envelope)
         else:
             self._grammars.move_to_end(shape)
         return TokenMatcher(self.tokenizer_index, root, envelope, context_ref)
 
-    def _compiled(self, shape: _Shape, envelope: DecisionEnvelope) -> TrieNode:
-        language(envelope, _NO_REF)  # names, sizes and codes are the form's
+    def _compile(self, shape: _Shape, envelope: DecisionEnvelope) -> TrieNode:
+        language(envelope, _NO_REF)  # raises unless the form can write names, sizes and codes
         root = self._grammars[shape] = _Compilation(self.tokenizer_index, shape).root
         if len(self._grammars) > GRAMMARS_MAX:
             self._grammars.popitem(last=False)
@@ -78,7 +78,7 @@ def _param(name: str, allowed: Bound) -> _ParamShape:
 
 
 class _Compilation:
-    """One grammar being compiled, from the language of an envelope of that shape; its bounds do not matter."""
+    """One grammar being compiled, from the language of any envelope of that shape; the bounds do not matter."""
 
     def __init__(self, index: TokenizerIndex, shape: _Shape) -> None:
         kinds, rationale = shape
@@ -86,11 +86,11 @@ class _Compilation:
         self._envelope = DecisionEnvelope(tuple(bare), int(rationale))
         self._index = index
         self._count = 0
-        only = self._envelope.kinds[0].kind  # where there are several, the one chosen takes its place
+        only = self._envelope.kinds[0].kind  # with several kinds, the option that a path takes replaces it
         self.root = self._segment(language(self._envelope, _NO_REF).root, only, b"")
 
     def _segment(self, nodes: Sequence[Node], kind: str, before: bytes) -> TrieNode:
-        """Return the trie of all that can follow up to the next number or text; `kind`: the one chosen before."""
+        """Return the trie of all that can follow up to the next number or text. `kind`: the kind chosen before."""
         root = TrieNode()
         insert(root, [path for each in self._unspelled(nodes, b"", (), kind) for path in self._paths(each, before)])
         return root
@@ -120,20 +120,20 @@ class _Compilation:
         text, marks, kind, nodes = unspelled
         first = nodes[0] if nodes else None
         if isinstance(first, Number):
-            kind_at, param_at = self._place(kind, first.name)
-            then = self._closing(first, nodes[1:], kind, b"0")
+            kind_at, param_at = self._indices(kind, first.name)
+            then = self._trie_after(first, nodes[1:], kind, b"0")
             for negative in _signs(first):
                 end = NumberSlot(kind_at, param_at, first.name, negative, len(text), then)
                 yield self._path(text + b"-" * negative, marks, end, before, b"1")
         elif isinstance(first, Text):
-            then = self._closing(first, nodes[1:], kind, b"a")
+            then = self._trie_after(first, nodes[1:], kind, b"a")
             yield self._path(text, marks, TextEnd(first.name, then), before, b"a")
         else:
             yield self._path(text.removesuffix(f'{_NO_REF}"}}'.encode()), marks, Suffix(), before, b"0")
 
-    def _closing(self, node: Number | Text, nodes: Sequence[Node], kind: str, before: bytes) -> TrieNode:
-        """Return the trie of what follows a number or text. The token that ends it may decide no choice behind it:
-        such a choice would have no probability of its own.
+    def _trie_after(self, node: Number | Text, nodes: Sequence[Node], kind: str, before: bytes) -> TrieNode:
+        """Return the trie of what follows a number or text. Raises LanguageError where the token that ends it would
+        also decide a choice behind it: that choice would have no probability of its own.
         """
         then = self._segment(nodes, kind, before)
         if then.branch is not None:
@@ -142,7 +142,7 @@ class _Compilation:
             )
         return then
 
-    def _place(self, kind: str, name: str) -> tuple[int, int]:
+    def _indices(self, kind: str, name: str) -> tuple[int, int]:
         at = self._envelope.names.index(kind)
         return at, [param for param, _ in self._envelope.kinds[at].params].index(name)
 

@@ -1,7 +1,7 @@
-"""Which characters may follow the beginning of a number: integer arithmetic on its bound, no expression and no table.
+"""The characters that may follow the beginning of a number: integer arithmetic on its bound, without expression or table.
 
-A literal is read as its digits, without sign and point: `1.5` of `1.50` is 15 with one digit to come, so it leads to the
-values 150..159. Before the point nobody knows how many digits follow, and every length is asked.
+A literal is read as its digits, without sign and point: `1.5` of `1.50` is 15 with one digit to come, so it leads to
+the values 150..159. Before the point the number of digits to come is unknown, so every length is tried.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ _TENS: tuple[int, ...] = tuple(10**n for n in range(24))
 
 
 class DigitPrefix(NamedTuple):
-    """The written part of a literal: its digits as one integer, how many stand before the point, how many behind it
+    """The written part of a literal: its digits as one integer, how many are before the point, and how many after it
     (-1: no point yet).
     """
 
     digits: int = 0
     whole: int = 0
     decimals: int = -1
-    closed: bool = False  # a run shorter than the tokenizer's: no digit follows it
+    closed: bool = False  # its last run is shorter than the tokenizer's, so no digit follows
 
 
 START = DigitPrefix()
 
 
 class DigitMatcher:
-    """The literals of one sign of a bound, without the sign."""
+    """The literals of a bound that have one sign, without the sign."""
 
     __slots__ = ("_hi", "_lo", "_residue", "_scale", "_step")
 
@@ -42,7 +42,7 @@ class DigitMatcher:
         self._step, self._scale = allowed.step, allowed.scale
 
     def after(self, prefix: DigitPrefix, char: str) -> DigitPrefix | None:
-        """Return the prefix that is one digit or the point longer; None where no value of the bound begins so."""
+        """Return the prefix with one digit or the point more; None where no value of the bound begins so."""
         digits, whole, decimals, _ = prefix
         if char == ".":
             pointed = DigitPrefix(digits, whole, 0)
@@ -56,13 +56,13 @@ class DigitMatcher:
         return DigitPrefix(digits, whole + 1, -1) if self._grows(digits) else None
 
     def ends(self, prefix: DigitPrefix) -> bool:
-        """Tell whether the prefix is a value of the bound."""
+        """Return whether the prefix is a value of the bound."""
         if self._scale:
             return prefix.decimals == self._scale
         return bool(prefix.whole) and self._reaches(prefix.digits, 0)
 
     def chunks(self, prefix: DigitPrefix, size: int) -> Iterator[tuple[str, DigitPrefix]]:
-        """Yield the runs of `size` digits that may come next, and shorter ones where the point or the end may follow."""
+        """Yield the runs of `size` digits that may come next, and shorter ones that the point or the end may follow."""
         for char in "" if prefix.closed else DIGITS:
             after = self.after(prefix, char)
             if after is None:
@@ -86,7 +86,7 @@ class DigitMatcher:
         return False
 
     def _reaches(self, digits: int, left: int) -> bool:
-        """Tell whether a value begins with these digits and has `left` more."""
+        """Return whether some value begins with these digits and has `left` more."""
         lo, hi = digits * _TENS[left], (digits + 1) * _TENS[left] - 1
         lo, hi = max(lo, self._lo), min(hi, self._hi)
         return lo + (self._residue - lo) % self._step <= hi

@@ -1,6 +1,6 @@
-"""One decision being written: which tokens are forced, where there is a choice, and what each token leaves open.
+"""Writes one decision token by token: which tokens are forced, where there is a choice, and what each token leaves open.
 
-Purely tokens and bytes: it knows no model. A token outside `choice_point().tokens` is refused.
+It knows tokens and bytes, and no model. A token outside `choice_point().tokens` is refused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sds.kernel.envelope.envelope import Bound, DecisionEnvelope
 from sds.kernel.errors import LanguageError
 
 MASK_FAILED = "MASK_FAILED"
-PREFIX_BYTES_MAX = 32  # of a text of which only the first token is wanted
+PREFIX_BYTES_MAX = 32  # of a text, tokenized to get its first token
 _BEFORE_REF = b'","context_ref":"'
 _DIGITS = re.compile(r"[0-9]*\.?[0-9]+")
 
@@ -31,10 +31,10 @@ _DIGITS = re.compile(r"[0-9]*\.?[0-9]+")
 class ChoicePoint:
     """A place where more than one token may come next.
 
-    `choice`: "action", "reason_code", "rationale", or the name of a parameter. `tokens`: those permitted, at least two.
-    `labels`: for each token the options it leaves open, whole labels where the choice is `finite`; of a wider number the
-    characters that come next (`""`: it ends here); of text none. `start`: the byte offset at which the choice begins; the
-    token of a sign may begin before it.
+    `choice`: "action", "reason_code", "rationale", or the name of a parameter. `tokens`: the permitted ones, at least
+    two. `labels`: for each token the options it leaves open. These are whole labels where the choice is `finite`; for a
+    wider number the characters that come next (`""`: it ends here); for text there are none. `start`: the byte offset
+    of the choice; the token of a sign may begin before it.
     """
 
     choice: str
@@ -44,7 +44,7 @@ class ChoicePoint:
     finite: bool
 
 
-# What a token writes of a number, and the prefix that is then written; None: the token ends the number.
+# The characters that a token adds to a number, and the prefix after it; None: the token ends the number.
 _DigitRun = tuple[str, DigitPrefix | None]
 
 
@@ -52,7 +52,7 @@ _DigitRun = tuple[str, DigitPrefix | None]
 class _OpenNumber:
     """A number being written. `text`: its characters so far, sign included. `start`: its byte offset.
 
-    `listed`: all its literals, of both signs; empty where they are more than CHOICE_VALUES_MAX.
+    `listed`: all its literals, of both signs; () where there are more than CHOICE_VALUES_MAX.
     """
 
     slot: NumberSlot
@@ -63,7 +63,7 @@ class _OpenNumber:
     prefix: DigitPrefix = START
 
     def labels(self, run: str, after: DigitPrefix | None) -> tuple[str, ...]:
-        """Return the options that stay open after a digit run."""
+        """Return the options that stay open after a run of digits."""
         if not self.listed:
             return (run,)
         if after is None:
@@ -74,10 +74,10 @@ class _OpenNumber:
 
 
 class TokenMatcher:
-    """The state of one decision in one language. `data`: the bytes written, `tokens`: the same as tokens.
+    """The state of one decision in one language. `data`: the bytes written; `tokens`: the same as tokens.
 
-    Call `accept_forced()` first. `grammar_sha256`: digest of the compiled grammar. The end of a decision, behind its last
-    choice, is spelled only when `tokens` is read: no model reads it.
+    Call `accept_forced()` first. `grammar_sha256`: digest of the compiled grammar. The end of a decision, after its
+    last choice, is spelled only when `tokens` is read, because no model reads it.
 
     Every method raises LanguageError (MASK_FAILED) where the language is left or nothing can follow, and whatever the
     tokenizer raises.
@@ -91,7 +91,7 @@ class TokenMatcher:
         self._index, self._envelope, self._context_ref = index, envelope, context_ref
         self._unspelled = b""
         self._node = root
-        self._base = 0  # the offset at which the trie's paths begin
+        self._base = 0  # the byte offset at which the trie's paths begin
         self._number: _OpenNumber | None = None
         self._text: TextEnd | None = None
         self._text_start = 0
@@ -105,7 +105,7 @@ class TokenMatcher:
         return self._written
 
     def canonical(self) -> bool:
-        """Return whether the tokens are those that the tokenizer makes of `data`; if so, the end is spelled as there."""
+        """Return whether the tokenizer itself makes these tokens of `data`; if so, the end gets the tokenizer's spelling."""
         every = self._index.tokenizer.tokenize(self.data, special=False)
         if self._unspelled and every[: len(self._written)] == self._written:
             self._written, self._unspelled = every, b""
@@ -118,7 +118,7 @@ class TokenMatcher:
         return copied
 
     def accept_forced(self) -> list[int]:
-        """Write everything that is forced now, and return these tokens; not those of the decision's end."""
+        """Write everything that is forced now and return these tokens, without those of the decision's end."""
         begun = len(self._written)
         while not self.finished:
             if self._number is None and self._text is None and (run := self._node.run) is not None:
@@ -133,11 +133,11 @@ class TokenMatcher:
         return self._written[begun:]
 
     def forced_token(self) -> int | None:
-        """Return the one token that may come next, without writing it; None where there are several."""
+        """Return the only token that may come next, without writing it; None where there are several."""
         if self._text is not None:
             tokens = self._text_tokens(self._text)
             return int(tokens[0]) if len(tokens) == 1 else None
-        if self._number is None:  # without a run there are several tokens here, were it only over a sign
+        if self._number is None:  # a node without a run has several tokens, even if only for a sign
             return self._node.run[0][0] if self._node.run else None
         runs = self._open_runs()
         if not runs:
@@ -148,7 +148,7 @@ class TokenMatcher:
     def number_start(self) -> int | None:
         """The byte offset of the number that is being written or begins here; None elsewhere.
 
-        A number is whole with the last of its decimals; without any, with the token behind its last digit.
+        A number is whole after the last of its decimals; without decimals, after the token behind its last digit.
         """
         if self._number is not None:
             whole = "." in self._number.text and self._number.digits.ends(self._number.prefix)
@@ -183,8 +183,8 @@ class TokenMatcher:
     def prefix_tokens(self, text: bytes) -> list[int]:
         """Return the permitted tokens that `text` begins with. Call it after `accept_forced()`.
 
-        Of free text, whose tokens are most of a vocabulary, only those the tokenizer makes of `text` and of its first
-        character; `accept` may refuse these.
+        Within free text, whose tokens are most of a vocabulary, these are only the first tokens that the tokenizer
+        makes of `text` and of its first character; `accept` may refuse them.
         """
         if self.finished or not text:
             return []
@@ -197,8 +197,8 @@ class TokenMatcher:
         return [token for token in tokens if text.startswith(self._index.piece(token) or b"\0")]
 
     def tokens_for(self, literal: str) -> tuple[int, ...]:
-        """Return the tokens that write the rest of this number; none where it may not be written here, or where it is a
-        negative one whose sign is still to be written.
+        """Return the tokens that write the rest of this number; () where it may not be written here, and for a negative
+        number whose sign is not written yet.
         """
         number = self._number_here()
         if number is None or not literal.startswith(number.text):
@@ -216,7 +216,7 @@ class TokenMatcher:
     def alternatives(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """Return (label, all tokens from here through the one that completes the option), none a prefix of another.
 
-        For a finite choice of which nothing is decided yet, else nothing.
+        () unless the choice is finite and nothing of it is decided yet.
         """
         if self.finished or self._text is not None:
             return ()
@@ -240,7 +240,7 @@ class TokenMatcher:
         self._enter()
 
     def _enter(self) -> None:
-        """Begin what a path ends with. Where a sign may still be written, the trie is not left yet."""
+        """Begin what the path ends with. While a sign may still be written, the trie is not left."""
         self._runs = None
         end = self._node.end
         if end is None or self._node.children:
@@ -260,7 +260,7 @@ class TokenMatcher:
         return self._text_start + self._envelope.rationale_chars_max - len(self.data)
 
     def _text_tokens(self, text: TextEnd) -> NDArray[np.intp]:
-        """Return what closes the text, then what may continue it."""
+        """Return the tokens that close the text, then those that may continue it."""
         return np.concatenate([_ids(list(text.then.children)), self._index.text(self._chars_left())])
 
     def _accept_text(self, text: TextEnd, token: int) -> None:
@@ -281,7 +281,7 @@ class TokenMatcher:
         return _OpenNumber(slot, DigitMatcher(allowed, negative=slot.negative), listed, start, "-" * slot.negative)
 
     def _number_here(self) -> _OpenNumber | None:
-        """Return the number that is being written, or could be from here without a sign."""
+        """Return the number that is being written, or that may begin here without a sign."""
         if self._number is None and isinstance(self._node.end, NumberSlot):
             return self._open_number(self._node.end)
         return self._number
@@ -337,12 +337,12 @@ class TokenMatcher:
             text, listed = self._number.text, self._number.listed
             leads: list[tuple[tuple[int, ...], NumberSlot]] = [((), self._number.slot)]
             if any(literal.startswith("-") != self._number.slot.negative for literal in listed):
-                return ()  # the sign is decided
+                return ()  # the sign is decided already
         else:
             leads = [(path.tokens[self._node.depth :], _slot_of(path)) for path in self._node.paths]
             text, (_, listed) = "", self._bound(leads[0][1])
         if len(listed) < 2 or not all(literal.startswith(text) for literal in listed):
-            return ()  # one value is no choice, even where several tokens may come after it
+            return ()  # one value is no choice, even if several tokens may follow it
         alternatives = list[tuple[str, tuple[int, ...]]]()
         for literal in listed:
             lead, slot = next(each for each in leads if each[1].negative == literal.startswith("-"))
@@ -352,13 +352,13 @@ class TokenMatcher:
         return tuple(alternatives)
 
     def _bound(self, slot: NumberSlot) -> tuple[Bound, tuple[str, ...]]:
-        """Return a number's bound, and its literals where they are few."""
+        """Return a number's bound, and its literals where these are few."""
         _, allowed = self._envelope.kinds[slot.kind].params[slot.param]
         return allowed, every_literal(allowed) if len(allowed) <= CHOICE_VALUES_MAX else ()
 
 
 def _signed(allowed: Bound, listed: tuple[str, ...], signs: set[bool]) -> tuple[str, ...]:
-    """Return what a token leaves open that decides no more than the sign: the literals, or the first characters."""
+    """Return the options after a token that decides no more than the sign: the literals, or the first characters."""
     if listed:
         return tuple(literal for literal in listed if literal.startswith("-") in signs)
     digits = (run for run, _ in DigitMatcher(allowed, negative=False).chunks(START, 1)) if False in signs else ()

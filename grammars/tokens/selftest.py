@@ -1,4 +1,4 @@
-"""The self-test at start-up: a mask over a model's tokens really constrains. And `follow`: whether bytes can be written."""
+"""The self-test at start-up, whether a mask over a model's tokens constrains; and `follow`, what bytes can be written."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _PREFERENCES: tuple[_Preference, ...] = (
 def check_mask_constrains(tokenizer: Tokenizer) -> None:
     """Raise LanguageError unless matchers over this tokenizer really constrain. Run once at start-up.
 
-    A small language is written by four models that each prefer other tokens; every end must be one of the language's six
-    decisions, and at the first choice every other token of the vocabulary must be refused.
+    Four models with different preferences write a small language. Every result must be one of its six decisions, and at
+    the first choice every other token of the vocabulary must be refused.
     """
     envelope, decisions = _small_language()
     compiler = GrammarCompiler(tokenizer)
@@ -36,7 +36,7 @@ def check_mask_constrains(tokenizer: Tokenizer) -> None:
 
 
 def follow(matcher: TokenMatcher, data: bytes) -> bytes:
-    """Write `data` as far as the language goes along, and return what was written; at most FOLLOW_STEPS_MAX tries.
+    """Write `data` as far as the language permits and return what was written, after at most FOLLOW_STEPS_MAX tries.
 
     Where several tokens continue `data`, the longest is tried first.
     """
@@ -44,11 +44,11 @@ def follow(matcher: TokenMatcher, data: bytes) -> bytes:
     for _ in range(FOLLOW_STEPS_MAX):
         if not open_ or best == data:
             break
-        at = open_.pop()
-        at.accept_forced()
-        if data.startswith(at.data):
-            best = max(best, at.data, key=len)
-            accepted = (_accepted(at, token) for token in at.prefix_tokens(data[len(at.data) :]))
+        current = open_.pop()
+        current.accept_forced()
+        if data.startswith(current.data):
+            best = max(best, current.data, key=len)
+            accepted = (_accepted(current, token) for token in current.prefix_tokens(data[len(current.data) :]))
             open_ += sorted(filter(None, accepted), key=lambda after: len(after.data))
     return best
 

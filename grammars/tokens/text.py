@@ -1,6 +1,6 @@
-"""The language of a bounded text alone, token by token: `TEXT"}`, what stands after `"rationale":"` when nothing follows.
+"""The language of a bounded text alone, token by token: `TEXT"}`, which follows `"rationale":"` when nothing else does.
 
-It needs no compiled grammar: a token is permitted by the characters it has and by those that are left.
+It needs no compiled grammar: whether a token is permitted depends on its characters and on how many are left.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class TextTokens:
-    """Which tokens of one vocabulary may continue a text. Reads the whole vocabulary once; keeps no state of a text.
+    """The tokens of one vocabulary that may continue a text. Reads the whole vocabulary once; stores no state of a text.
 
     Raises LanguageError where no token ends a text.
     """
@@ -28,11 +28,11 @@ class TextTokens:
         self._chars = index.text_chars
 
     def allowed(self, chars_left: int) -> NDArray[np.intp]:
-        """Return the tokens that may come next: what ends the text, then what continues it."""
+        """Return the tokens that may come next: first the one that ends the text, then those that continue it."""
         return np.append(np.array([self._end], np.intp), self._index.text(chars_left))
 
     def read(self, token: int) -> tuple[str, bool]:
-        """Return the characters a permitted token adds, and whether it ends the text."""
+        """Return the characters that a permitted token adds, and whether it ends the text."""
         if token == self._end:
             return "", True
         if token not in self._chars:

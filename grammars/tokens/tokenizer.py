@@ -1,7 +1,7 @@
-"""How a model's own tokenizer spells: fixed text, digits, free text. Asked once for each tokenizer.
+"""How a model's own tokenizer spells fixed text, digits and free text. Looked up once for each tokenizer.
 
 A tokenizer that cuts digits one by one, or in twos or threes from the left, is followed exactly. With any other, digits
-are written one by one: every number can still be said, though not always as that tokenizer would spell it.
+are written one by one: every number can still be said, but not always in that tokenizer's spelling.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from sds.kernel.errors import LanguageError
 LANGUAGE_UNSPEAKABLE = "LANGUAGE_UNSPEAKABLE"
 CHUNK_DIGITS_MAX = 3
 _TEXT = re.compile(f"{TEXT_CLASS}+".encode())
-# Numbers on which a tokenizer shows how it cuts digits.
+# Numbers that show how a tokenizer cuts digits.
 _NUMBERS = ("1", "12", "123", "1234", "12345", "1234567", "1000", "2024", "99999999", "100000", "31415926535")
 
 
 class Tokenizer(Protocol):
-    """What a compiled grammar needs of a tokenizer; every backend has it. `special`: whether control tokens may be made."""
+    """What a compiled grammar needs of a tokenizer; every backend is one. `special`: whether control tokens may be made."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -37,15 +37,15 @@ class Tokenizer(Protocol):
 
 
 class TokenizerIndex:
-    """Which tokens one tokenizer makes of fixed text, digits and free text, looked up once.
+    """The tokens that one tokenizer makes of fixed text, digits and free text.
 
-    `digits`: the token of every run of digits that it writes as one, and of the point. `chunk`: how many digits such a run
-    has; only the last before the point or the end is shorter. Raises LanguageError where a digit has no token of its own.
+    `digits`: the token of every run of digits that is one token, and of the point. `chunk`: the number of digits in such a
+    run; only the last run before the point or the end is shorter. Raises LanguageError where a digit has no token of its own.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self._pieces: dict[int, bytes] = {}  # of the tokens met so far, at most the vocabulary
+        self._pieces: dict[int, bytes] = {}  # of the tokens seen so far
         self.chunk = next((size for size in range(CHUNK_DIGITS_MAX, 1, -1) if _cuts(tokenizer, size)), 1)
         runs = [f"{n:0{width}}" for width in range(1, self.chunk + 1) for n in range(10**width)]
         self.digits = {run: self._one(run) for run in (*runs, ".")}
@@ -53,7 +53,7 @@ class TokenizerIndex:
     def fixed(self, text: bytes, *, before: bytes = b"", after: bytes = b"") -> tuple[int, ...]:
         """Return the tokens of `text` as it is spelled between `before` and `after`.
 
-        Where a token reaches across an edge the text is spelled alone. Raises LanguageError when no tokens spell it.
+        Where a token reaches across an edge, the text is spelled alone. Raises LanguageError when no tokens spell it.
         """
         for left, right in ((before, after), (b"", b"")):
             tokens = self.tokenizer.tokenize(left + text + right, special=False)
@@ -74,7 +74,7 @@ class TokenizerIndex:
         return piece
 
     def number(self, unsigned: str) -> Iterator[int]:
-        """Yield the tokens of a literal without its sign, or of the rest of one behind whole runs."""
+        """Yield the tokens of a literal without its sign, or of the rest of one after whole runs."""
         for i, part in enumerate(unsigned.split(".")):
             if i:
                 yield self.digits["."]
@@ -82,7 +82,7 @@ class TokenizerIndex:
                 yield self.digits[part[at : at + self.chunk]]
 
     def text(self, chars_max: int) -> NDArray[np.intp]:
-        """Return the tokens of free text that have at most so many characters."""
+        """Return the tokens of free text with at most so many characters."""
         tokens, lengths = self._text
         return tokens[: np.searchsorted(lengths, chars_max, side="right")]
 
@@ -97,7 +97,7 @@ class TokenizerIndex:
 
     @cached_property
     def text_chars(self) -> dict[int, int]:
-        """How many characters each token of free text has."""
+        """The number of characters of each token of free text."""
         tokens, lengths = self._text
         return dict(zip(tokens.tolist(), lengths.tolist(), strict=True))
 
@@ -109,7 +109,7 @@ class TokenizerIndex:
 
 
 def _cuts(tokenizer: Tokenizer, size: int) -> bool:
-    """Tell whether digits are cut into runs of `size` from the left."""
+    """Return whether digits are cut into runs of `size` from the left."""
     every = (f"{n:0{size}}" for n in range(10**size))
     for number in (*_NUMBERS, *every):
         pieces = [tokenizer.piece(token) for token in tokenizer.tokenize(number.encode(), special=False)]

@@ -1,4 +1,4 @@
-"""A trie of token paths: all token sequences from the start, or from behind a number, to the next number, text or end.
+"""A trie of token paths: all token sequences from the start, or from behind a number or text, to the next number, text or end.
 
 Paths share nodes as long as their tokens are the same. What may follow a number or a text is a trie of its own.
 """
@@ -26,10 +26,10 @@ class OptionMark:
 
 @dataclass(frozen=True, slots=True)
 class NumberSlot:
-    """A path's end: a number begins here. `negative`: its sign is already written.
+    """A path's end where a number begins. `negative`: its sign is already written.
 
-    `kind`, `param`: indices into `envelope.kinds` and its `params`. `start`: the number's byte offset in the path's text,
-    sign included. `then`: the trie of what follows the number.
+    `kind`, `param`: indices into `envelope.kinds` and its `params`. `start`: the number's byte offset in the path's
+    text, sign included. `then`: the trie of what follows the number.
     """
 
     kind: int
@@ -42,14 +42,14 @@ class NumberSlot:
 
 @dataclass(frozen=True, slots=True)
 class TextEnd:
-    """A path's end: free text begins here. `then`: the trie of what closes and follows it."""
+    """A path's end where free text begins. `then`: the trie of what closes and follows it."""
 
     name: str
     then: TrieNode
 
 
 class Suffix:
-    """A path's end: no choice is left, only the context reference and the closing brace follow."""
+    """A path's end without a further choice: only the context reference and the closing brace follow."""
 
 
 End = NumberSlot | TextEnd | Suffix
@@ -57,7 +57,7 @@ End = NumberSlot | TextEnd | Suffix
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """One token sequence, its tokens as bytes, the options it takes in order, and what it leads to."""
+    """One token sequence: its tokens, the same as bytes, the options it takes in order, and its end."""
 
     tokens: tuple[int, ...]
     pieces: tuple[bytes, ...]
@@ -72,10 +72,10 @@ class Path:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Branch:
-    """A node whose tokens decide between the options of a choice: the tokens, and the labels that each leaves open.
+    """The choice that a node's tokens decide: the tokens, and the labels that each leaves open.
 
-    `start`: the choice's byte offset in the paths' text. `alternatives`: where nothing of the choice was decided before,
-    each label with all tokens from here through the one that goes past its end; else empty.
+    `start`: the choice's byte offset in the paths' text. `alternatives`: where nothing of the choice was decided
+    before, each label with all tokens from here through the one that goes past its end; else ().
     """
 
     choice: str
@@ -87,7 +87,7 @@ class Branch:
 
 @dataclass(slots=True, eq=False)
 class TrieNode:
-    """`depth`: tokens before it. `paths`: those that lead through it. `branch`: the choice its tokens decide, if any.
+    """`depth`: number of tokens before it. `paths`: those through it. `branch`: the choice that its tokens decide, if any.
 
     `run`: the longest token sequence that is forced from here, its bytes, and the node it leads to.
     """
@@ -99,12 +99,12 @@ class TrieNode:
     end: End | None = None
     branch: Branch | None = None
     run: tuple[tuple[int, ...], bytes, TrieNode] | None = None
-    sha256: str = ""  # what `digest` has computed
+    sha256: str = ""  # the result of `digest`
 
     def digest(self) -> str:
         """Return the SHA-256 of a compiled grammar, called on its root: every path's tokens, options and end.
 
-        The spelling of digits is the tokenizer's and the bounds are the envelope's: neither is part of it.
+        The spelling of digits belongs to the tokenizer and the bounds to the envelope: neither is part of it.
         """
         if not self.sha256:  # several paths may share the trie that follows
             paths = [(path.tokens, _option_fields(path), *_end_fields(path.end)) for path in self.paths]
@@ -159,7 +159,7 @@ def _branch(node: TrieNode, option: int, *, first: bool) -> Branch:
 
 
 def _undecided(paths: Iterable[Path]) -> int | None:
-    """Return the index of the first option in which the paths differ; None where they differ in a sign alone."""
+    """Return the index of the first option in which the paths differ; None where they differ only in a sign."""
     for i, marks in enumerate(zip(*(path.options for path in paths), strict=False)):
         if len({mark.label for mark in marks}) > 1:
             return i

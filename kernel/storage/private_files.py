@@ -80,7 +80,7 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def working_folder(beside: Path, prefix: str) -> Iterator[Path]:
-    """Yield a private folder in `beside`, deleted afterwards, as are those that killed processes left. Raises OSError."""
+    """Yield a private folder in `beside`, then delete it. Those that killed processes left are deleted first. Raises OSError."""
     for left in beside.glob(f"{prefix}{_RANDOM}"):
         with suppress(OSError), _at_work_in(left):
             shutil.rmtree(left)

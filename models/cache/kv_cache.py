@@ -1,4 +1,4 @@
-"""Keys and values (KV cache) of every slot: what a prefix-caching backend asks of one, and one in plain memory."""
+"""The KV cache of every slot: the protocol that a prefix-caching backend uses, and an implementation in plain memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP
 
 @dataclass(frozen=True, slots=True)
 class BatchRow:
-    """Tokens that are appended to the `position` tokens a cache slot holds; the logits of the last `outputs` are wanted."""
+    """Tokens appended to the `position` tokens of a cache slot; the logits of the last `outputs` are wanted."""
 
     slot: int
     position: int
@@ -27,41 +27,41 @@ class BatchRow:
 
 
 class KVCache(Protocol):
-    """Keys and values by slot. A kv_block is a copy of some positions', in the cache's own form."""
+    """Keys and values by slot. A kv_block is a copy of those of some positions, in the cache's own form."""
 
     def truncate(self, slot: int, position: int, surplus: int) -> bool:
-        """Drop the last `surplus` tokens, so that `position` stay; return False where the cache cannot."""
+        """Drop the last `surplus` tokens, so that `position` stay. Return False where the cache cannot."""
 
     def read_block(self, slot: int, start: int, end: int) -> tuple[Any, int]:
-        """Return a kv_block of these positions, the last of which is the slot's last, and its size in bytes."""
+        """Return a kv_block of these positions, which end with the slot's last, and its size in bytes."""
 
     def write_block(self, slot: int, start: int, kv_block: Any) -> None:
-        """Append a kv_block to a slot of `start` tokens; it was read behind the same tokens."""
+        """Append a kv_block, which was read behind the same tokens, to a slot of `start` tokens."""
 
     def fork(self, source: int, target: int, tokens: int) -> None:
-        """Let `target`, a slot perhaps new, hold the `tokens` of `source`, which is not written to while `target` lives."""
+        """Let `target`, perhaps a new slot, hold the `tokens` of `source`, which is not written while `target` lives."""
 
     def free(self, slot: int) -> None: ...
 
 
 class ArrayKVCache:
-    """One array a slot, [2 x layers, context, width]: keys and values of each layer in turn, memory committed when written.
+    """One array a slot, [2 x layers, context, width]: keys and values of each layer in turn. Memory is committed when written.
 
-    A fork shares its source's prefix and gets a copy of it (copy on write) only when it goes on by itself or the source
-    is freed. What a call answered lies in the library's own memory: its writes are deferred until the next call, because
-    most of it is freed before.
+    A fork shares its source's prefix, and gets a copy of it (copy on write) only when it continues on its own or the
+    source is freed. The results of a call lie in the library's own memory. Writing them is deferred until the next
+    call, because most of them are freed before.
     """
 
     def __init__(self, shape: tuple[int, int, int], kind: type[Any], slots: int) -> None:
         """`shape`: 2 x layers, tokens a slot holds, numbers of one token's keys (or values) in one layer."""
         self.shape, self.kind = shape, kind
         self._slots = {slot: self._empty() for slot in range(slots)}
-        self._shared: dict[int, tuple[int, int]] = {}  # a fork's prefix: of which slot, how many tokens
-        self._written: dict[int, int] = {}  # how many tokens were ever written of each slot
-        self._deferred: dict[int, list[tuple[int, NDArray[Any]]]] = {}  # what is to be written, and from which position
+        self._shared: dict[int, tuple[int, int]] = {}  # by fork, its prefix: the source's slot, the number of tokens
+        self._written: dict[int, int] = {}  # by slot, how many tokens were ever written
+        self._deferred: dict[int, list[tuple[int, NDArray[Any]]]] = {}  # by slot: first position, values
 
     def truncate(self, slot: int, position: int, _surplus: int) -> bool:
-        """Beyond a prompt's end everything is masked, and no deferred write is needed any more."""
+        """Drop deferred writes beyond `position`; what is written there already is masked."""
         if slot in self._deferred:
             self._deferred[slot] = [(start, new) for start, new in self._deferred[slot] if start < position]
         return True
@@ -84,7 +84,7 @@ class ArrayKVCache:
         self._written.pop(target, None)
 
     def free(self, slot: int) -> None:
-        """Free a slot; forks of it are materialised, the last of them by taking its memory over."""
+        """Free a slot. Its forks are materialised, the last of them by taking over the slot's memory."""
         self._shared.pop(slot, None)
         if not any(source == slot for source, _ in self._shared.values()):
             self._deferred.pop(slot, None)
@@ -100,7 +100,7 @@ class ArrayKVCache:
             self._slots[heir], self._slots[slot] = left, mine
 
     def prefix(self, slot: int, position: int) -> tuple[int, int]:
-        """Return which slot's array holds the `position` tokens of a slot: its source's while it wrote none of its own."""
+        """Return the slot whose array holds a slot's `position` tokens: its source's, until it writes some of its own."""
         if self._shared.get(slot, (slot, -1))[1] != position:
             self._materialise(slot)
         return self._shared.get(slot, (slot, position))
@@ -110,23 +110,23 @@ class ArrayKVCache:
         return self._slots[slot]
 
     def append(self, row: BatchRow, answered: NDArray[Any], path: Sequence[int], logits: NDArray[np.float32]) -> None:
-        """Append a row's keys and values, of which `answered`, [2 x layers, tokens, width], holds each token at `path`.
+        """Append a row's keys and values, taken from `answered`, [2 x layers, tokens, width], at the indices `path`.
 
-        Where a logit is no finite number, zeros are written: masked positions are multiplied by zero, which makes no
-        number of what is none. Such logits end the decision that asked for them; where none did, BackendError is raised.
+        Where a logit is not finite, zeros are written instead: masked positions are multiplied by zero, and zero times
+        NaN is NaN. Such logits end the decision that asked for them. A row without outputs raises BackendError.
         """
         finite = bool(np.isfinite(logits).all())
         if not finite and not row.outputs:
             raise BackendError("the model answered with what is no number")
         kept = answered if finite else np.zeros_like(answered)
-        in_one_piece = path[-1] - path[0] == len(path) - 1  # a path rises
+        in_one_piece = path[-1] - path[0] == len(path) - 1  # indices in a path increase
         breaks = [] if in_one_piece else [n for n in range(1, len(path)) if path[n] != path[n - 1] + 1]
         deferred = self._deferred.setdefault(row.slot, [])
         for start, end in pairwise([0, *breaks, len(path)]):
             deferred.append((row.position + start, kept[:, path[start] : path[start] + end - start]))
 
     def flush(self) -> None:
-        """Make the deferred writes: the next call writes over the memory they are read from."""
+        """Make the deferred writes, before the next call overwrites the memory they are read from."""
         for slot in list(self._deferred):
             self._flush(slot)
 
@@ -139,7 +139,7 @@ class ArrayKVCache:
         self._slots[slot][: len(new), position:end] = new
 
     def _empty(self) -> NDArray[Any]:
-        """In small pages: a fork writes a few tokens in each layer, and in huge ones that would be all of its memory."""
+        """Return an empty array in small pages: a fork writes a few tokens in each layer, so it would commit all huge pages."""
         memory = mmap.mmap(-1, int(np.prod(self.shape)) * np.dtype(self.kind).itemsize, **PRIVATE)
         if hasattr(mmap, "MADV_NOHUGEPAGE"):
             memory.madvise(mmap.MADV_NOHUGEPAGE)

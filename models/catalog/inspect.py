@@ -1,4 +1,4 @@
-"""What a GGUF file or a checkpoint folder is, read from its headers and its tokenizer: the weights stay on disk."""
+"""Inspects a GGUF file or a checkpoint folder by its headers and its tokenizer. The weights stay on disk."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sds.models.tokenizer.tokenizer import Tokenizer, model_frame, tokens_of
 
 GGUF, FOLDER = "GGUF", "checkpoint folder"
 METADATA_BYTES_MAX = 1 << 26
-DIGITS_MAX = 18  # of a number that is shown, not computed with
+DIGITS_MAX = 18  # of a number that is only shown
 CONFIG_BYTES_MAX = 1 << 20
 NOT_SAID = "not said"
 _DIGITS = (b"0123456789", b"2026", b"150.00", b'"amount":99995.05')
@@ -29,8 +29,8 @@ _WHOLE = "name the GGUF file of a whole model: no adapter, no projector, no late
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """`context_tokens`, `layers`: 0 where it does not say (context: trained for). `turn`: None where the template has no turn
-    in which the model answers, `turn_refused` says why. `unfit`: why it decides nothing, whatever its words.
+    """`context_tokens`, `layers`: 0 where the file does not say (context: trained for). `turn`: None where the template has
+    no turn in which the model answers; `turn_refused` says why. `unfit`: why it can decide nothing, whatever its vocabulary.
 
     `sha256`: of the GGUF file, or of the folder's safetensors files end to end, by name.
     """
@@ -55,7 +55,7 @@ class ModelCard:
 
 @dataclass(frozen=True, slots=True)
 class Inspected:
-    """A model's card and its words; these are gone when the inspection ends."""
+    """A model's card and its tokenizer, which is valid only during the inspection."""
 
     card: ModelCard
     words: Tokenizer
@@ -63,11 +63,11 @@ class Inspected:
 
 @contextmanager
 def inspect_model(path: Path) -> Iterator[Inspected]:
-    """Open a model without its weights. Raises BackendError in one line for whatever is no model."""
+    """Open a model without its weights. Raises BackendError, one line, for anything that is no model."""
     if path.is_dir():
         yield _folder(path)
         return
-    if path.exists() and not path.is_file():  # a pipe could be read for ever
+    if path.exists() and not path.is_file():  # reading a pipe might never end
         raise BackendError(f"`{path}` is neither a file nor a folder")
     sha256 = gguf_fingerprint(path)
     try:
@@ -154,13 +154,13 @@ def _folder_words(path: Path, size: int) -> tuple[Tokenizer, str | None, str]:
         words = JsonTokenizer(path, size)
     except BackendError:
         raise
-    except Exception as error:  # whatever its files make a library raise
+    except Exception as error:  # a library may raise anything on damaged files
         raise BackendError(f"the tokenizer of `{path}` is damaged") from error
     return words, words.chat_template, words.kind or NOT_SAID
 
 
 def splits_digits(words: Tokenizer) -> bool:
-    """Tell whether every digit of a number is a token of its own, as it must be to be counted one by one."""
+    """Return whether every digit of a number is a token of its own."""
     return all(
         len(words.spelling(token).strip()) == 1
         for text in _DIGITS

@@ -1,9 +1,10 @@
-"""Which weights, in which library, is this machine fastest with on a decision's passes? Measure it, and keep those.
+"""Finds the weights, and the library, with which this machine is fastest on a decision's passes: it measures and keeps
+the best.
 
-llama.cpp itself re-encodes them; the other backends run the very file that it runs as BF16, each in its data types. Where one
-of them is known to outrun llama.cpp on this processor, no other weight type is encoded. Every candidate is measured in turn,
-one model in memory at a time, in rounds, so that what the machine does besides hits all of them alike. The fastest is kept; of those within `TIE` of it the one closest to
-the exact weights, which are the source's in F32.
+llama.cpp itself re-encodes them; the other backends run the very file that llama.cpp runs as BF16, each in its data
+types. Where a backend is known to be faster than llama.cpp on this processor, no other weight type is encoded. Every
+candidate is measured in turn, one model in memory at a time, in rounds, so that other load on the machine affects all
+alike. The fastest is kept; of those within `TIE` of it the closest to the exact weights, which are the source's in F32.
 Nothing here knows what is decided.
 """
 
@@ -56,7 +57,7 @@ TYPES = {"BF16": lib.LLAMA_FTYPE_MOSTLY_BF16, "F16": lib.LLAMA_FTYPE_MOSTLY_F16,
 BITS = {"F32": 32.0, "BF16": 16.0, "F16": 16.0, "Q8_0": 8.5}
 ROUNDS = 3
 TIE = 1.03
-KL_MAX = 0.02  # mean, from the exact weights: a type further away decides something else
+KL_MAX = 0.02  # mean KL from the exact weights: a type further away decides differently
 HEADER_BYTES = 1 << 25
 WAIT_S, WAIT_STEP_S = 1800.0, 0.2
 _UNFINISHED = ".prepare-"
@@ -65,7 +66,7 @@ Log = Callable[[str], None]
 
 @dataclass(slots=True)
 class Candidate:
-    """Weights of one type, the library that runs them, and in which data type, None: in its own."""
+    """Weights of one type, the library that runs them, and its data type, None: the library's own."""
 
     type: str
     path: Path
@@ -80,7 +81,7 @@ class Candidate:
 
     @property
     def ms_min(self) -> float:
-        """The time to go by: whatever else the machine does only adds to it."""
+        """The time to compare by: other load on the machine only adds to it."""
         return min(self.times_ms)
 
     def measured(self) -> Measured:
@@ -99,10 +100,10 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """Prepares one model. `clock_s` and `sleep` are the machine's; `log` hears what is being done, a line each.
+    """Prepares one model. `clock_s` and `sleep` are the machine's; `log` gets a line for each step.
 
-    `libraries`: those to measure with, where this machine has them. `kl_max`: nothing further from the exact weights is
-    kept, but for the source's own type.
+    `libraries`: those to measure, where this machine has them. `kl_max`: nothing further from the exact weights is
+    kept, except the source's own type.
     """
 
     cache: Path
@@ -115,7 +116,7 @@ class Preparation:
     kl_max: float = KL_MAX
 
     def run(self, source: Path, *, layers: int | None = None, again: bool = False) -> tuple[Prepared, bool]:
-        """Return what is to be run for `source`, and whether it was measured now. Raises BackendError, one line."""
+        """Return the weights to run for `source`, and whether they were measured now. Raises BackendError, one line."""
         card = _card(source, layers)
         try:
             self.cache.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -134,10 +135,10 @@ class Preparation:
         except BackendError as error:
             self.log(f"{error}: measuring anew")
             return None
-        return found if found and self._near(found.record) else None
+        return found if found and self._is_near(found.record) else None
 
-    def _near(self, record: Record) -> bool:
-        """Tell whether what was kept may be kept."""
+    def _is_near(self, record: Record) -> bool:
+        """Return whether prepared weights are close enough to be kept."""
         kept = (record.type, record.library, record.dtype)
         far = {(each.type, each.library, each.dtype) for each in record.measured if each.kl_mean > self.kl_max}
         return kept not in far or kept == (record.source.type, DEFAULT, None)
@@ -153,7 +154,7 @@ class Preparation:
         return self._keep(source, card, layers, candidates, best, why)
 
     def _check_room(self, card: ModelCard, layers: int | None, types: Sequence[str]) -> None:
-        """Refuse what would not fit: at one time either the exact weights or all candidates lie in the cache."""
+        """Raise BackendError for lack of room: at one time either the exact weights or all candidates lie in the cache."""
         kept = set(self.cache.glob("*.json")) - {record_path(self.cache, card.sha256, layers)}
         if len(kept) >= PREPARED_MAX:
             hint = "delete those no longer needed"
@@ -188,25 +189,25 @@ class Preparation:
             self.log(f"re-encoding as {name}")
             yield Candidate(name, _encoded(source, folder / f"{name}.gguf", TYPES[name], card, layers))
 
-    def _besides(self, each: Candidate) -> list[Candidate]:
-        """Return what the other backends are measured with: the BF16 weights that are here anyway, in each data type."""
+    def _of_other_backends(self, each: Candidate) -> list[Candidate]:
+        """Return the candidates of other backends: the BF16 weights, which are there anyway, in each data type."""
         others = [BACKENDS[name] for name in self.libraries if name != DEFAULT and each.type == "BF16"]
-        here = [backend for backend in others if not backend.extra or backend.version()]  # an extra is not missed
+        here = [backend for backend in others if not backend.extra or backend.version()]  # an extra may be missing
         return [
             Candidate(each.type, each.path, backend.name, dtype) for backend in here for dtype in backend.measured_in
         ]
 
     def _candidates(self, own: Candidate, encodings: Iterator[Candidate], exact: Distributions) -> list[Candidate]:
-        """Return the source's own type, and of the others those that say nearly what the exact weights say.
+        """Return the source's own type, and the others that are close to the exact weights.
 
-        No further type is encoded once there is one that outruns whatever llama.cpp could make of it.
+        No further type is encoded once there is a backend that is faster than anything llama.cpp could make of it.
         """
         own.kl_mean = divergence(exact, self._distributions(own))
         if own.kl_mean == float("inf"):
             raise BackendError(f"`{own.path}` gives no probabilities: its weights are no numbers")
         close, said = [own], set[str]()
         for each in chain([own], encodings):
-            others = [*([] if each is own else [each]), *self._besides(each)]
+            others = [*([] if each is own else [each]), *self._of_other_backends(each)]
             close += [other for other in others if self._is_close(other, exact, said)]
             if any(BACKENDS[other.library].outruns() for other in close):
                 break
@@ -216,7 +217,7 @@ class Preparation:
         return distributions(each.path, each.library, each.dtype, self.threads)
 
     def _is_close(self, each: Candidate, exact: Distributions, said: set[str]) -> bool:
-        """`said`: what stood in the way before, which is not said again."""
+        """Return whether a candidate is close to the exact weights. `said`: reasons that were logged before."""
         try:
             each.kl_mean = divergence(exact, self._distributions(each))
         except BackendError as error:
@@ -245,7 +246,7 @@ class Preparation:
         best: Candidate,
         why: str,
     ) -> Prepared:
-        """Give the chosen weights, then what is known of them, their names: a reader sees both whole or neither."""
+        """Put the chosen weights in place, then their record, so that a reader sees both whole or neither."""
         place = record_path(self.cache, card.sha256, layers)
         variance = variance_logp(best.path, self.threads)
         cut = f"-{layers}layers" if layers else ""
@@ -276,11 +277,11 @@ class Preparation:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Let one process at a time prepare: two at once would measure each other. Raises BackendError."""
+        """Lock the cache for a block: two preparations at once would measure each other. Raises BackendError."""
         with (self.cache / ".lock").open("w") as lock:
             for _ in range(int(WAIT_S / WAIT_STEP_S)):
                 try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system lets go of it whatever ends us
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system frees it when this process ends
                     break
                 except BlockingIOError:
                     self.sleep(WAIT_STEP_S)
@@ -306,7 +307,7 @@ def chosen(candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
 
 
 def _card(source: Path, layers: int | None) -> ModelCard:
-    """Read what is to be prepared. Raises BackendError for what cannot be."""
+    """Return the card of the model to prepare. Raises BackendError where it cannot be prepared."""
     if source.is_dir():
         hint = "set `dtype` (transformers: bf16, fp16)"
         raise BackendError(f"`{source}` is a folder: weight types and layers are for GGUF files", hint=hint)
@@ -318,8 +319,8 @@ def _card(source: Path, layers: int | None) -> ModelCard:
 
 
 def _encoded(source: Path, path: Path, file_type: int | None, card: ModelCard, layers: int | None) -> Path:
-    """Write `source` in another weight type, None: its own, or with its upper layers cut off, or both."""
-    model, words = load_gguf(source, vocab_only=True)  # llama.cpp is silent from here on, and the file is a model
+    """Write `source` in another weight type (None: its own), or without its upper layers, or both."""
+    model, words = load_gguf(source, vocab_only=True)  # checks the file, and makes llama.cpp silent
     words.release()
     lib.llama_model_free(model)
     params = lib.llama_model_quantize_default_params()
@@ -364,8 +365,8 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _tidy(cache: Path) -> None:
-    """Delete what a killed preparation left, and weights that no record names any more; none while there is a record that
-    cannot be read, perhaps another version's.
+    """Delete what a killed preparation left, and weights that no record names. These stay while there is a record that
+    cannot be read, which may be another version's.
     """
     found = records(cache)
     named = {record.file for record in found}

@@ -1,8 +1,8 @@
-"""How fast one file of weights is in one library on the passes of a decision, and how far from the exact weights.
+"""Measures how fast a file of weights is in a library on the passes of a decision, and how far it is from the exact weights.
 
-A decision's passes: what recurs is cached, then one pass reads the rest of the case and the forced opening, one rides
-to a choice, and some single tokens follow. A library that reads ahead reads what may be written along with the case, and
-then seldom more than a few tokens. Fixed texts: nothing here knows what is decided.
+A decision's passes: common sections are cached; one pass reads the rest of the case and the forced opening; one goes on
+to a choice; some single tokens follow. A library with lookahead reads what may be written along with the case, and
+after that rarely more than a few tokens. The texts are fixed: nothing here knows what is decided.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from sds.models.protocol import Backend, BackendError, Dtype, Library
 
 STATIC_TOKENS, PASSES_TOKENS, AHEAD_TOKENS = 240, (60, 12, 1, 1, 1, 1), (84, 8)
 VARIANCE_SLOTS, VARIANCE_CONTEXT = 16, 512
-DECISIONS = 6  # a round, after one that is not counted
-PARTS = 12  # of each text: where next-token distributions are compared
-_TEXT = (  # fixed: two preparations of the same weights compare the same positions
+DECISIONS = 6  # timed in a round, after one that is not
+PARTS = 12  # of each text, after which next-token distributions are compared
+_TEXT = (  # fixed, so that two preparations of the same weights compare the same positions
     "You decide claims of passengers. Choose what the contract permits, and nothing else. Flight UA 1714 from Newark "
     "to Fort Lauderdale was cancelled two hours before departure. The ticket cost 389.40 and was not used.\n"
     "The arrival was 214 minutes late. The airline names thunderstorms over the airport of departure; the weather of "
@@ -34,7 +34,7 @@ _TEXT = (  # fixed: two preparations of the same weights compare the same positi
     "I missed my sister's wedding and nobody at the desk could tell us anything for six hours. Please give me back "
     "what I paid, and for the hotel as well. I have been a customer of yours for eleven years."
 )
-TEXTS = _TEXT.splitlines()  # four kinds of text a decision reads or writes
+TEXTS = _TEXT.splitlines()  # four kinds of text that a decision reads or writes
 
 Distributions = list[NDArray[np.float64]]
 
@@ -42,8 +42,8 @@ Distributions = list[NDArray[np.float64]]
 def decision_times_ms(
     path: Path, library: Library, dtype: Dtype | None, threads: int, clock_s: Callable[[], float]
 ) -> list[float]:
-    """Time the passes of some decisions, what recurs cached, after one that is not counted."""
-    backend = _opened(path, library, dtype, threads, case_tokens=AHEAD_TOKENS[0])
+    """Return the times of the passes of some decisions with cached common sections, after one that is not timed."""
+    backend = _open(path, library, dtype, threads, case_tokens=AHEAD_TOKENS[0])
     try:
         text = cycle([token for each in TEXTS for token in backend.tokenize(each.encode(), special=False)])
         shape = AHEAD_TOKENS if backend.lookahead_tokens_max else PASSES_TOKENS
@@ -69,14 +69,14 @@ def distributions(path: Path, library: Library, dtype: Dtype | None, threads: in
 
     Raises BackendError where the library does not run these weights on this machine.
     """
-    backend = _opened(path, library, dtype, threads)
+    backend = _open(path, library, dtype, threads)
     try:
-        return [row for text in TEXTS for row in _along(backend, text)]
+        return [row for text in TEXTS for row in _next_token_logps(backend, text)]
     finally:
         backend.close()
 
 
-def _along(backend: Backend, text: str) -> Distributions:
+def _next_token_logps(backend: Backend, text: str) -> Distributions:
     tokens = backend.tokenize(text.encode(), special=False)
     first, *rest = (part.tolist() for part in np.array_split(np.asarray(tokens), PARTS + 1))
     backend.prefill([first])
@@ -97,7 +97,7 @@ def divergence(exact: Distributions, found: Distributions) -> float:
 
 
 def variance_logp(path: Path, threads: int) -> float | None:
-    """Return the batch variance of these weights in llama.cpp, in nats; None: not to be measured with this model."""
+    """Return the batch variance of these weights in llama.cpp, in nats; None where it cannot be measured."""
     try:
         backend = LlamaBackend(path, threads=threads, slots=VARIANCE_SLOTS, n_ctx=VARIANCE_CONTEXT)
     except BackendError:
@@ -110,9 +110,9 @@ def variance_logp(path: Path, threads: int) -> float | None:
         backend.close()
 
 
-def _opened(
+def _open(
     path: Path, library: Library, dtype: Dtype | None, threads: int, *, case_tokens: int | None = None
 ) -> Backend:
-    """`case_tokens`: of the pass that is timed; what would only make others quick is not opened."""
+    """Open a backend. `case_tokens`: of the pass that is timed; preparations for other passes are left out."""
     backend, warm_up = BACKENDS[library], [case_tokens] if case_tokens else []
     return backend.open(Opening(path=path, dtype=dtype or backend.unsaid_dtype, threads=threads, warm_up=warm_up))

@@ -1,4 +1,4 @@
-"""The processor of this machine, as far as products of matrices go."""
+"""The processor of this machine, as far as matrix products depend on it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _FEATURES = ("amx", "avx", "f16c", "fma", "asimd", "bf16", "i8mm", "sve")
 
 
 def cpu() -> tuple[str, str]:
-    """Return the processor's name, and its features that matter, sorted, with spaces between."""
+    """Return the processor's name, and its relevant features, sorted, separated by spaces."""
     try:
         with CPUINFO.open(encoding="utf-8", errors="replace") as file:
             lines = file.read(CPU_BYTES_MAX).splitlines()

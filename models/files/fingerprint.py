@@ -1,4 +1,4 @@
-"""Which file this is: the SHA-256 of a GGUF, and what changes when a file is written or replaced."""
+"""Identifies a file: the SHA-256 of a GGUF, and a cheap identity that changes when a file is written or replaced."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _GGUF_MAGIC = b"GGUF"
 
 
 def identity(path: Path) -> tuple[int, ...] | None:
-    """Return what changes when a file is written or replaced; None where there is none."""
+    """Return values that change when a file is written or replaced; None where there is no file."""
     try:
         found = path.stat()
     except OSError:

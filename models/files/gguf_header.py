@@ -1,4 +1,4 @@
-"""What a GGUF file says: its settings and its tensors, as bytes. Its words are passed over: they are llama.cpp's to read.
+"""The settings and tensors of a GGUF file, as bytes. Its vocabulary is skipped: llama.cpp reads that.
 
 Format: docs/gguf.md of ggml, versions 2 and 3.
 """
@@ -27,19 +27,19 @@ _SCALARS = dict(zip((*range(8), 10, 11, 12), (struct.Struct(f"<{form}") for form
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """`shape`: rows before columns. The bytes lie in the file as they were stored."""
+    """`shape`: rows before columns. `stored`: the bytes as in the file."""
 
     kind: GGMLQuantizationType
     shape: tuple[int, ...]
     stored: NDArray[np.uint8]
 
     def values(self) -> NDArray[np.float32]:
-        with np.errstate(all="ignore"):  # what is no number shows in the values
+        with np.errstate(all="ignore"):  # NaN shows in the values
             return np.asarray(dequantize(self.stored, self.kind), np.float32)
 
 
 class GgufFile:
-    """`settings`: single values, `lengths`: of lists, `tensors`, each by name. Raises BackendError."""
+    """`settings`: single values; `lengths`: of lists; `tensors`; each by name. Raises BackendError."""
 
     def __init__(self, path: Path) -> None:
         self.settings: dict[str, Any] = {}

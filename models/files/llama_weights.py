@@ -1,4 +1,4 @@
-"""What a GGUF of the architecture `llama` holds, for what runs such a model layer by layer.
+"""The tensors and settings of a GGUF of the architecture `llama`, for backends that run such a model layer by layer.
 
 A file is refused unless every tensor in it is used there and every setting of its architecture is known.
 """
@@ -40,7 +40,7 @@ _N = TypeVar("_N", int, float)
 @dataclass(frozen=True, slots=True)
 class LlamaShape:
     """The sizes of a model: numbers of layers, of query and key heads, of values in a head, of a token's state outside
-    and `inner`, of tokens known and positions. Raises ValueError for what is no model.
+    and `inner`, of tokens in the vocabulary and positions. Raises ValueError for impossible sizes.
     """
 
     layers: int
@@ -64,11 +64,11 @@ class LlamaShape:
 
     @property
     def kv_width(self) -> int:
-        """How many numbers are the keys of one token in one layer, and how many its values."""
+        """How many numbers the keys of one token in one layer have, and as many its values."""
         return self.key_heads * self.head
 
     def tensors(self, layers: int) -> dict[str, tuple[int, ...]]:
-        """Return what a file of so many layers holds, by name, each with its shape."""
+        """Return the names and shapes of the tensors in a file with so many layers."""
         queries, keys, width, inner = self.heads * self.head, self.key_heads * self.head, self.width, self.inner
         of_layer = {
             "attn_norm": (width,),
@@ -88,7 +88,7 @@ class LlamaShape:
 
 
 class LlamaWeights:
-    """What a GGUF file holds, read as it is asked for. Raises BackendError for what `runs`, a library, does not run."""
+    """The tensors of a GGUF file, read on demand. Raises BackendError for a file that `runs`, a library, does not run."""
 
     def __init__(self, path: Path, runs: str) -> None:
         self._runs = runs
@@ -154,7 +154,7 @@ class LlamaWeights:
         return shape
 
     def _settings(self) -> dict[str, Any]:
-        """Return the settings of the architecture, which must all be known."""
+        """Return the settings of the architecture. Raises BackendError for an unknown one."""
         found = self._file.settings.get("general.architecture", "")
         if found != ARCHITECTURE:
             raise BackendError(
@@ -168,8 +168,8 @@ class LlamaWeights:
         return {name[len(prefix) :]: self._file.settings.get(name) for name in names}
 
     def _check(self) -> None:
-        """Refuse a file with other tensors than are used: it would be another model."""
-        # One layer more than there are tensors is lacking in any case: what a file claims costs no more than that.
+        """Raise BackendError for a file with other tensors than are used: it would be another model."""
+        # A file that claims more layers than it has tensors lacks one of them anyway: this limits the cost of false claims.
         needed = self.shape.tensors(min(self.shape.layers, len(self._file.tensors) + 1))
         found = {name: tensor.shape for name, tensor in self._file.tensors.items()}
         if lacking := sorted(needed.keys() - found.keys() - {HEAD, ROPE_FACTORS}):

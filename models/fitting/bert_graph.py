@@ -2,11 +2,11 @@
 
     tokens [T] int64 -> features [H] (mean over the T tokens) -> logits [K], and distance [1] of the middle layer from the fitted texts
 
-A head that was fitted to smoothed labels learned to leave each value a share; it is taken back before the logits are given.
+A head that was fitted to smoothed labels has learned to leave each value a share; this is undone before the logits.
 
-Weights are stored as whole numbers from -64 to 64, one scale a column, and a token's embedding with one scale a row: with
-seven bits no product of two neighbours overflows 16 bits, so that every processor computes the same sums. Nothing here
-is masked or padded: a run reads one text, and its numbers do not depend on any other.
+Weights are stored as whole numbers from -64 to 64, one scale a column, and a token's embedding with one scale a row:
+with seven bits no product of two neighbours overflows 16 bits, so every processor computes the same sums. Nothing is
+masked or padded: a run reads one text, and its numbers do not depend on any other.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from sds.models.fitting.familiarity import Region
 
 OPSET = 20  # the first with Gelu
 IR_VERSION = 10
-STEPS = 64  # a weight is a whole number of steps, at most so many either way
+STEPS = 64  # a weight is a whole number of steps, from -64 to 64
 TABLE_STEPS = 127
-SHARE_MIN = 1e-3  # of a value, once smoothing is taken back
+SHARE_MIN = 1e-3  # of a value, once smoothing is undone
 
 
 class _Graph:
-    """Collects operators and constants; every method returns the name of what it computes."""
+    """Collects operators and constants. Every method returns the name of what it computes."""
 
     def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []
@@ -51,7 +51,7 @@ class _Graph:
         return self.apply(operator, *inputs, named=named, **attributes)[0]
 
     def linear(self, given: Sequence[str], weight: Array, bias: Array) -> str:
-        """Multiply what `quantized` returned by `weight` [out, in] in whole numbers, and add the bias."""
+        """Multiply the result of `quantized` by `weight` [out, in] in whole numbers, and add the bias."""
         columns = weight.T
         scale = np.maximum(np.abs(columns).max(axis=0), 1e-12) / STEPS
         steps = np.rint(columns / scale).astype(np.int8)
@@ -76,7 +76,7 @@ class _Graph:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """`features @ weight.T + bias`: weight [K, H], bias [K]. `smoothing`: of the labels it was fitted to (Szegedy et al. 2016)."""
+    """`features @ weight.T + bias`: weight [K, H], bias [K]. `smoothing`: of its labels (Szegedy et al. 2016)."""
 
     weight: Array
     bias: Array
@@ -84,7 +84,7 @@ class Head:
 
 
 def encoder_graph(encoder: BaseEncoder, head: Head, region: Region, *, tokens_max: int) -> bytes:
-    """Write `encoder` with its head and the region of what was fitted as an ONNX model."""
+    """Return `encoder` with its head and the region of the fitted texts as an ONNX model."""
     graph = _Graph()
     hidden = _embedded(graph, encoder, tokens_max)
     for layer in range(encoder.sizes.layers):
@@ -97,7 +97,7 @@ def encoder_graph(encoder: BaseEncoder, head: Head, region: Region, *, tokens_ma
 
 
 def _logits(graph: _Graph, features: str, head: Head) -> None:
-    """The head, and of smoothed labels' shares q the logarithms of (q - smoothing / K) / (1 - smoothing), none below SHARE_MIN. [K]."""
+    """Add the head. For shares q of smoothed labels: log((q - smoothing / K) / (1 - smoothing)), none below SHARE_MIN. [K]."""
     product = graph.one("MatMul", features, graph.constant(head.weight.T))
     if not head.smoothing:
         graph.one("Add", product, graph.constant(head.bias), named="logits")
@@ -112,7 +112,7 @@ def _logits(graph: _Graph, features: str, head: Head) -> None:
 
 
 def _distance(graph: _Graph, features: str, region: Region) -> None:
-    """The distance of the features [H] from the region's centre. [1]."""
+    """Add the distance of the features [H] from the region's centre. [1]."""
     first = graph.constant(np.array([0], np.int64))
     apart = graph.one("Sub", features, graph.constant(region.centre))
     seen = graph.one("MatMul", apart, graph.constant(region.directions))
@@ -138,7 +138,7 @@ def _model(graph: _Graph, sizes: BertSizes, values: int) -> bytes:
 
 
 def _embedded(graph: _Graph, encoder: BaseEncoder, tokens_max: int) -> str:
-    """Add a token's embedding, its position's and the one of the first segment; then the norm. [T, H]."""
+    """Add a token's embedding, its position's and the first segment's; then the norm. [T, H]."""
     words = encoder.weights["embeddings.word_embeddings.weight"]
     scale = np.maximum(np.abs(words).max(axis=1, keepdims=True), 1e-12) / TABLE_STEPS
     steps = graph.one("Gather", graph.constant(np.rint(words / scale).astype(np.int8)), "tokens", axis=0)
@@ -167,7 +167,7 @@ def _layer(graph: _Graph, encoder: BaseEncoder, layer: int, hidden: str) -> str:
 
 
 def _attention(graph: _Graph, encoder: BaseEncoder, names: dict[str, str], hidden: str) -> str:
-    """Every token looks at every token, in `heads` heads. [T, H] -> [T, H]."""
+    """Let every token attend to every token, in `heads` heads. [T, H] -> [T, H]."""
     sizes, weights = encoder.sizes, encoder.weights
     width = sizes.hidden // sizes.heads
     scales = {"query": float(width) ** -0.5, "key": 1.0, "value": 1.0}

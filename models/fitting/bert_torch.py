@@ -1,4 +1,4 @@
-"""The same encoder in torch, for fitting alone, with gradients. Texts lie one after the other; attention alone pads them."""
+"""The same encoder in torch, only for fitting, with gradients. Texts lie end to end; only attention pads them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch.nn import functional
 from sds.models.fitting.base import Array, BaseEncoder, BertSizes, layer_names
 
 DROPPED_OF_256 = 26  # a tenth
-OUT_OF_SIGHT = -1e4  # is added to the score of a token that is padding
+OUT_OF_SIGHT = -1e4  # added to the score of padding
 
 
 class Layout:
-    """Where the N tokens of B texts lie: packed [N, ...], one after the other, or padded [B, T, ...], the texts side by side.
+    """Where the N tokens of B texts lie: packed [N, ...], end to end, or padded [B, T, ...], side by side.
 
-    `columns` [N]: each token's place in its text. `unseen` [B, 1, 1, T]: what is added to scores, so that no padding is attended.
+    `columns` [N]: each token's place in its text. `unseen` [B, 1, 1, T]: added to scores, so that padding is not attended to.
     """
 
     def __init__(self, lengths: Tensor, longest: int) -> None:
@@ -51,12 +51,12 @@ class Layer(nn.Module):
             self.parts[part] = nn.LayerNorm(width, eps=sizes.epsilon)
 
     def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
-        """Return what the layer makes of the tokens that are there. [N, H] -> [N, H]."""
+        """Return the layer's output for the tokens. [N, H] -> [N, H]."""
         first = [self.parts[part] for part in ("query", "key", "value")]
         weight, bias = (torch.cat([getattr(part, name) for part in first]) for name in ("weight", "bias"))
         together = layout.padded(functional.linear(hidden, weight, bias))
         query, key, value = together.view(*layout.shape, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        with torch.autocast("cpu", enabled=False):  # with it scores are copied to 32 bits, in which softmax sums anyway
+        with torch.autocast("cpu", enabled=False):  # autocast copies scores to 32 bits, in which softmax sums anyway
             scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-1, -2) + layout.unseen.to(key.dtype)
             mixed = scores.softmax(-1) @ value
         context = self.parts["context"](layout.packed(mixed.transpose(1, 2).flatten(-2)))
@@ -67,9 +67,9 @@ class Layer(nn.Module):
 
 
 def dropped(numbers: Tensor, *, training: bool) -> Tensor:
-    """Return the numbers with a tenth of them set to 0 while fitting, by torch's generator: eight of them a draw.
+    """Return the numbers with a tenth of them set to 0 during training, by torch's generator: eight of them a draw.
 
-    torch's own dropout draws once for each, and on a processor a fit waits long for that.
+    torch's own dropout draws once for each number, which is slow on a processor.
     """
     if not training:
         return numbers
@@ -79,7 +79,7 @@ def dropped(numbers: Tensor, *, training: bool) -> Tensor:
 
 
 class Classifier(nn.Module):
-    """An encoder, the mean over its tokens and a linear head. The words' embeddings stay as they are."""
+    """An encoder, the mean over its tokens and a linear head. The word embeddings are not trained."""
 
     def __init__(self, encoder: BaseEncoder, values: int) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class Classifier(nn.Module):
                 module.bias.copy_(torch.from_numpy(weights[f"{name}.bias"]))
 
     def named_parts(self) -> list[tuple[str, nn.Linear | nn.LayerNorm]]:
-        """Return the linear maps and norms by their names in a checkpoint; the head is none of them."""
+        """Return the linear maps and norms by their names in a checkpoint, without the head."""
         found: list[tuple[str, nn.Linear | nn.LayerNorm]] = [("embeddings.LayerNorm", self.norm)]
         for number, layer in enumerate(self.layers):
             parts = cast("dict[str, nn.Linear | nn.LayerNorm]", layer.parts)
@@ -128,7 +128,7 @@ class Classifier(nn.Module):
 
 
 def fitted_weights(model: Classifier, encoder: BaseEncoder) -> dict[str, Array]:
-    """Return the checkpoint's tensors as they are after fitting."""
+    """Return the checkpoint's tensors after fitting."""
     weights = dict(encoder.weights)
     for name, module in model.named_parts():
         weights[f"{name}.weight"] = module.weight.detach().numpy().astype(np.float32)

@@ -1,7 +1,7 @@
-"""Probabilities that hold, fitted on examples that the model never saw.
+"""Fits calibrations on examples that the model never saw.
 
-A temperature for several values (Guo et al. 2017); for a score Platt's sigmoid (1999) or isotonic regression (Zadrozny and
-Elkan 2002), whichever has the lower log loss where each half of the examples is calibrated on the other.
+For several values: a temperature (Guo et al. 2017). For a score: Platt's sigmoid (1999) or isotonic regression
+(Zadrozny and Elkan 2002), whichever has the lower log loss when each half of the examples is calibrated on the other.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Truth = NDArray[np.bool_]
 
 
 def fit_temperature(logits: Numbers, values: NDArray[np.int64]) -> Temperature:
-    """Find the temperature with the lowest log loss. Shapes: logits [N, K], values [N]."""
+    """Return the temperature with the lowest log loss. Shapes: logits [N, K], values [N]."""
 
     def loss(power: float) -> float:
         shares = softened(logits, float(np.exp(power)))
@@ -34,7 +34,7 @@ def fit_temperature(logits: Numbers, values: NDArray[np.int64]) -> Temperature:
 
 
 def fit_score(scores: Numbers, truth: Truth) -> Sigmoid | Isotonic:
-    """Find what turns scores into shares. scores [N], truth [N]. Raises ReaderError where scores do not rise with the truth."""
+    """Return the calibration of scores [N] for truth [N]. Raises ReaderError where scores do not rise with the truth."""
     if truth.all() or not truth.any():
         raise ReaderError(
             "the examples to calibrate on are all alike", hint="keep true and false ones apart from those fitted"
@@ -65,7 +65,7 @@ def _sigmoid(scores: Numbers, truth: Truth) -> Sigmoid:
 
 
 def _isotonic(scores: Numbers, truth: Truth) -> Isotonic:
-    """Shares stay off 0 and 1 by what so many examples cannot tell."""
+    """Return an isotonic calibration whose shares stay away from 0 and 1, as far as so few examples can tell."""
     fitted = IsotonicRegression(out_of_bounds="clip").fit(scores, truth.astype(np.float64))
     points, shares = fitted.X_thresholds_, fitted.y_thresholds_
     if len(points) > POINTS_MAX:

@@ -1,4 +1,4 @@
-"""The first step, in seconds: a linear head on an encoder that stays as it was. Needs no torch."""
+"""The quick way, in seconds: a linear head on an untuned encoder. Needs no torch."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from sds.models.fitting.fitted import FittedText, indices, run_texts
 from sds.models.readers.artifact import MODEL, SPELLING, TOKENIZER
 from sds.models.readers.encoder import TextTokenizer
 
-TOKENS_MAX = 256  # of a text; a longer one is read so far, and is not familiar
-STRENGTH = 10.0  # the inverse of the penalty, with features of variance 1 together
+TOKENS_MAX = 256  # of a text; a longer one is cut here, and is not familiar
+STRENGTH = 10.0  # the inverse of the penalty, for features whose variances add up to 1
 STEPS_MAX = 2000
 
 
@@ -46,7 +46,7 @@ def fit_head(
     fitted = LogisticRegression(C=STRENGTH, max_iter=STEPS_MAX, random_state=seed)
     fitted.fit((features - middle) / scale, indices(values, names))
     weight, bias = fitted.coef_ / scale, fitted.intercept_ - fitted.coef_ @ middle / scale
-    if len(names) == 2:  # of two values the regression knows one logit
+    if len(names) == 2:  # for two values the regression has one logit
         weight, bias = np.concatenate([-weight, weight]) / 2, np.concatenate([-bias, bias]) / 2
     head = Head(weight.astype(np.float32), bias.astype(np.float32))
     on_progress(2, 2, "done")
@@ -54,7 +54,7 @@ def fit_head(
 
 
 def files_of(encoder: BaseEncoder, texts: Sequence[str]) -> dict[str, bytes]:
-    """Return what tokenizes these texts and others like them: the encoder's tokenizer, and the texts' own spelling."""
+    """Return the files that tokenize these texts and others like them: the encoder's tokenizer, and the texts' own spelling."""
     bare = {TOKENIZER: encoder.tokenizer}
     return {**bare, SPELLING: fit_spelling(texts, TextTokenizer(bare, tokens_max(encoder)).vocabulary)}
 
@@ -62,7 +62,7 @@ def files_of(encoder: BaseEncoder, texts: Sequence[str]) -> dict[str, bytes]:
 def features_of(
     encoder: BaseEncoder, files: Mapping[str, bytes], texts: Sequence[str]
 ) -> dict[str, NDArray[np.float64]]:
-    """Return the `features` [N, H] of every text and those of the `middle` [N, H], from the model as it will be run."""
+    """Return the `features` [N, H] and `middle` features [N, H] of every text, from the model as it will be run."""
     nothing = Head(np.zeros((1, encoder.sizes.hidden), np.float32), np.zeros(1, np.float32))
     model = encoder_graph(encoder, nothing, nowhere(encoder.sizes.hidden), tokens_max=tokens_max(encoder))
     return run_texts({MODEL: model, **files}, texts, ["features", "middle"], tokens_max=tokens_max(encoder))
@@ -79,7 +79,7 @@ def finished(
     names: Sequence[str],
     seed: int,
 ) -> FittedText:
-    """Write the model as it will be run, with the region of the fitted texts in its `middle` [N, H]."""
+    """Return the model as it will be run, with the region of the fitted texts in its `middle` [N, H]."""
     model = encoder_graph(encoder, head, fit_region(middle), tokens_max=tokens_max(encoder))
     manifest = {
         "kind": kind,

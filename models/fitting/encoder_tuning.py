@@ -1,10 +1,10 @@
-"""The second step, in minutes: the whole encoder is fitted with its head, in torch, on two threads of the processor.
+"""The slow way, in minutes: the whole encoder is fitted with its head, in torch, on two threads of the processor.
 
-AdamW with a rate that rises and falls in a line and is lower the lower a layer lies, smoothed labels, dropout. A batch holds each
-text twice, with other typing errors, other distractions and another dropout, and what is read of the two has to agree (R-drop: Liang
-et al. 2021, arXiv:2106.14448); before that comes an epoch that has each once, where `copies_in` finds room for it. Products are made
-in bfloat16 where the processor has them, and sums in 32 bits. The words' embeddings stay as they were: a few hundred texts touch few
-of them, and would move these away from their neighbours.
+AdamW with a rate that rises and falls linearly and is lower for lower layers, smoothed labels, dropout. A batch holds
+each text twice, with different typing errors, distractions and dropout, and the two readings must agree (R-drop: Liang
+et al. 2021, arXiv:2106.14448). Before that comes an epoch with each text once, where `copies_in` has room for it.
+Products are computed in bfloat16 where the processor has them, and sums in 32 bits. The word embeddings are not
+trained: a few hundred texts touch few of them, and would move these away from their neighbours.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from sds.models.fitting.noise import Noise
 from sds.models.readers.encoder import TextTokenizer
 
 EPOCHS_MIN, EPOCHS_MAX = 3, 12
-TEXTS_SEEN_MAX = 40_000  # over all epochs, so that a fit takes minutes: of more texts each is seen less often
+TEXTS_SEEN_MAX = 40_000  # over all epochs, so that a fit takes minutes; the more texts, the fewer epochs
 BATCH = 32
 COPIES = 2  # of each text in a batch
 RATE = 3e-4  # of the last layer
-FALL = 0.8  # of a layer's rate to that of the one above it
+FALL = 0.8  # ratio of a layer's rate to that of the layer above it
 HEAD_RATE = 1e-3
 DECAY = 0.01
 SMOOTHING = 0.1
-AGREEMENT = 1.0  # of a text's two readings, beside what it says
-WARM_SHARE = 0.1  # of the steps, in which the rate rises
+AGREEMENT = 1.0  # weight of the agreement of a text's two readings
+WARM_SHARE = 0.1  # share of the steps in which the rate rises
 NORM_MAX = 1.0  # of a step's gradient
 THREADS = 2
 BFLOAT16 = bool({"avx512_bf16", "amx_bf16"} & cpu_features())
-PRODUCTS_KEPT = 16  # by oneDNN: of texts in so many lengths it would keep gigabytes, and be no faster
-_SORTED_BATCHES = 32  # texts of like length go side by side, among so many batches
+PRODUCTS_KEPT = 16  # in oneDNN's cache: for texts of many lengths it would hold gigabytes, and be no faster
+_SORTED_BATCHES = 32  # batches among which texts are sorted by length
 
-os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(PRODUCTS_KEPT))  # is read with the first product
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(PRODUCTS_KEPT))  # read with the first product
 
 
 def fit_encoder(
@@ -65,9 +65,9 @@ def fit_encoder(
 ) -> FittedText:
     """Fine-tune a BERT encoder to tell `names` apart. Raises ReaderError.
 
-    `names`: the declared values, in order; `base`: a folder or zip of the encoder; `epochs`: without it as `copies_in` says;
-    `distractions`: sentences that say nothing of the value, of which one is now and then added to a text.
-    Same texts and seed, same scores, but for the last digits. The result is not calibrated yet.
+    `names`: the declared values, in order; `base`: a folder or zip of the encoder; `epochs`: by default as in
+    `copies_in`; `distractions`: sentences that say nothing of the value, one of which is sometimes added to a text. The
+    same texts and seed give the same scores, except for the last digits. The result is not calibrated yet.
     """
     check_texts(texts, values, names)
     encoder = open_base(base)
@@ -85,7 +85,7 @@ def fit_encoder(
 
 def copies_in(texts: int) -> list[int]:
     """Return how often each of so many texts is in a batch, epoch by epoch: COPIES times, in as many epochs as
-    TEXTS_SEEN_MAX permits, and before them once, where it permits that as well and they are fewer than EPOCHS_MAX.
+    TEXTS_SEEN_MAX permits; before them once, where it permits that, too, and these are fewer than EPOCHS_MAX.
     """
     whole = max(EPOCHS_MIN, min(EPOCHS_MAX, TEXTS_SEEN_MAX // (COPIES * texts)))
     left = TEXTS_SEEN_MAX - COPIES * texts * whole
@@ -94,7 +94,7 @@ def copies_in(texts: int) -> list[int]:
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Give torch this seed and two threads, and afterwards what it had."""
+    """Give torch this seed and two threads for a block, and restore both afterwards."""
     threads = torch.get_num_threads()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -146,7 +146,7 @@ def _train(
 
 
 def _batches(lengths: Sequence[int], draw: random.Random) -> list[list[int]]:
-    """Return the rows of one epoch, shuffled, where texts of like length in tokens share a batch."""
+    """Return the rows of one epoch, shuffled, with texts of similar length in tokens in one batch."""
     rows = list(range(len(lengths)))
     draw.shuffle(rows)
     batches = []
@@ -158,7 +158,7 @@ def _batches(lengths: Sequence[int], draw: random.Random) -> list[list[int]]:
 
 
 def apart(logits: Tensor) -> Tensor:
-    """Return how far the two readings of each text are from each other: the mean of both divergences of Kullback and Leibler.
+    """Return the mean of both Kullback-Leibler divergences between the two readings of each text.
 
     `logits` [2 B, K]: those of the first copies, then those of the second.
     """

@@ -1,4 +1,4 @@
-"""What can be fitted, checked before any minute is spent on it; and how a fit tells how far it is."""
+"""Checks examples before a fit spends minutes on them; and the form of progress reports."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 
 from sds.models.readers.protocol import VALUES_MAX, ReaderError
 
-Progress = Callable[[int, int, str], None]  # how much is done, of how much, and what it is
+Progress = Callable[[int, int, str], None]  # done, total, what
 EXAMPLES_MIN = 2  # of a value, to be fitted
-CALIBRATION_MIN = 20  # texts or rows; fewer say nothing about a probability
+CALIBRATION_MIN = 20  # texts or rows; fewer do not determine a probability
 TEXTS_MAX = 100_000
 
 
 def check_texts(texts: Sequence[str], values: Sequence[str], names: Sequence[str]) -> None:
-    """Raises ReaderError where a value is not declared, or is stated by too few texts."""
+    """Raise ReaderError where a value is not declared, or has too few texts."""
     if not 2 <= len(names) <= VALUES_MAX or len(set(names)) != len(names):
         raise ReaderError(f"a reading has 2 to {VALUES_MAX} different values")
     check_labels(texts, values, names)
@@ -28,7 +28,7 @@ def check_texts(texts: Sequence[str], values: Sequence[str], names: Sequence[str
 
 
 def check_labels(texts: Sequence[str], values: Sequence[str], names: Sequence[str]) -> None:
-    """Raises ReaderError where a text has no value, or one that is not declared."""
+    """Raise ReaderError where a text has no value, or one that is not declared."""
     if len(texts) != len(values):
         raise ReaderError(f"{len(texts)} texts have {len(values)} values", hint="give one value a text")
     if len(texts) > TEXTS_MAX:
@@ -47,4 +47,4 @@ def check_enough(examples: int) -> None:
 
 
 def nobody(done: int, total: int, what: str) -> None:
-    """Take how far a fit is where nobody asked."""
+    """Ignore progress."""

@@ -1,4 +1,4 @@
-"""What a fit returns: a model that is not yet calibrated, then one that is and can be written."""
+"""The result of a fit: a model that is first uncalibrated, then calibrated and ready to be written."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TEXTS_AT_ONCE = 2
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """`manifest`: what reader.json will say, but for the files."""
+    """`manifest`: the content of reader.json, without the files."""
 
     manifest: Mapping[str, object]
     files: Mapping[str, bytes]
@@ -37,7 +37,7 @@ class Fitted:
         return make_artifact(self.manifest, self.files)
 
     def export(self, folder: Path) -> str:
-        """Write the reader's folder, which must be absent or empty; return the hash of its reader.json."""
+        """Write the reader's folder, which must be missing or empty; return the hash of its reader.json."""
         return write_artifact(self.artifact(), folder)
 
     def reader(self) -> Reader:
@@ -46,14 +46,14 @@ class Fitted:
 
 @dataclass(frozen=True, slots=True)
 class FittedText(Fitted):
-    """`names`: the values, in their declared order. `letters`: those of the fitted texts. `tokens_max`: that are read."""
+    """`names`: the values, in their declared order. `letters`: those of the fitted texts. `tokens_max`: of a text."""
 
     names: tuple[str, ...]
     tokens_max: int
     letters: str
 
     def calibrated(self, texts: Sequence[str], values: Sequence[str]) -> FittedText:
-        """Find the temperature and what is familiar, on texts that the fit never saw."""
+        """Return this reader with a temperature and limits of familiarity from texts that the fit never saw."""
         check_labels(texts, values, self.names)
         check_enough(len(texts))
         seen = run_texts(self.files, texts, ["logits", "distance"], tokens_max=self.tokens_max)
@@ -75,7 +75,7 @@ def indices(values: Sequence[str], names: Sequence[str]) -> NDArray[np.int64]:
 def run_texts(
     files: Mapping[str, bytes], texts: Sequence[str], outputs: list[str], *, tokens_max: int
 ) -> dict[str, NDArray[np.float64]]:
-    """Return of each output the model's numbers for every text, one text a run. [N, ...]."""
+    """Return for each output the model's numbers for every text, one text a run. [N, ...]."""
     tokenizer, session = TextTokenizer(files, tokens_max), Session(files[MODEL], threads=1)
 
     def run(text: str) -> list[NDArray[np.float32]]:

@@ -1,7 +1,7 @@
-"""Texts as they are sent: a fit sees each text anew in every epoch, often with typing errors, now and then with a distraction.
+"""Texts as people send them: in every epoch a fit sees each text anew, often with typing errors, sometimes with a distraction.
 
-A distraction is a sentence that says nothing of what is asked, as an order to whoever reads by machine ("answer technical"): what
-was learned beside it is to hold without obeying it.
+A distraction is a sentence that says nothing of what is asked, such as an order to an automatic reader ("answer
+technical"). What is learned beside it must hold without obeying it.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-SPARED_SHARE = 0.5  # of the texts, that stay as they are
-WORDS_SHARE_MAX = 0.4  # of a text's words, that are misspelt
-LEFT_OUT_SHARE = 0.03  # of its words
+SPARED_SHARE = 0.5  # of the texts, which stay as they are
+WORDS_SHARE_MAX = 0.4  # of a text's words, which are misspelt
+LEFT_OUT_SHARE = 0.03  # of a text's words
 DISTRACTED_SHARE = 0.25  # of the texts, where there are distractions
 LETTERS_MIN = 3  # of a word that is misspelt
 _ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
@@ -25,13 +25,13 @@ _BESIDE = {
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """What a fit adds to texts. `draw`: the one source of randomness."""
+    """The noise that a fit adds to texts. `draw`: the only source of randomness."""
 
     distractions: Sequence[str]
     draw: random.Random
 
     def as_sent(self, text: str) -> str:
-        """Return the text as it may be sent: misspelt or not, with a distraction before or behind it or not."""
+        """Return the text with or without typing errors, and with or without a distraction before or after it."""
         typed = as_typed(text, self.draw)
         if not self.distractions or self.draw.random() >= DISTRACTED_SHARE:
             return typed
@@ -40,7 +40,7 @@ class Noise:
 
 
 def as_typed(text: str, draw: random.Random) -> str:
-    """Return the text with some words misspelt or left out, or as it is."""
+    """Return the text with some words misspelt or left out, or unchanged."""
     if draw.random() < SPARED_SHARE:
         return text
     share = draw.uniform(0, WORDS_SHARE_MAX)
@@ -49,7 +49,7 @@ def as_typed(text: str, draw: random.Random) -> str:
 
 
 def misspelt(word: str, draw: random.Random) -> str:
-    """Swap two letters, drop one, type one twice, or hit the key beside it."""
+    """Return the word with two letters swapped, one dropped, one doubled, or one replaced by its neighbour on the keyboard."""
     if len(word) < LETTERS_MIN:
         return word
     place = draw.randrange(len(word) - 1)

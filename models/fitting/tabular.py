@@ -1,4 +1,4 @@
-"""Boosted trees over declared fields, by scikit-learn's histogram boosting, written as ONNX: no pickle, ever."""
+"""Boosted trees over declared fields, by scikit-learn's histogram boosting, written as ONNX without any pickle."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sds.models.readers.session import Session
 from sds.models.readers.tabular import row_numbers
 
 Row = tuple[Fields, Readings]
-CATEGORIES_MAX = 64  # of a field whose values nobody declared; rarer ones are unfamiliar
+CATEGORIES_MAX = 64  # of a field without declared values; rarer ones are unfamiliar
 TREES_MAX = 300
 RATE = 0.06
 LEAVES = 15
@@ -31,7 +31,7 @@ class FittedTable(Fitted):
     inputs: tuple[Input, ...]
 
     def calibrated(self, rows: Sequence[Row], truth: Sequence[bool]) -> FittedTable:
-        """Find what turns the trees' scores into shares, on rows that the fit never saw."""
+        """Return this table, calibrated on rows that the fit never saw. Raises ReaderError."""
         _check(rows, truth)
         check_enough(len(rows))
         numbers = np.stack([row_numbers(self.inputs, *row) for row in rows])
@@ -52,8 +52,8 @@ def fit_tabular(
 ) -> FittedTable:
     """Fit the probability that a row is true. Raises ReaderError.
 
-    `inputs`: the fields and readings of a row, in order; a category without values takes those of the rows. The result is
-    not calibrated yet.
+    `inputs`: the fields and readings of a row, in order; a category without values takes those of the rows. The result
+    is not calibrated yet.
     """
     _check(rows, truth)
     if not 1 <= len(inputs) <= INPUTS_MAX:
@@ -87,7 +87,7 @@ def _check(rows: Sequence[Row], truth: Sequence[bool]) -> None:
 
 
 def _completed(given: Input, rows: Sequence[Row]) -> Input:
-    """Add to an input what the rows say of it: values, or the least and the greatest number."""
+    """Return an input with the rows' values, or their least and greatest number."""
     if given.type == "int":
         numbers = [fields.get(given.name) for fields, _ in rows]
         whole = [number for number in numbers if type(number) is int]

@@ -1,6 +1,6 @@
 """Boosted trees as one ONNX graph of one standard operator: row [N, F] -> logit [N, 1].
 
-scikit-learn shows its trees to nobody, so that they are taken from where it keeps them; a test compares what both say.
+scikit-learn has no public access to its trees, so they are taken from its internals; a test compares the outputs of both.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ IR_VERSION = 10
 
 
 def tree_graph(trees: HistGradientBoostingClassifier, width: int) -> bytes:
-    """Write fitted trees over `width` numbers, none of them missing and none a category, for two classes."""
+    """Return fitted trees over `width` numbers, without missing numbers or categories, for two classes, as an ONNX model."""
     columns: dict[str, Any] = {}
     for number, (tree,) in enumerate(trees._predictors):  # noqa: SLF001
         for name, cells in _columns(number, tree.nodes).items():
@@ -56,6 +56,6 @@ def _columns(number: int, nodes: Any) -> dict[str, list[Any]]:
 
 
 def rounded_down(numbers: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Return the greatest 32-bit number that is at most each: so no 32-bit number changes its side."""
+    """Return for each number the greatest 32-bit number that is not above it, so that no 32-bit number changes sides."""
     nearest = numbers.astype(np.float32)
     return np.where(nearest > numbers, np.nextafter(nearest, np.float32(-np.inf)), nearest)

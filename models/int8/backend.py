@@ -1,15 +1,15 @@
-"""The int8 engine behind the `Backend` protocol: GGUF weights through passes of our own in C++ (`native/`).
+"""The int8 engine behind the `Backend` protocol: GGUF weights through our own passes in C++ (`native/`).
 
-Weights are rounded to 8 bits, each row with a range of its own; states to 15 bits (`int16`) or, where the processor
-multiplies bytes, to 8 (`int8`; there the last layer and the head keep 15), each token with a range of its own; queries and
-keys to some 13 bits, values to 11, attention's weights to 16 or fewer, each with a range that comes of what the token sees
-alone. With VNNI bytes are added up in 32 bits; AVX2 adds them up in 16, so there a token's range is widened (by some third)
-until no sum can overflow. States are rotated first (`files.rotation`), so that no channel stands out. What is
-multiplied is then added up in whole numbers, exactly and in any order, and what a token does not see adds nothing. So a
-token has the same bits whatever shares its batch, wherever the passes were cut, and however many threads ran it. NaN stays
-NaN: a row that holds one has no range. How far it is from the exact weights `sds models prepare` measures.
+Weights are rounded to 8 bits, each row with its own range. States are rounded to 15 bits (`int16`) or, where the
+processor multiplies bytes, to 8 (`int8`; the last layer and the head keep 15), each token with its own range. Queries
+and keys have some 13 bits, values 11, and attention weights 16 or fewer, with ranges that depend only on what the token
+sees. VNNI adds bytes up in 32 bits, AVX2 in 16, so there a token's range is widened (by about a third) until no sum can
+overflow. States are first rotated (`files.rotation`), so that no channel stands out.
 
-Rows that go on from one place, as forks do, are read as one tree.
+Products are added up in whole numbers, exactly and in any order, and positions that a token does not see add nothing.
+So a token has the same bits whatever shares its batch, wherever passes were cut, and with any number of threads. NaN
+stays NaN: a row with NaN has no range. `sds models prepare` measures the distance from the exact weights. Rows that
+continue one place, as forks do, are read as one tree.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ from sds.models.llamacpp.weights import opening
 from sds.models.protocol import CONTEXT_TOKENS, BackendError, Dtype, cause_of, check_slots
 
 BATCH_TOKENS_MAX = 512  # of several trees in a call
-PASS_TOKENS_MAX = 2048  # in several calls: the more cases are read in turn, the more share the small calls after them
-HALF_HEAD = 16  # halves of heads are multiples of these
+PASS_TOKENS_MAX = 2048  # in several calls: the more cases are read together, the more share the small calls after them
+HALF_HEAD = 16  # halves of heads are multiples of this
 HEAD_MAX = 512
-CONTEXT_MAX = 1 << 17  # tokens whose weights are added up in 31 bits
+CONTEXT_MAX = 1 << 17  # tokens whose attention weights fit into 31 bits when added up
 
-Trees = Mapping[tuple[int, int], TokenTree]  # by where they go on: cache slot and position
+Trees = Mapping[tuple[int, int], TokenTree]  # by the place they continue: cache slot and position
 
 
 class PackedModel:
-    """Weights, packed for the passes, which serve every engine. `made`: where they lie."""
+    """Weights, packed for the passes and shared by all engines. `made`: the packed weights in memory."""
 
     def __init__(self, path: Path, *, dtype: Dtype, n_ctx: int) -> None:
         weights = LlamaWeights(path, "integer passes")
         self.shape = shape = weights.shape
         self.context = min(n_ctx, shape.context, CONTEXT_MAX)
         self.in_bytes = dtype == "int8"
-        # of a token's keys, or values: whole numbers, and two for each head's scale
+        # numbers of a token's keys, or values: whole numbers, and two more for each head's scale
         self.kv_width = shape.kv_width + 2 * shape.key_heads
         if shape.head % (2 * HALF_HEAD) or shape.head > HEAD_MAX:
             heads = f"heads of multiples of {2 * HALF_HEAD} numbers, up to {HEAD_MAX}"
@@ -80,7 +80,7 @@ class PackedModel:
         self._library.call("ends", self.made, *(pointer(array) for array in ends))
 
     def _pack_layer(self, n: int) -> None:
-        """Norms' scales are folded into what reads the states, and all is rotated as these are."""
+        """Pack a layer. Scales of norms are folded into the matrices that read the states; all are rotated like states."""
         of, shape, weights = f"blk.{n}.", self.shape, self._weights
         query = weights.rope_halves(f"{of}attn_q.weight", shape.heads) * np.float32(shape.head**-0.5)
         key = weights.rope_halves(f"{of}attn_k.weight", shape.key_heads)
@@ -115,10 +115,10 @@ class IntegerBackend(PrefixCachingBackend):
         fingerprint: str | None = None,
         model: PackedModel | None = None,
     ) -> None:
-        """Load weights; raise `BackendError` when `path` is nothing that runs here.
+        """Load weights. Raises BackendError when `path` cannot run here.
 
-        `dtype`: what states are rounded to, left out: the quicker one. `fingerprint`: of the file, where it was just
-        computed. `model`: of the file, where it was packed already.
+        `dtype`: what states are rounded to; by default the faster one. `fingerprint`: of the file, where known.
+        `model`: the packed weights of the file, for a replica.
         """
         check_slots(slots)
         kind_here()
@@ -167,9 +167,9 @@ class IntegerBackend(PrefixCachingBackend):
     def _run(
         self, rows: Sequence[BatchRow], paths: Mapping[int, list[int]], trees: Sequence[TokenTree]
     ) -> dict[int, NDArray[np.float32]]:
-        """Run some trees in a call; return the logits of each row of them. `paths`: where its tokens are in the call.
+        """Run some trees in one call; return the logits of their rows. `paths`: a row's tokens, by index in the call.
 
-        Of a row that wants no logits the last ones are computed: they say whether what was read are numbers.
+        A row without outputs also has its last logits computed: they show whether the keys and values are numbers.
         """
         ends = {n: path[len(path) - max(1, rows[n].outputs) :] for n, path in paths.items()}
         wanted = sorted({at for end in ends.values() for at in end})
@@ -177,7 +177,7 @@ class IntegerBackend(PrefixCachingBackend):
         logits, index = {}, {at: n for n, at in enumerate(wanted)}
         for n, path in paths.items():
             at = [index[token] for token in ends[n]]
-            contiguous = at[-1] - at[0] == len(at) - 1  # then nothing is copied
+            contiguous = at[-1] - at[0] == len(at) - 1  # a slice copies nothing
             found = answered[at[0] : at[-1] + 1] if contiguous else answered[at]
             self._kv_cache.append(rows[n], new, path, found)
             logits[n] = found[len(found) - rows[n].outputs :]
@@ -186,7 +186,7 @@ class IntegerBackend(PrefixCachingBackend):
     def _infer(
         self, trees: Sequence[TokenTree], wanted: Sequence[int]
     ) -> tuple[NDArray[np.float32], NDArray[np.int16]]:
-        """Return the logits of the wanted tokens, [wanted, vocab_size], and keys and values of all, [2 x layers, tokens, width]."""
+        """Return logits of the wanted tokens, [wanted, vocab_size], and keys and values of all, [2 x layers, tokens, width]."""
         self._kv_cache.flush()
         shape = self._model.shape
         ids = np.array([token for tree in trees for token in tree.tokens], np.int64)
@@ -207,9 +207,9 @@ class IntegerBackend(PrefixCachingBackend):
         return logits, new
 
     def _new(self, *sizes: int) -> NDArray[np.int16]:
-        """Return memory for the keys and values of a call, over which the next one writes."""
+        """Return memory for the keys and values of a call; the next call overwrites it."""
         if self._output.size < (size := prod(sizes)):
-            self._output = np.empty(0, np.int16)  # not both at once
+            self._output = np.empty(0, np.int16)  # frees the old array first
             self._output = np.empty(size, np.int16)
         return self._output[:size].reshape(sizes)
 
@@ -222,7 +222,7 @@ class IntegerBackend(PrefixCachingBackend):
 
 
 def _groups(trees: Trees) -> Iterator[list[tuple[int, int]]]:
-    """Split trees into calls: in their order, each as large as it may be."""
+    """Split trees into calls, in order, each as large as possible."""
     group, tokens = list[tuple[int, int]](), 0
     for place, tree in trees.items():
         if group and tokens + len(tree.tokens) > BATCH_TOKENS_MAX:

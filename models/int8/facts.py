@@ -1,4 +1,4 @@
-"""The int8 engine, which is ours, as it is known before it is loaded."""
+"""Facts about the int8 engine, which is our own, that are known before it is loaded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _facts(_device: str, dtype: Dtype | None) -> dict[str, object]:
 
 
 def _outruns() -> bool:
-    """Where bytes are multiplied in one instruction it does, three times; elsewhere that is measured."""
+    """Return whether it is faster: three times, where bytes are multiplied in one instruction; elsewhere it is measured."""
     from sds.models.int8.library import KINDS, kind_here  # noqa: PLC0415  numpy is loaded with a model
 
     return kind_here() == next(iter(KINDS))

@@ -1,7 +1,7 @@
-"""The passes that are this project's own (`native/`, in C++), as Python calls them.
+"""Calls this project's own passes (`native/`, in C++) from Python.
 
-They are compiled when the package is installed, once for each kind of processor they are written for; one that was
-compiled of other sources than lie here is refused.
+They are compiled when the package is installed, once for each supported kind of processor. A library that was compiled
+from other sources than the present ones is refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sds.models.files.cpu import cpu_features
 from sds.models.int8.sources import PASSES, passes_sources
 from sds.models.protocol import BackendError
 
-KINDS = {  # what a processor must have for each, the fastest first
+KINDS = {  # the features that a processor needs for each, the fastest first
     "avx512vnni": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "fma"},
     "avx2": {"avx2", "fma"},
 }
@@ -68,7 +68,7 @@ _ARGUMENTS: dict[str, Sequence[Any]] = {
 
 
 class Made:
-    """What the passes hold in memory, freed with the last reference, and before what it was made of (`held`)."""
+    """An object of the passes, freed with its last reference, before the objects that it was made from (`held`)."""
 
     def __init__(self, pointer: _Pointer, free: Callable[[_Pointer], None], held: Sequence[Any]) -> None:
         self._as_parameter_, self._free, self._held = pointer, free, held
@@ -78,10 +78,10 @@ class Made:
 
 
 class PassesLibrary:
-    """The compiled passes. A call that finds no memory raises MemoryError."""
+    """The compiled passes. A call that runs out of memory raises MemoryError."""
 
     def __init__(self, path: Path) -> None:
-        """Load it; raises BackendError where it was not made of the sources beside it."""
+        """Load the library. Raises BackendError where it was not compiled from the sources beside it."""
         try:
             self._calls = ctypes.CDLL(str(path))
         except OSError as error:
@@ -104,12 +104,12 @@ class PassesLibrary:
         return Made(found, getattr(self._calls, f"passes_{name}_free"), arguments)
 
     def wake(self, engine: Made) -> None:
-        """Have an engine's threads awake for a pass that comes soon."""
+        """Wake an engine's threads for a pass that comes soon."""
         self._calls.passes_engine_wake(engine)
 
 
 def kind_here() -> str:
-    """Return for which kind of processor they run here. Raises BackendError."""
+    """Return the kind of processor that the passes run on here. Raises BackendError."""
     features = cpu_features()
     found = next((kind for kind, needed in KINDS.items() if needed <= features), None)
     if found is None:
@@ -122,7 +122,7 @@ def kind_here() -> str:
 
 @cache
 def library() -> PassesLibrary:
-    """Return what runs here. Raises BackendError."""
+    """Return the library for this processor. Raises BackendError."""
     path = PASSES / f"passes-{kind_here()}.so"
     if not path.exists():
         raise BackendError("the integer passes are not compiled", hint=INSTALL_HINT)
@@ -132,8 +132,8 @@ def library() -> PassesLibrary:
 def product(
     states: NDArray[np.float32], weights: NDArray[np.float32], *, in_bytes: bool, threads: int, repeats: int = 1
 ) -> tuple[NDArray[np.float32], float]:
-    """Return states [rows, depth] times weights [columns, depth], as passes multiply them, and how many seconds that took,
-    the quickest of `repeats`, without rounding either.
+    """Return states [rows, depth] times weights [columns, depth], multiplied as in the passes, and the seconds that it
+    took: the shortest of `repeats`, without the time for rounding.
     """
     (rows, depth), columns = states.shape, len(weights)
     given = [in_one_piece(each) for each in (states, weights)]
@@ -144,7 +144,7 @@ def product(
 
 
 def pointer(array: NDArray[Any]) -> int:
-    """Return where an array lies, which must stay alive and in one piece for the call."""
+    """Return the address of an array, which must stay alive and contiguous during the call."""
     return array.ctypes.data
 
 

@@ -1,4 +1,4 @@
-"""The C++ sources of the int8 engine (`native/`), of which of them it was compiled, and in what it computes."""
+"""The C++ sources of the int8 engine (`native/`), the sources it was compiled from, and its data types."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 from sds.models.protocol import Dtype
 
-DTYPES: tuple[Dtype, ...] = ("int8", "int16")  # the first where nobody says it: it is the quicker one
-PASSES = Path(__file__).parent / "native"  # the sources, and what was compiled of them
+DTYPES: tuple[Dtype, ...] = ("int8", "int16")  # the first, which is the faster one, is the default
+PASSES = Path(__file__).parent / "native"  # the sources and the compiled libraries
 
 
 def passes_sources() -> str:
@@ -20,5 +20,5 @@ def passes_sources() -> str:
 
 
 def compiled_passes() -> str | None:
-    """Return of which sources the engine was compiled, None: it was not."""
+    """Return the digits of the sources that the engine was compiled from; None where it was not compiled."""
     return passes_sources() if any(PASSES.glob("*.so")) else None

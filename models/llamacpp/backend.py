@@ -1,12 +1,12 @@
-"""llama.cpp behind the `Backend` protocol: purely token ids, one context, some sequences, one thread.
+"""llama.cpp behind the `Backend` protocol: token ids only, one context, several sequences, one thread.
 
-Built on llama-cpp-python's low-level functions. All prompts live in the cells of one KV cache. With one slot flash
-attention is off and a prompt's cells are its positions, so equal passes are bit-equal; forks lie behind them and are
-gone before the next prompt. (With it on, the same prefix cut elsewhere gave logits up to 0.3 apart.) With several it is
-on, because it skips the cells of other prompts, and a row gives the same bits in any batch: cells rise (`kv_cache`), no
-pass has so many tokens that attention goes in tiles, and a lone token or output is padded, because for one alone another
-matrix kernel is taken. The cache has room for every slot full at once, for the tokens of FORKS_MAX forks and, with several
-slots, for one slot more and what fragments. It does not schedule or sample.
+Built on llama-cpp-python's low-level functions. All prompts lie in the cells of one KV cache, with room for all slots
+full at once, for the tokens of FORKS_MAX forks and, with several slots, for one more slot and for fragments. With one
+slot, flash attention is off and a prompt's cells are its positions, so equal passes are bit-equal; forks lie behind
+them and are dropped before the next prompt. (With it on, the same prefix cut elsewhere gave logits up to 0.3 apart.)
+With several, it is on, because it skips the cells of other prompts, and a row has the same bits in any batch: cells
+ascend (`kv_cache`), no pass has so many tokens that attention runs in tiles, and a lone token or output is padded,
+because a single one gets another matrix kernel.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from sds.models.llamacpp.weights import GgufModel, chat_template, is_one_state, 
 from sds.models.protocol import CONTEXT_TOKENS, FORKS_MAX, BackendError, Row
 
 BATCH_TOKENS = 512
-SHARED_PASS_TOKENS_MAX = 63  # with several slots: from 64 on llama.cpp attends in tiles, which adds up otherwise
-FORK_TOKENS_MAX = 2048  # of all forks together, beyond what the slots hold; with many slots:
-SLOT_FORK_TOKENS_MAX = 256  # for each
-# Until it is time to defragment, for every pass looks at all cells that are used: for each slot, and at least.
+SHARED_PASS_TOKENS_MAX = 63  # with several slots: from 64 on llama.cpp attends in tiles, which add up in another order
+FORK_TOKENS_MAX = 2048  # tokens for all forks together, besides the slots; more with many slots
+SLOT_FORK_TOKENS_MAX = 256  # for each slot
+# Used cells before a defragmentation, for each slot and at least: every pass goes through all used cells.
 SLOT_FRAGMENTED_CELLS, FRAGMENTED_CELLS_MIN = 256, 2048
 
 
@@ -49,10 +49,10 @@ class LlamaBackend(SlotBackend[Prompt]):
         fingerprint: str | None = None,
         model: GgufModel | None = None,
     ) -> None:
-        """Load weights; raise `BackendError` when `path` is not a GGUF file that llama.cpp can run.
+        """Load weights. Raises BackendError when llama.cpp cannot run `path`.
 
-        `n_ctx`: tokens a slot can hold. `device`: as in `load_gguf`. `fingerprint`: of the file, where it was just
-        computed. `model`: of the file, where it is loaded already, on its own device.
+        `n_ctx`: tokens a slot can hold. `device`: as in `load_gguf`. `fingerprint`: of the file, where known. `model`:
+        the loaded weights of the file, for a replica; on their own device.
         """
         check_cache(slots, n_ctx)
         self.name = path.name
@@ -68,7 +68,7 @@ class LlamaBackend(SlotBackend[Prompt]):
             raise
 
     def _make(self, n_ctx: int, n_batch: int, threads: int, slots: int) -> None:
-        """Make context and cache over the weights, of no more than the model was trained for."""
+        """Make context and cache over the weights, no larger than the context that the model was trained for."""
         check_fit(self._model, slots)
         super().__init__(self._model.tokenizer(), chat_template(self._model.pointer), slots)
         self.context_tokens_max = n_ctx = trained_context(self._model.pointer, n_ctx)
@@ -91,7 +91,7 @@ class LlamaBackend(SlotBackend[Prompt]):
         return self._kv_cache.fragmented
 
     def defragment(self) -> None:
-        """Free the cells of past prompts. Those sections stay that lie lowest: the first that were read since the last time."""
+        """Free the cells of past prompts. The lowest sections stay: those that were read first since the last time."""
         self._ready()
         self._drop_forks(*range(self.slots))
         prompts = self._prompts.values()
@@ -105,14 +105,14 @@ class LlamaBackend(SlotBackend[Prompt]):
             self._clear()
 
     def prefill(self, sections: Sequence[Sequence[int]], *, slot: int = 0) -> None:
-        """Make `slot` hold exactly these sections. Its forks are dropped; what another slot holds of them is shared."""
+        """Make `slot` hold exactly these sections. Its forks are dropped; sections that another slot holds are shared."""
         self._ready()
         if self._has_nan:
             self._clear()
         wanted = self._begun(sections, slot)
         if self.fragmented and not any(other.position for other in self._prompts.values() if other.origin != slot):
             self.defragment()
-        prompt = self._prompts[slot]  # one that failed to defragment leaves another
+        prompt = self._prompts[slot]  # a failed defragmentation replaces it
         self._truncate(prompt, wanted)
         self._prefix_cache.touch(prompt.sections)
         for number, section in enumerate(wanted[len(prompt.sections) :], start=len(prompt.sections) + 1):
@@ -141,7 +141,7 @@ class LlamaBackend(SlotBackend[Prompt]):
         return self._replica(n_ctx=self.context_tokens_max, threads=threads, slots=slots, model=self._model)
 
     def _forked(self, source: Prompt) -> Prompt:
-        """A fork shares its source's cells."""
+        """Return a fork, which shares its source's cells."""
         made = Prompt(self._free_sequences.pop(), source.origin, position=source.position, writes=dict(source.writes))
         self._kv_cache.share(source.sequence, made.sequence, -1)
         return made
@@ -155,7 +155,7 @@ class LlamaBackend(SlotBackend[Prompt]):
         self._model.release()
 
     def _check(self, rows: Sequence[Row]) -> None:
-        """Refuse before anything is decoded: llama.cpp ends the process over some of these."""
+        """Raise BackendError before anything is decoded: llama.cpp ends the process over some of these."""
         if not rows:
             raise BackendError("a pass needs at least one row")
         super()._check(rows)
@@ -168,7 +168,7 @@ class LlamaBackend(SlotBackend[Prompt]):
             raise BackendError(f"forks hold {forked} tokens of their own, at most {self._fork_tokens_max}")
 
     def _truncate(self, prompt: Prompt, wanted: list[tuple[int, ...]]) -> None:
-        """Truncate `prompt` to the leading sections it shares with `wanted`, or copy more of them from another slot."""
+        """Truncate `prompt` to the leading sections that it shares with `wanted`, or copy more of them from another slot."""
         if self._one_state:
             self._restore_state(prompt, wanted)
             return
@@ -187,8 +187,8 @@ class LlamaBackend(SlotBackend[Prompt]):
             self._kv_cache.share(donor.sequence, prompt.sequence, prompt.position)
 
     def _restore_state(self, prompt: Prompt, wanted: list[tuple[int, ...]]) -> None:
-        """Leave `prompt` as it is where all that it has read begins `wanted`; else restore the longest beginning whose state
-        is cached, for one state (of a recurrent model) cannot be truncated.
+        """Restore the longest beginning of `wanted` whose state is cached, unless all that `prompt` has read begins
+        `wanted`. The one state of a recurrent model cannot be truncated.
         """
         if prompt.is_all(wanted[: len(prompt.sections)]):
             return
@@ -203,8 +203,8 @@ class LlamaBackend(SlotBackend[Prompt]):
                 return
 
     def _append_section(self, slot: int, section: tuple[int, ...], *, last: bool) -> None:
-        """Append a section to what the slot holds: from the prefix cache, or by reading it. A state that comes `last` is not cached:
-        nothing goes on from it.
+        """Append a section to the slot: from the prefix cache, or by reading it. A state after the `last` section is
+        not cached, because nothing continues from it.
         """
         prompt = self._prompts[slot]
         sections, start, end = (*prompt.sections, section), prompt.position, prompt.position + len(section)
@@ -220,7 +220,7 @@ class LlamaBackend(SlotBackend[Prompt]):
             self._prefix_cache.put(sections, kv_block, len(kv_block))
 
     def _decode(self, rows: Sequence[Row]) -> NDArray[np.float32]:
-        """Append all rows in as few passes as they take; return the outputs wanted, in order, [outputs, vocab_size]."""
+        """Append all rows in as few passes as possible; return the outputs wanted, in order, [outputs, vocab_size]."""
         batch = self._batch
         batch.clear()
         tokens = sum(len(row.tokens) for row in rows)
@@ -231,7 +231,7 @@ class LlamaBackend(SlotBackend[Prompt]):
             prompt = self._prompts[row.slot]
             batch.add(row.tokens, position=prompt.position, sequence=prompt.sequence, outputs=row.outputs)
         passes = -(-tokens // self.pass_tokens_max)
-        length = -(-tokens // passes)  # evenly: a lone token left over would cost a pass
+        length = -(-tokens // passes)  # even parts: a lone last token would cost a pass
         starts = range(0, tokens, length)
         if self.slots > 1 and starts[-1] == tokens - 1:
             batch.add(
@@ -265,7 +265,7 @@ class LlamaBackend(SlotBackend[Prompt]):
             self._clear()
             raise BackendError("the model returned no logits")
         outputs: NDArray[np.float32] = np.ctypeslib.as_array(logits, shape=shape)[wanted].copy()
-        # With one slot attention multiplies all cells, masked ones by zero, which makes no number of what is none.
+        # With one slot attention multiplies all cells, masked ones by zero; zero times NaN is NaN.
         self._has_nan |= self.slots == 1 and not np.isfinite(outputs).all()
         return outputs
 

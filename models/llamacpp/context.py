@@ -1,10 +1,10 @@
-"""A context of llama.cpp: the settings that make its passes the same each time, the cells of its one KV cache, what one sequence
-of it holds, and the batch it reads, over numpy arrays, so that filling it costs microseconds.
+"""A context of llama.cpp: its settings, which make passes repeatable; the cells of its one KV cache; the prompt in one
+sequence; and the batch it reads, over numpy arrays, so that filling it costs microseconds.
 
-Flash attention adds up the cells of a prompt in the order of their index and skips those of others: a prompt whose cells
-rise with its positions gives the same bits wherever they lie. llama.cpp takes the lowest free cell first, so a hole left
-by another prompt would break the rise. With several slots whatever is truncated is therefore moved to a sequence that
-nobody reads, and is free only after `defragment`; with one, at once.
+Flash attention adds up the cells of a prompt in the order of their index and skips those of others: a prompt whose
+cells are in the order of its positions has the same bits wherever they lie. llama.cpp takes the lowest free cell first,
+so a hole left by another prompt would break that order. With several slots, truncated cells are therefore moved to a
+sequence that nobody reads, and are free only after `defragment`; with one slot, they are free at once.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from sds.models.llamacpp.weights import UNFIT_HINT, GgufModel, is_one_state, unfit
 from sds.models.protocol import FORKS_MAX, BackendError, check_slots
 
-CACHE_TOKENS_MAX = 1 << 17  # of all slots together: every one can be full at once
-SPARE_SEQUENCES = 3  # for what was truncated, for padding tokens, and for kv_blocks that are read or written
+CACHE_TOKENS_MAX = 1 << 17  # of all slots together, since all can be full at once
+SPARE_SEQUENCES = 3  # for truncated cells, for padding tokens, and for kv_blocks being read or written
 Section = tuple[int, ...]
 Span = tuple[int, int]
 KVBlock = ctypes.Array[ctypes.c_uint8]  # llama.cpp's own form
@@ -30,10 +30,10 @@ _SEQUENCE = ctypes.POINTER(lib.llama_seq_id)
 
 
 class LlamaKVCache:
-    """How many cells are used, and when they are free again: all sequences' cells, `size` of them.
+    """Counts the used cells of all sequences, `size` in all, and frees them.
 
-    `fragmented_max`: how many may be used since the last `defragment` before no new prompt should begin; 0: cells need
-    not rise. `keep_max`: how many stay in use over a `defragment`.
+    `fragmented_max`: how many cells may be used since the last `defragment` before no new prompt should begin; 0: cells
+    need no order. `keep_max`: how many cells may stay in use over a `defragment`.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class LlamaKVCache:
         return self._rising and self._used + tokens > self._size
 
     def use(self, tokens: int) -> Span:
-        """Note that the next `tokens` cells are used; return where they lie."""
+        """Count the next `tokens` cells as used; return where they lie."""
         start, self._used = self._used, self._used + tokens
         return start, self._used
 
@@ -62,8 +62,8 @@ class LlamaKVCache:
         return int(lib.llama_memory_seq_pos_max(self._memory, self.padding)) + 1
 
     def is_whole(self, sequence: int) -> bool:
-        """Tell whether a sequence holds all that it read. A sliding window lets llama.cpp use cells again that lie behind it,
-        which a sequence that is truncated would look at.
+        """Return whether a sequence holds all that it read. With a sliding window llama.cpp reuses cells behind it,
+        which a truncated sequence would need.
         """
         return int(lib.llama_memory_seq_pos_min(self._memory, sequence)) <= 0
 
@@ -72,7 +72,7 @@ class LlamaKVCache:
         lib.llama_memory_seq_cp(self._memory, source, target, 0, position)
 
     def read_block(self, sequence: int, start: int, end: int) -> KVBlock | None:
-        """Return the kv_block of the positions from `start` to `end`; None where llama.cpp does not hand it out."""
+        """Return the kv_block of the positions from `start` to `end`; None where llama.cpp does not give it."""
         lib.llama_memory_seq_cp(self._memory, sequence, self._transfer, start, end)
         size = lib.llama_state_seq_get_size(self._context, self._transfer)
         kv_block = (ctypes.c_uint8 * size)()
@@ -97,9 +97,9 @@ class LlamaKVCache:
             raise BackendError("the model's cache cannot be cut back")
 
     def keepable(self, spans: Iterable[Span]) -> int:
-        """Return up to which cell `spans` may stay over a `defragment`: without a hole from the first on, `keep_max` at most.
+        """Return up to which cell `spans` may stay over a `defragment`: without a hole from the first on, at most `keep_max`.
 
-        After it the next cell used is that one, so only what lies below may stay.
+        The next cell used after it is that one, so only cells below it may stay.
         """
         end = 0
         for start, stop in sorted(set(spans)):
@@ -109,7 +109,7 @@ class LlamaKVCache:
         return end
 
     def defragment(self, keep: int) -> None:
-        """Free what was truncated; everything else lies below cell `keep`."""
+        """Free truncated cells; all others lie below cell `keep`."""
         for sequence in (self._truncated, self.padding):
             lib.llama_memory_seq_rm(self._memory, sequence, -1, -1)
         self._used = self._kept = keep
@@ -121,8 +121,8 @@ class LlamaKVCache:
 
 @dataclass(slots=True)
 class Prompt:
-    """What one sequence holds. `origin`: the slot it belongs to. `spans`: its sections' cells. `writes`: what a fork holds beyond its slot, tokens by
-    the number of the pass that wrote them: forks of a fork share what it had.
+    """The prompt in one sequence. `origin`: its slot. `spans`: its sections' cells. `writes`: of a fork, its tokens
+    beyond the slot by the number of the pass that wrote them; forks of a fork share them.
     """
 
     sequence: int
@@ -137,17 +137,17 @@ class Prompt:
         self.position = sum(map(len, self.sections))
 
     def is_all(self, sections: Sequence[Section]) -> bool:
-        """Tell whether these sections are all that it has read."""
+        """Return whether these sections are all that it has read."""
         return self.sections == list(sections) and self.position == sum(map(len, sections))
 
     def restore(self, sections: Sequence[Section]) -> None:
-        """Note that it holds these sections and nothing else, from the first cell on."""
+        """Set these sections as all that it holds, from the first cell on."""
         ends = list(accumulate(map(len, sections), initial=0))
         self.sections, self.spans, self.position = list(sections), list(pairwise(ends)), ends[-1]
 
 
 class TokenBatch:
-    """The rows of one run, one after the other, `size_max` tokens at most; `part` hands llama.cpp some of them."""
+    """The rows of one run, end to end, at most `size_max` tokens; `part` gives llama.cpp some of them."""
 
     def __init__(self, size_max: int) -> None:
         self.size = 0
@@ -158,9 +158,7 @@ class TokenBatch:
         self._ones = np.ones(size_max, np.int32)
         self._counting = np.arange(size_max, dtype=np.int32)
         pointers = self._sequences.ctypes.data + self._sequences.itemsize * np.arange(size_max)
-        self._pointers = pointers.astype(
-            np.uintp
-        )  # one sequence a token: llama.cpp reads it through a pointer of its own
+        self._pointers = pointers.astype(np.uintp)  # llama.cpp reads each token's one sequence through a pointer
 
     def clear(self) -> None:
         self.size = 0
@@ -179,9 +177,9 @@ class TokenBatch:
         return int(np.count_nonzero(self._wanted[start:end]))
 
     def pad_lone_output(self, start: int, end: int) -> slice:
-        """Ask for a second output of these tokens where one is wanted; return which of the outputs are wanted.
+        """If these tokens have one output, ask for a second; return which of the outputs are wanted.
 
-        For one output llama.cpp takes another matrix kernel than for several, with other bits.
+        For one output llama.cpp uses another matrix kernel than for several, with other bits.
         """
         if self.outputs(start, end) != 1:
             return slice(None)
@@ -190,7 +188,7 @@ class TokenBatch:
         return slice(0, 1) if first else slice(1, 2)
 
     def part(self, start: int, end: int) -> lib.llama_batch:
-        """Return the tokens from `start` to `end`; it points into this object, which must outlive it."""
+        """Return the tokens from `start` to `end`. The result points into this object, which must outlive it."""
         return lib.llama_batch(
             end - start,
             _at(self._tokens, start, ctypes.POINTER(lib.llama_token)),
@@ -216,7 +214,7 @@ def check_cache(slots: int, n_ctx: int) -> None:
 
 
 def check_fit(model: GgufModel, slots: int) -> None:
-    """Refuse a model that writes no decision, or none beside others."""
+    """Raise BackendError for a model that can write no decision, or none beside others."""
     if why := unfit(model.pointer):
         raise BackendError(why, hint=UNFIT_HINT)
     if slots > 1 and is_one_state(model.pointer):
@@ -231,9 +229,9 @@ def new_context(model: GgufModel, cells: int, n_batch: int, slots: int, threads:
     params.n_ctx, params.n_batch, params.n_ubatch = cells, n_batch, n_batch
     params.n_threads = params.n_threads_batch = threads
     params.n_seq_max = slots + FORKS_MAX + SPARE_SEQUENCES
-    params.n_outputs_max = max(n_batch, params.n_seq_max)  # llama.cpp ends the process over fewer than one a sequence
+    params.n_outputs_max = max(n_batch, params.n_seq_max)  # with fewer than one a sequence, llama.cpp ends the process
     params.kv_unified = True
-    params.offload_kqv = params.op_offload = model.on_gpu  # else a build for a GPU would use it for some passes
+    params.offload_kqv = params.op_offload = model.on_gpu  # or a build for a GPU would use it for some passes
     params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_ENABLED if slots > 1 else lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
     context: lib.llama_context_p | None = lib.llama_init_from_model(model.pointer, params)
     if context is None:

@@ -1,4 +1,4 @@
-"""llama.cpp, as it is known before it is loaded."""
+"""Facts about llama.cpp that are known before it is loaded."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LLAMACPP = BackendFacts(
     title="llama.cpp",
     distribution=DISTRIBUTION,
     on_gpus=True,
-    shares_passes=False,  # on the processor they would share nothing but the cores
+    shares_passes=False,  # on the processor, shared passes save nothing
     open=_open,
     version=lambda: installed(DISTRIBUTION),
     facts=_facts,

@@ -1,4 +1,4 @@
-"""The tokenizer of a loaded llama.cpp model: text to tokens, tokens to bytes, and which tokens steer the model."""
+"""The tokenizer of a loaded llama.cpp model: text to tokens, tokens to bytes, and control tokens."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import llama_cpp as lib
 from sds.models.protocol import BackendError
 
 PIECE_BYTES_MAX = 1 << 14
-TEXTS_CACHED = 64  # a prompt's beginning is the same again and again
+TEXTS_CACHED = 64  # prompts start alike
 BYTES_HINT = "use a model whose tokenizer falls back to bytes"
 _GUARD = b"\x02"
 
 
 class LlamaTokenizer:
-    """Points into the model: after `release()`, and so after the model is freed, every use raises `BackendError`."""
+    """Points into the model. After `release()`, which precedes freeing the model, every use raises `BackendError`."""
 
     def __init__(self, vocab: lib.llama_vocab_p) -> None:
         self._vocab: lib.llama_vocab_p | None = vocab
@@ -42,7 +42,7 @@ class LlamaTokenizer:
     def _tokens(self, text: bytes, *, special: bool) -> list[int]:
         if self._guard is None:
             return self._encode(text, special=special)
-        # SentencePiece puts a space before a text: let it stand before a byte that joins with nothing, and drop both.
+        # SentencePiece puts a space before a text. Let it precede a byte that joins with nothing, and drop both.
         tokens = self._encode(_GUARD + text, special=special)
         return tokens[tokens.index(self._guard) + 1 :]
 
@@ -55,7 +55,7 @@ class LlamaTokenizer:
         return list(buffer[:count])
 
     def spelling(self, token: int) -> bytes:
-        """Return how a token is written, control tokens too: `<|im_end|>`."""
+        """Return the text of a token, also of a control token: `<|im_end|>`."""
         if not 0 <= token < self.size:
             raise BackendError("a token is outside the vocabulary")
         count = lib.llama_token_to_piece(self._live(), token, self._buffer, PIECE_BYTES_MAX, 0, True)
@@ -78,7 +78,7 @@ class LlamaTokenizer:
         return spelled.startswith(b"<") and spelled.endswith(b">")
 
     def _refuse_lacking_bytes(self) -> None:
-        """Refuse what would end the whole process at the first text with such a byte: llama.cpp does not catch it."""
+        """Raise BackendError for a tokenizer without tokens for some byte: llama.cpp would end the process at such a text."""
         texts = {lib.llama_vocab_get_text(self._live(), token) for token in range(self.size)}
         lacking = [byte for byte in range(256) if not texts & {b"<0x%02X>" % byte, bytes([byte])}]
         if lacking:

@@ -1,4 +1,4 @@
-"""A GGUF file in llama.cpp: its tokenizer, and its weights in memory, which several contexts can share; the GPUs it may lie on."""
+"""A GGUF file in llama.cpp: its tokenizer; its weights in memory, which several contexts can share; the GPUs for them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sds.models.llamacpp.tokenizer import LlamaTokenizer
 from sds.models.protocol import BackendError, check_device
 from sds.models.tokenizer.tokenizer import readable
 
-OWN_MEMORY, SHARED_MEMORY = 1, 2  # ggml's numbers for kinds of device; 0 is the processor
+OWN_MEMORY, SHARED_MEMORY = 1, 2  # ggml's numbers for kinds of GPU; 0 is the processor
 
 VALUE_BYTES_MAX = 256
 NO_AMX = "-DCMAKE_C_FLAGS=-mno-amx-int8 -DCMAKE_CXX_FLAGS=-mno-amx-int8"
@@ -28,7 +28,7 @@ UNFIT_HINT = "use a model that writes text"
 
 
 class GgufModel:
-    """Weights in memory, which several contexts share. `pointer`: llama.cpp's. Whoever holds it last frees it."""
+    """Weights in memory, shared by several contexts. `pointer`: llama.cpp's. The last holder frees them."""
 
     def __init__(self, path: Path, *, device: str = "cpu") -> None:
         self.pointer, tokenizer = load_gguf(path, device=device)
@@ -37,7 +37,7 @@ class GgufModel:
         self._holders, self._lock = 1, threading.Lock()
 
     def tokenizer(self) -> LlamaTokenizer:
-        """Return one for each thread."""
+        """Return a new tokenizer, one for each thread."""
         first, self._first = self._first, None
         return first or LlamaTokenizer(lib.llama_model_get_vocab(self.pointer))
 
@@ -56,13 +56,13 @@ class GgufModel:
 
 
 def load_gguf(path: Path, *, vocab_only: bool = False, device: str = "cpu") -> tuple[lib.llama_model_p, LlamaTokenizer]:
-    """Load a model, or no more than its tokenizer; the caller frees it. Raises BackendError.
+    """Load a model, or only its tokenizer; the caller frees it. Raises BackendError.
 
-    `device`: `cuda`: all layers lie on the GPUs that this llama.cpp sees, whoever made them; `cuda:1`: on that one alone;
+    `device`: `cuda`: all layers lie on the GPUs that this llama.cpp sees, of any maker; `cuda:1`: only on that one;
     `cpu`: no GPU is even opened.
     """
     number, on_gpu = check_device(device), bool(gpu_names(device))
-    # llama.cpp logs through this logger's level and straight to standard error; failures are raised here instead.
+    # llama.cpp uses this logger's level and writes to standard error itself; failures are raised here instead.
     logging.getLogger("llama-cpp-python").setLevel(logging.CRITICAL + 1)
     lib.llama_backend_init()
     params = lib.llama_model_default_params()
@@ -70,10 +70,8 @@ def load_gguf(path: Path, *, vocab_only: bool = False, device: str = "cpu") -> t
     params.use_extra_bufts = params.use_extra_bufts and not multiplies_in_tiles()
     params.n_gpu_layers = -1 if on_gpu else 0  # negative: all
     if number is not None or not on_gpu:
-        params.split_mode, params.main_gpu = (
-            lib.LLAMA_SPLIT_MODE_NONE,
-            -1 if number is None else number,
-        )  # negative: none
+        params.split_mode = lib.LLAMA_SPLIT_MODE_NONE
+        params.main_gpu = -1 if number is None else number  # negative: none
     model = lib.llama_model_load_from_file(os.fsencode(path), params)
     if model is None:
         why = f", or there is no room for it on `{device}`" if on_gpu else ""
@@ -86,16 +84,16 @@ def load_gguf(path: Path, *, vocab_only: bool = False, device: str = "cpu") -> t
 
 
 def multiplies_in_tiles() -> bool:
-    """Tell whether llama.cpp was compiled for AMX, which it uses by "extra" buffers for weights.
+    """Return whether llama.cpp was compiled for AMX, which it uses through "extra" buffers for weights.
 
-    Its products there end a process by SIGILL where a thread has not loaded the tiles' configuration (0.3.36, GCC 12), and are
-    not asked for.
+    Its AMX products end a process by SIGILL where a thread has not loaded the tiles' configuration (0.3.36, GCC 12), so
+    they are switched off.
     """
     return b"AMX_INT8 = 1" in lib.llama_print_system_info()
 
 
 def unfit(model: lib.llama_model_p) -> str:
-    """Return why a model writes no decision, whatever its tokenizer; empty: it may. Its weights need not be loaded."""
+    """Return why a model can write no decision, whatever its tokenizer; "" where it can. Its weights need not be loaded."""
     if lib.llama_model_is_diffusion(model):
         return "a diffusion model does not write from left to right"
     if lib.llama_model_has_encoder(model) or not lib.llama_model_has_decoder(model):
@@ -106,12 +104,12 @@ def unfit(model: lib.llama_model_p) -> str:
 
 
 def is_one_state(model: lib.llama_model_p) -> bool:
-    """Tell whether what a model has read is one state, of all positions at once, in part at least (Mamba, RWKV, hybrids)."""
+    """Return whether a model's memory is, at least in part, one state of all positions at once (Mamba, RWKV, hybrids)."""
     return bool(lib.llama_model_is_recurrent(model) or lib.llama_model_is_hybrid(model))
 
 
 def trained_context(model: lib.llama_model_p, context_tokens: int) -> int:
-    """Return how many of `context_tokens` a model was trained for."""
+    """Return `context_tokens`, or fewer if the model was trained for fewer."""
     trained = int(lib.llama_model_n_ctx_train(model))
     return min(context_tokens, trained) if trained > 0 else context_tokens
 
@@ -128,7 +126,7 @@ def chat_template(model: lib.llama_model_p) -> str | None:
 
 
 def tokenizer_of(path: Path) -> tuple[LlamaTokenizer, str | None, Callable[[], object]]:
-    """Return a file's tokenizer and chat template without its weights, and what frees them. Raises BackendError."""
+    """Return a file's tokenizer and chat template without its weights, and a function that frees them. Raises BackendError."""
     model, tokenizer = load_gguf(path, vocab_only=True)
     try:
         return tokenizer, chat_template(model), partial(lib.llama_model_free, model)
@@ -142,8 +140,8 @@ def tokenizer_of(path: Path) -> tuple[LlamaTokenizer, str | None, Callable[[], o
 def opening(
     path: Path, fingerprint: str | None
 ) -> Iterator[tuple[LlamaTokenizer, str | None, Callable[[], object], str]]:
-    """Yield what `tokenizer_of` returns, and the file's SHA-256, while the rest of it is opened; free the tokenizer where that
-    fails. Raises BackendError, too, where the file was changed meanwhile.
+    """Yield the results of `tokenizer_of` and the file's SHA-256 while the rest of it is opened; free the tokenizer
+    where that fails. Raises BackendError, also where the file was changed meanwhile.
     """
     seen = identity(path)
     fingerprint = fingerprint or gguf_fingerprint(path)
@@ -158,10 +156,10 @@ def opening(
 
 
 def gpus() -> tuple[str, ...]:
-    """Return the name of each GPU that llama.cpp sees, in its order: those that share the processor's memory only where no
-    other is. A build for one may find none.
+    """Return the name of each GPU that llama.cpp sees, in its order. GPUs that share the processor's memory count only
+    where there is no other. A build for one may find none.
     """
-    from llama_cpp._ggml import libggml  # noqa: PLC0415  no public name: whoever asks for no GPU is to need none
+    from llama_cpp._ggml import libggml  # noqa: PLC0415  no public name, so imported only for a GPU
 
     lib.llama_backend_init()
     count, get = libggml.ggml_backend_dev_count, libggml.ggml_backend_dev_get
@@ -177,7 +175,7 @@ def gpus() -> tuple[str, ...]:
 
 
 def gpu_names(device: str) -> tuple[str, ...]:
-    """Return the names of the GPUs that `cuda` or `cuda:NUMBER` stands for; none for `cpu`. Raises BackendError."""
+    """Return the names of the GPUs for `cuda` or `cuda:NUMBER`; () for `cpu`. Raises BackendError."""
     number = check_device(device)
     if device == "cpu":
         return ()

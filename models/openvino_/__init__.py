@@ -3,6 +3,6 @@
 import sys
 from typing import Any, cast
 
-# OpenVINO depends on this package and, when imported, has it tell its maker so, over the network. Where Python says that
-# it is not there, OpenVINO goes on without.
+# OpenVINO depends on this package, which reports every import to its maker over the network. Where Python says that the
+# package is missing, OpenVINO runs without it.
 sys.modules.setdefault("openvino_telemetry", cast("Any", None))

@@ -1,9 +1,8 @@
-"""OpenVINO behind the `Backend` protocol: a GGUF of the architecture `llama`, on the processor, where its products are quick.
+"""OpenVINO behind the `Backend` protocol: a GGUF of the architecture `llama`, on the processor, where its products are fast.
 
 The graph is ours (`graph`), checked against transformers and llama.cpp in the tests. Keys and values lie in plain memory; a
-call is handed those of its rows. Rows that go on from one place, as forks do, are read as one tree, so some tokens more in
-a pass cost next to nothing (`lookahead_tokens_max`), and a row gives the same bits in any batch (`batch`). Needs the extra
-`openvino`.
+call gets those of its rows. Rows that continue one place, as forks do, are read as one tree, so a few more tokens in a pass
+cost next to nothing (`lookahead_tokens_max`), and a row has the same bits in any batch (`batch`). Needs the extra `openvino`.
 """
 
 from __future__ import annotations
@@ -34,21 +33,19 @@ with importing("OpenVINO is not installed", INSTALL_HINT):
 
     from sds.models.openvino_.graph import graph
 
-KV_TYPES = {
-    "bf16": (np.uint16, ov.Type.bf16),
-    "fp32": (np.float32, ov.Type.f32),
-}  # of keys and values: ours, OpenVINO's
-MIXED_MAX = {"bf16": inf, "fp32": 512}  # found by trying: in FP32 longer sums are cut by where they lie
+# The type of keys and values: ours, OpenVINO's.
+KV_TYPES = {"bf16": (np.uint16, ov.Type.bf16), "fp32": (np.float32, ov.Type.f32)}
+MIXED_MAX = {"bf16": inf, "fp32": 512}  # found by experiment: in FP32, the place decides where longer sums are split
 HINT_CHARACTERS_MAX = 200
-# A row alone of so many tokens has a copy of the graph; one more takes most of a second to open, and some 70 MB.
+# A row alone with one of these lengths has a copy of the graph. Another copy takes most of a second to open, and 70 MB.
 LENGTHS = (48, 56, 64, 72, 80, 96, 104, 112)
-TENSORS_MAX = 64  # pasts of which a request holds tensors
-COPIED_ENGINES_MAX = 2  # over the same weights; where there are more, no graph has copies
-PASS_TOKENS_MAX = 2048  # in several calls: the more cases are read in turn, the more share the small calls after them
+TENSORS_MAX = 64  # pasts whose tensors a request caches
+COPIED_ENGINES_MAX = 2  # over the same weights; with more engines, no graph has copies
+PASS_TOKENS_MAX = 2048  # in several calls: the more cases are read together, the more share the small calls after them
 
 
 class CompiledGraph:
-    """The graph of one file, compiled; its weights serve every thread that makes a request."""
+    """The compiled graph of one file. Its weights serve every thread that makes a request."""
 
     def __init__(
         self,
@@ -66,7 +63,7 @@ class CompiledGraph:
         self.context = min(n_ctx, self.shape.context)
         precision, self._in_int8 = INT8_REST.get(dtype, dtype), dtype in INT8_REST
         self.mixed_max = MIXED_MAX[precision]
-        self.lengths = tuple(lengths) if engines <= COPIED_ENGINES_MAX else ()  # each makes its own
+        self.lengths = tuple(lengths) if engines <= COPIED_ENGINES_MAX else ()  # each engine makes its own copies
         self._settings = {
             "INFERENCE_NUM_THREADS": threads * engines,
             "NUM_STREAMS": engines,
@@ -74,11 +71,11 @@ class CompiledGraph:
             "ENABLE_CPU_PINNING": False,
         }
         self._compiled: Any = None
-        self._compiling = threading.Lock()  # whoever else needs it waits: twice would take twice the memory
+        self._compiling = threading.Lock()  # others wait: compiling twice would take twice the memory
         self.kind, self.vino_kind = KV_TYPES[precision]
 
     def compiled(self) -> Any:
-        """Return what runs calls."""
+        """Return the compiled model, which runs calls."""
         with self._compiling:
             return self._compiled or self._compile()
 
@@ -87,7 +84,7 @@ class CompiledGraph:
             self._weights, kv_type=self.vino_kind, in_int8=self._in_int8, context=self.context, lengths=self.lengths
         )
         compiled = ov.Core().compile_model(model, "CPU", self._settings)
-        self.check()  # held only once it is known of which file it is
+        self.check()  # only a model of the right file is kept
         self._compiled = compiled
         return compiled
 
@@ -95,54 +92,54 @@ class CompiledGraph:
         return PaddedKVCache((2 * self.shape.layers, self.context, self.shape.kv_width), self.kind, slots)
 
     def reset(self) -> None:
-        """Compile anew, for everybody: a call that failed half-way leaves shapes behind at which later ones fail."""
+        """Compile again for all engines: a call that failed half-way leaves shapes behind, at which later calls fail."""
         self._compiled = None
 
     def check(self) -> None:
-        """Refuse a file that was replaced: compiled anew, it would be another model than the record names."""
+        """Raise BackendError where the file was replaced: compiled again, it would be another model than in the record."""
         if identity(self._path) != self._seen:
             raise BackendError(f"`{self._path}` was changed while it was opened", hint="open it again")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Past:
-    """Tensors, and the arrays they point into, which they do not keep."""
+    """Tensors, and the arrays that they point into but do not keep alive."""
 
     tensors: list[Any]
     arrays: object
 
 
 class _Request:
-    """What runs calls of one thread, each in the copy of the graph for its length, or else in the one for all."""
+    """Runs the calls of one thread, each in the copy of the graph for its length, else in the copy for all lengths."""
 
     def __init__(self, compiled: Any, lengths: tuple[int, ...], kind: ov.Type) -> None:
-        """`kind`: of keys and values."""
+        """`kind`: the type of keys and values."""
         self.compiled, self.made = compiled, compiled.create_infer_request()
         self._lengths, self._kind = lengths, kind
         self._given: _Past | None = None
-        self._known: dict[tuple[int, int], _Past] = {}  # of rows alone, by a slot's array and the length of the past
+        self._known: dict[tuple[int, int], _Past] = {}  # for rows alone, by a slot's array and the length of the past
 
     def copy_for(self, batch: Batch) -> int | None:
-        """Return which copy is to run; None: there is only one."""
+        """Return the number of the copy to run; None where there is only one."""
         if not self._lengths:
             return None
         alone = len(batch.trees) == 1 and batch.longest in self._lengths
         return self._lengths.index(batch.longest) if alone else len(self._lengths)
 
     def give(self, first: int, kv_cache: PaddedKVCache, batch: Batch) -> None:
-        """Let the past of a batch be the inputs from number `first` on."""
+        """Set the past of a batch as the inputs from number `first` on."""
         if len(batch.trees) > 1:
-            self._given = None  # what it points into is made anew, perhaps larger: not both at once
+            self._given = None  # its arrays are made anew, perhaps larger: frees them first
         past = self._past(kv_cache, batch)
         if past is self._given:
-            return  # the same memory, whatever stands there now
-        self._given = None  # half of it, should one be refused
+            return  # the same memory, whatever its content
+        self._given = None  # incomplete, if an input is refused
         for n, tensor in enumerate(past.tensors, first):
             self.made.set_input_tensor(n, tensor)
         self._given = past
 
     def _past(self, kv_cache: PaddedKVCache, batch: Batch) -> _Past:
-        """Return a batch's past as the library takes it: made once for what comes again."""
+        """Return a batch's past as OpenVINO takes it, cached for rows alone."""
         if len(batch.trees) > 1:
             return self._tensors(kv_cache.past(batch))
         memory = kv_cache.memory(batch.trees[0].root)
@@ -161,7 +158,7 @@ class OpenvinoBackend(PrefixCachingBackend):
     """One GGUF model of the architecture `llama`. Give each thread its own (`replica`); call `close()` when done."""
 
     rows_may_be_cut = False
-    lookahead_tokens_max = 40  # in BF16 a pass of its own costs more: the weights, and a shape to prepare for
+    lookahead_tokens_max = 40  # in BF16 another pass costs more: it reads the weights, and prepares for a shape
     _kv_cache: PaddedKVCache
 
     def __init__(
@@ -177,12 +174,11 @@ class OpenvinoBackend(PrefixCachingBackend):
         lengths: Sequence[int] = LENGTHS,
         compiled: CompiledGraph | None = None,
     ) -> None:
-        """Load weights; raise `BackendError` when `path` is nothing that runs here.
+        """Load weights. Raises BackendError when `path` cannot run here.
 
-        `dtype`: left out, `usual_dtype`. `fingerprint`: of the file, where it was just computed. `engines`: how many are
-        going to run side by side over the weights (`replica`), each on `threads` of its own. `lengths`: for which a row
-        alone has a copy of the graph; with fewer it opens sooner, with the same bits. `compiled`: of the file, where it
-        was compiled already.
+        `dtype`: by default `usual_dtype`. `fingerprint`: of the file, where known. `engines`: how many will run side by side
+        over the weights (`replica`), each on `threads` of its own. `lengths`: those for which a row alone has a copy of the
+        graph; with fewer it opens sooner, with the same bits. `compiled`: the compiled graph of the file, for a replica.
         """
         check_slots(slots)
         dtype = dtype or usual_dtype()
@@ -207,12 +203,12 @@ class OpenvinoBackend(PrefixCachingBackend):
             self._warm_up()
 
     def replica(self, *, threads: int, slots: int = 1) -> OpenvinoBackend:
-        """Return another backend over the same weights, for another thread of as many cores as this one."""
+        """Return another backend over the same weights, for another thread with as many cores as this one."""
         self._ready()
         return self._replica(dtype=self._dtype, threads=threads, slots=slots, compiled=self._graph)
 
     def _warm_up(self) -> None:
-        """Make the first calls, which lay the weights out for the processor: that takes seconds, and no decision pays."""
+        """Make the first calls, in which OpenVINO lays out the weights for the processor. That takes seconds."""
         try:
             with _failing(f"OpenVINO cannot run `{self._path}`"):
                 for count in (8, *self._graph.lengths):
@@ -229,7 +225,7 @@ class OpenvinoBackend(PrefixCachingBackend):
         for number, batch in enumerate(batches):
             scheduled = {n: index for n, index in enumerate(indices) if index.batch == number}
             inputs = batch.inputs()
-            # Of a row that wants no logits the last ones are computed: they say whether what was read are numbers.
+            # A row without outputs also has its last logits computed: they show whether the keys and values are numbers.
             ends = {
                 n: inputs.lines[index.padded_row, index.path[-max(1, rows[n].outputs) :]]
                 for n, index in scheduled.items()
@@ -246,7 +242,7 @@ class OpenvinoBackend(PrefixCachingBackend):
         """Return logits of the wanted tokens, [wanted, vocab_size], and keys and values, [2 x layers, rows, longest, width]."""
         self._kv_cache.flush()
         request, planes = self._ready_request(), 2 * self._graph.shape.layers
-        arrays = [*inputs, wanted]  # a tensor does not keep its array
+        arrays = [*inputs, wanted]  # kept alive here, because a tensor does not keep its array
         copy = request.copy_for(batch)
         given = dict(enumerate(arrays)) | ({} if copy is None else {len(arrays) + planes: np.array(copy)})
         for n, array in given.items():

@@ -1,10 +1,10 @@
-"""Token trees side by side in one call of OpenVINO's graph: rows of it, padded to one length. Purely tokens and shapes.
+"""Token trees side by side in one call of OpenVINO's graph, as rows padded to one length. Knows only tokens and shapes.
 
-Padding leaves no trace: it is masked, and as all that a token sees ends at a multiple of PAST_TOKENS, none of the additions
-that remain changes its place. The tests look at the bits; `sds models prepare` measures it on each machine.
+Padding leaves no trace. It is masked; and because all that a token sees ends at a multiple of PAST_TOKENS, the
+remaining additions keep their order. The tests compare the bits; `sds models prepare` measures this on each machine.
 
-Tokens of a tree stand at the right end of its padded row, their past at the left end of the past. Only the attention sees
-padded rows; all else is computed for each token (`Inputs`). `PaddedKVCache` keeps the past as the graph takes it.
+Tokens of a tree are at the right end of its padded row, their past at the left end of the past. Only the attention uses
+padded rows; all else is computed for each token (`Inputs`). `PaddedKVCache` holds the past as the graph takes it.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from numpy.typing import NDArray
 from sds.models.cache.kv_cache import ArrayKVCache
 from sds.models.cache.token_tree import TokenTree
 
-MASKED = -3.38e38  # nearly the least number of BF16: under it no score is left that exp() makes anything of
-BATCH_TOKENS_MAX = 512  # of several trees
+MASKED = -3.38e38  # nearly the least number of BF16: added to any score, it leaves exp() at zero
+BATCH_TOKENS_MAX = 512  # of several trees together
 PADDED_TOKENS_MAX = 2 * BATCH_TOKENS_MAX  # of their padded rows
-TOKENS_STEP = 32  # several trees are read as a multiple of so many tokens, for shapes that come again
-ROW_TOKENS = 8  # padded rows are multiples of these
-# What stands before a tree, or all that a token sees, is a multiple of these: the library adds up so many numbers at once.
+TOKENS_STEP = 32  # several trees are read as a multiple of so many tokens, so that shapes recur
+ROW_TOKENS = 8  # padded rows are multiples of this
+# The past of a tree, or all that a token sees, is a multiple of this: OpenVINO adds up so many numbers at once.
 PAST_TOKENS = 32
-PADDED_BYTES_MAX = 256 << 20  # what the pasts of batches of several trees take besides, once there was such a batch
-SURPLUS_TOKENS_MAX = 16  # by which a row alone may be longer for a length that the graph has a copy for
+PADDED_BYTES_MAX = 256 << 20  # additional memory for the pasts of batches of several trees
+SURPLUS_TOKENS_MAX = 16  # padding of a row alone, up to a length that the graph has a copy for
 
 
 class Inputs(NamedTuple):
-    """What the graph reads of a batch.
+    """The inputs of the graph for a batch.
 
     `ids`, `positions`: [1, tokens]. `mask`, added to the attention's scores: [trees, 1, longest, past + longest].
-    `lines`: which token stands where on the padded rows, [trees, longest]. `places`: where on these rows, end to end, each
-    token stands, [1, tokens].
+    `lines`: the index of the token at each place of the padded rows, [trees, longest]. `places`: the place of each
+    token on these rows, end to end, [1, tokens].
     """
 
     ids: NDArray[np.int64]
@@ -47,9 +47,9 @@ class Inputs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Trees of one call, `past` tokens before each at most, on padded rows of `longest` tokens.
+    """Trees of one call, with at most `past` tokens before each, on padded rows of `longest` tokens.
 
-    `padded`: the padding is run through the model, too.
+    `padded`: the padding runs through the model, too.
     """
 
     past: int
@@ -58,7 +58,7 @@ class Batch:
     padded: bool = True
 
     def inputs(self) -> Inputs:
-        """Padding attends to everything, nothing attends to it, and its logits are not wanted."""
+        """Return the inputs. Padding attends to everything, nothing attends to it, and its logits are not wanted."""
         shape = len(self.trees), self.longest
         ids, positions, real = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.full(shape, self.padded)
         mask = np.zeros((shape[0], 1, self.longest, self.past + self.longest), np.float32)
@@ -71,12 +71,12 @@ class Batch:
             seen = np.where(tree.attention_mask(), np.float32(0), np.float32(MASKED))
             mask[row, 0, start:, self.past + start :] = seen
         places = np.flatnonzero(real)
-        if not self.padded:  # its first token several times
+        if not self.padded:  # fill up with copies of the first token
             places = np.concatenate([places, np.full(-len(places) % TOKENS_STEP, places[0])])
         return Inputs(ids.ravel()[None, places], positions.ravel()[None, places], mask, self._lines(), places[None])
 
     def _lines(self) -> NDArray[np.int64]:
-        """Padding of a row is its own first token: what is only masked must be of no other prompt, for it may be no number."""
+        """Return `lines`. A row's padding is its own first token: masked values of another prompt might be NaN."""
         if self.padded:
             return np.arange(len(self.trees) * self.longest).reshape(-1, self.longest)
         lines, count = np.zeros((len(self.trees), self.longest), np.int64), 0
@@ -89,7 +89,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class RowIndex:
-    """Where a row's tokens are: in which batch, on which padded row of it, and at which of its positions."""
+    """Where a row's tokens are: the batch, the padded row in it, and the positions on that row."""
 
     batch: int
     padded_row: int
@@ -103,12 +103,12 @@ def batches_of(
     mixed_max: float,
     lengths: Sequence[int] = (),
 ) -> tuple[list[Batch], list[RowIndex]]:
-    """Return the batches that read rows (where each goes on, (slot, position), and its tokens), and where each row is.
+    """Return the batches that read rows, each given as ((slot, position) where it continues, tokens), and where each row is.
 
-    Rows that go on from one place are a tree. `past_max`: how many tokens stand before all trees of a batch of several.
-    `mixed_max`: while no token sees more positions than these, padding leaves no trace in the library's numbers, as long as
-    all that a token sees ends at a multiple of PAST_TOKENS. Then trees of any shape share a batch, and one alone has the
-    next of `lengths`, which the graph has a copy for. Beyond it only trees of one shape do, and shapes are few, for the
+    Rows that continue one place are a tree. `past_max`: tokens before all trees of a batch of several. `mixed_max`:
+    while no token sees more positions than this, and all that a token sees ends at a multiple of PAST_TOKENS, padding
+    leaves no trace in the numbers. Then trees of any shape share a batch, and one alone gets the next of `lengths`, for
+    which the graph has a copy. Beyond it, only trees of one shape share a batch, and there are few shapes, because the
     library prepares itself for each new one.
     """
     trees: dict[tuple[int, int], TokenTree] = {}
@@ -130,12 +130,12 @@ def batches_of(
 
 
 def prepared_for(tokens: int, lengths: Sequence[int]) -> list[int]:
-    """Return to which of `lengths` a row alone of so many tokens may be padded."""
+    """Return those of `lengths` that a row alone of so many tokens may be padded to."""
     return [length for length in lengths if tokens <= length <= tokens + SURPLUS_TOKENS_MAX]
 
 
 def _mixed(trees: list[TokenTree], lengths: Sequence[int], mixed_max: float) -> Batch:
-    """Return the batch of trees that may be of different shapes, the longest first."""
+    """Return the batch of trees that may have different shapes, the longest first."""
     tokens, alone = len(trees[0].tokens), len(trees) == 1
     fitting = [length for length in prepared_for(tokens, lengths) if _seen(trees, length) <= mixed_max]
     longest = min(fitting) if alone and fitting else _row(tokens)
@@ -143,13 +143,13 @@ def _mixed(trees: list[TokenTree], lengths: Sequence[int], mixed_max: float) -> 
 
 
 def _seen(trees: Sequence[TokenTree], longest: int = 0) -> int:
-    """Return how many positions the tokens of mixed trees see, on rows of `longest` tokens, or as long as these need."""
+    """Return how many positions the tokens of mixed trees see, on rows of `longest` tokens, by default as long as needed."""
     longest = longest or max(_row(len(tree.tokens)) for tree in trees)
     return _up(max(tree.position for tree in trees) + longest, PAST_TOKENS)
 
 
 def _groups(trees: Iterable[TokenTree], past_max: int, mixed_max: float) -> Iterator[list[TokenTree]]:
-    """Split trees into batches as large as they may be: the longest first, so that little is padding."""
+    """Split trees into the largest possible batches, the longest first, to keep padding small."""
 
     def order(tree: TokenTree) -> tuple[int, ...]:
         return _seen([tree]) <= mixed_max, *_shape(tree), len(tree.tokens)
@@ -172,21 +172,21 @@ def _groups(trees: Iterable[TokenTree], past_max: int, mixed_max: float) -> Iter
 
 
 def _alike(group: Sequence[TokenTree], tree: TokenTree, mixed_max: float) -> bool:
-    """Tell whether a tree gets the same numbers in a batch with these as in one of its own."""
+    """Return whether a tree gets the same numbers in a batch with these as in one of its own."""
     if _seen([tree]) <= mixed_max:
         return _seen([*group, tree]) <= mixed_max
     longest, _ = shape = _shape(tree)
-    padded = (len(group) + 1) * longest <= BATCH_TOKENS_MAX  # of one shape, padding is run, too
+    padded = (len(group) + 1) * longest <= BATCH_TOKENS_MAX  # with one shape, padding is run, too
     return _seen(group) > mixed_max and shape == _shape(group[0]) and padded
 
 
 def _shape(tree: TokenTree) -> tuple[int, int]:
-    """Return how long a padded row for this tree is, and its past."""
+    """Return the length of a padded row for this tree, and its past."""
     return _row(len(tree.tokens)), _up(tree.position, PAST_TOKENS)
 
 
 def _row(tokens: int) -> int:
-    """Return how long a padded row of so many tokens is; one alone, the commonest of all, stays alone."""
+    """Return the length of a padded row of so many tokens. A single token, the commonest case, is not padded."""
     return tokens if tokens == 1 else _up(tokens, ROW_TOKENS)
 
 
@@ -195,7 +195,7 @@ def _up(tokens: int, to: int) -> int:
 
 
 class PaddedKVCache(ArrayKVCache):
-    """A slot holds a little more than the context, so that any past is padded to a multiple of PAST_TOKENS."""
+    """A slot holds a little more than the context, so that any past can be padded to a multiple of PAST_TOKENS."""
 
     def __init__(self, shape: tuple[int, int, int], kind: type[Any], slots: int) -> None:
         planes, tokens, width = shape
@@ -204,9 +204,9 @@ class PaddedKVCache(ArrayKVCache):
         self.past_tokens_max = PADDED_BYTES_MAX // (planes * width * self._padded.itemsize)
 
     def past(self, batch: Batch) -> Sequence[NDArray[Any]]:
-        """Return keys and values of what stands before the trees of a batch: of each layer in turn [trees, past, width].
+        """Return keys and values before the trees of a batch, of each layer in turn [trees, past, width].
 
-        Beyond a tree's own position lies whatever was written there: numbers, which are masked.
+        Beyond a tree's own position lies whatever was written there; these are numbers, and they are masked.
         """
         slots = [self.memory(tree.root) for tree in batch.trees]
         if len(slots) == 1:
@@ -214,7 +214,7 @@ class PaddedKVCache(ArrayKVCache):
         planes, _, width = self.shape
         shape = planes, len(slots), batch.past, width
         if self._padded.size < (size := int(np.prod(shape))):
-            self._padded = np.empty(0, self.kind)  # not both at once
+            self._padded = np.empty(0, self.kind)  # frees the old array first
             self._padded = np.empty(size, self.kind)
         padded = self._padded[:size].reshape(shape)
         for n, slot in enumerate(slots):

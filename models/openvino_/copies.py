@@ -1,7 +1,7 @@
 """Several copies of one OpenVINO graph in one model, of which each call runs one.
 
-OpenVINO prepares itself for each new number of tokens, which costs as much as reading a dozen of them; a copy that is for
-one number only never does. What a copy is handed of the past is copied: half a millisecond for 350 tokens, five for 2,000. Copies share their weights: OpenVINO lays them out once for each place in memory.
+OpenVINO prepares itself for each new number of tokens, at the cost of reading a dozen; a copy for one number never does. The
+past is copied for it: 0.5 ms for 350 tokens, 5 ms for 2,000. Copies share weights, laid out once for each place in memory.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import openvino as ov
 import openvino.opset13 as ops
 from openvino.op.util import BodyOutputDescription, InvariantInputDescription
 
-JOINED = 1, 0  # along which axis what tokens answer, and keys and values, are put end to end
+JOINED = 1, 0  # the axes along which the logits, and the keys and values, are concatenated
 
 
 def one_of(models: Sequence[ov.Model]) -> ov.Model:
-    """Return a model that runs the one of these which its last input names, and end to end what each answers: the others
-    answer nothing.
+    """Return a model that runs the one of `models` that its last input names. Its outputs are those of all models end
+    to end; the others give empty ones.
     """
     inputs = [
         made_input(of.get_friendly_name(), of.partial_shape, of.element_type) for of in models[0].get_parameters()
@@ -38,7 +38,7 @@ def _if_named(n: int, model: ov.Model, inputs: Sequence[Any]) -> list[ov.Output]
     nothing = ov.Model([each.output(0) for each in empty], [], "nothing")
     chosen.set_then_body(model)
     chosen.set_else_body(nothing)
-    # all at once: `set_input` would look at every operation for each of the inputs
+    # all at once: `set_input` would go through every operation for each input
     chosen.set_arguments([chosen.input_value(0), *given])
     chosen.set_output_size(len(model.outputs))
     chosen.set_input_descriptions(0, [InvariantInputDescription(i + 1, i) for i in range(len(given))])

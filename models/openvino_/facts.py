@@ -1,4 +1,4 @@
-"""OpenVINO, as it is known before it is loaded."""
+"""Facts about OpenVINO that are known before it is loaded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _open(opening: Opening) -> Backend:
 
     wanted = opening.warm_up
     lengths: dict[str, Any] = {}
-    if wanted is not None:  # of a longer pass none has a copy
+    if wanted is not None:  # longer passes have no copy
         lengths = {"lengths": sorted({length for each in wanted for length in prepared_for(each, LENGTHS)[:1]})}
     named = opening.of("dtype", "threads", "slots", "fingerprint")
     return OpenvinoBackend(opening.path, engines=opening.replicas, **named, **lengths)

@@ -1,13 +1,13 @@
-"""A GGUF of the architecture `llama` as an OpenVINO graph: one pass over tokens whose past is handed in.
+"""A GGUF of the architecture `llama` as an OpenVINO graph: one pass over tokens, which gets their past as input.
 
 The graph holds no state. Inputs: ids and positions [1, tokens]; the mask [rows, 1, longest, past + longest], added to
-the attention's scores; which token stands where on the padded rows, [rows, longest], and where on them, end to end, each token
-stands, [1, tokens]; which tokens are answered [outputs]; then keys and values of each layer in turn, of the tokens before,
-[rows, past, width]; last, of a graph in several copies, which of them runs. Outputs: logits [1, outputs, vocabulary], then keys and values of what stands on the padded rows, one behind
-the other, [2 x layers, rows, longest, width].
+the attention's scores; the token at each place of the padded rows [rows, longest], and the place of each token on these
+rows, end to end [1, tokens]; the tokens whose logits are wanted [outputs]; keys and values of each layer in turn, of
+the tokens before [rows, past, width]; with several copies of the graph, the number of the copy to run. Outputs: logits
+[1, outputs, vocabulary]; keys and values on the padded rows, end to end [2 x layers, rows, longest, width].
 
-What may stand together does, for fewer operations: queries, keys and values are one product, and the last layer goes on
-with the answered tokens alone. Only the attention sees padded rows; all else is done for each token.
+Operations are joined where possible: queries, keys and values are one product, and the last layer continues with the
+wanted tokens alone. Only the attention uses padded rows; all else is computed for each token.
 """
 
 from __future__ import annotations
@@ -34,12 +34,11 @@ def graph(
     in_int8: bool = False,
     lengths: Sequence[int] = (),
 ) -> ov.Model:
-    """Return the model, which answers with logits.
+    """Return the model, whose output is logits.
 
-    `kv_type`: in what keys and values are handed in and out. `in_int8`: products with weights, but those of the last
-    layer, are in 8 bits, and the weights of the head (`int8`).
-    `lengths`: a row alone of so many tokens has a copy of its own, in their order; the last one is for all else. Then
-    there is an input more, which of the copies runs [].
+    `kv_type`: the type of keys and values. `in_int8`: products with weights are in 8 bits, except those of the last
+    layer, and so are the weights of the head (`int8`). `lengths`: a row alone of so many tokens has a copy of its own,
+    in this order; the last copy is for all else, and one more input [] says which copy runs.
     """
     drawing = _Graph(weights, kv_type, in_int8=in_int8)
     for_all = drawing.build(context)
@@ -52,12 +51,12 @@ class _Graph:
         self._weights, self._shape, self._kv_type = weights, weights.shape, kv_type
         if in_int8:
             check_epsilon(weights.shape.epsilon)
-        self._rotation = rotation(self._shape.width) if in_int8 else None  # of states
+        self._rotation = rotation(self._shape.width) if in_int8 else None  # of the states
         self._constants: dict[tuple[str, tuple[int, ...], bytes], Any] = {}
         self._made: dict[str, list[Any]] = {}
 
     def build(self, context: int, *, tokens: int | None = None) -> ov.Model:
-        """`tokens`: of a row alone, whose numbers are then known when the graph is compiled."""
+        """Build one copy. `tokens`: of a row alone, so that sizes are known when the graph is compiled."""
         layers = self._shape.layers
         inputs = {
             "ids": made_input("ids", [1, -1], ov.Type.i64),
@@ -92,7 +91,7 @@ class _Graph:
         return ov.Model(outputs, parameters, ARCHITECTURE)
 
     def _logits(self, states: Any, embedding: Any) -> Any:
-        """Where states are rotated the head's weights are in 8 bits: few tokens are answered, so what it costs is to read it."""
+        """Return the logits. With rotated states the head has 8-bit weights: with few tokens, reading them is what costs."""
         weights, by = self._weights, self._rotation
         scales = weights[NORM]
         if by is None:
@@ -107,7 +106,7 @@ class _Graph:
     def _layer(
         self, n: int, states: Any, past: list[Any], mask: Any, rope: list[Any], packed: list[Any], wanted: Any
     ) -> tuple[Any, list[Any]]:
-        """Return the states after layer `n`, where `wanted` is given of those tokens only, and keys and values of all."""
+        """Return the states after layer `n`, only of the `wanted` tokens if these are given, and the keys and values of all."""
         of, shape, weights = f"blk.{n}.", self._shape, self._weights
         queries_keys, values = (shape.heads + shape.key_heads) * shape.head, shape.kv_width
 
@@ -117,10 +116,10 @@ class _Graph:
             return [np.concatenate([query, key, weights[f"{of}attn_v.weight"]])]
 
         def inner() -> list[NDArray[np.float32]]:
-            """Each by itself, for what follows the gate is then done within its product."""
+            """Each by itself, because the operation after the gate is then fused into its product."""
             return [weights[f"{of}{name}.weight"] for name in ("ffn_gate", "ffn_up")]
 
-        rounding = n < shape.layers - 1  # what is no number would not show any more if all were
+        rounding = n < shape.layers - 1  # if all layers rounded, NaN would no longer show
         (together,) = self._read(states, f"{of}attn_norm.weight", projections, rounding=rounding, by_row=True)
         to_rope, value = self._cut(self._pad(together, packed), 2, queries_keys, values)
         heads = self._reshape(to_rope, 0, 0, shape.heads + shape.key_heads, shape.head)
@@ -137,11 +136,11 @@ class _Graph:
         ), new
 
     def _pad(self, each: Any, packed: list[Any]) -> Any:
-        """Return what belongs to each token, [1, tokens, .], where it stands on the padded rows, [rows, longest, .]."""
+        """Return the values of tokens, [1, tokens, .], at their places on the padded rows, [rows, longest, .]."""
         return ops.gather(ops.squeeze(each, self._ints(0)), packed[0], self._axis(0)) if packed else each
 
     def _unpad(self, each: Any, packed: list[Any]) -> Any:
-        """Return what stands on the padded rows, as wide as all heads, for each token, [1, tokens, .]."""
+        """Return the values on the padded rows, as wide as all heads, for each token, [1, tokens, .]."""
         if not packed:
             return each
         return ops.gather(self._reshape(each, -1, self._shape.heads * self._shape.head), packed[1], self._axis(0))
@@ -157,8 +156,9 @@ class _Graph:
     ) -> list[Any]:
         """Return the products of the normalised states with these matrices; `rounding`: in 8 bits, where states are rotated.
 
-        `by_row`: with a range for each, for what is cut afterwards. Else OpenVINO puts off the weights' ranges until then,
-        where it knows all sizes, and what is in BF16 between is rounded once more: other bits than in the copy for all.
+        `by_row`: with a range for each row, for values that are cut afterwards. Otherwise OpenVINO defers the weights'
+        ranges until after the cut, where it knows all sizes, and rounds BF16 values in between once more, which gives
+        other bits than in the copy for all.
         """
         scales, by = self._weights[norm], self._rotation
         if by is None:
@@ -174,8 +174,8 @@ class _Graph:
         return [_product(read, each) for each in rotated]
 
     def _added(self, states: Any, found: Any, name: str, block: Rotation | None = None, *, rounding: bool) -> Any:
-        """Return the states, the product of what was found with a matrix added; `rounding`: as in `_read`, after what was
-        found is rotated, `block` by block.
+        """Return the states plus the product of `found` with a matrix. `rounding`: as in `_read`, after `found` is
+        rotated block by `block`.
         """
         weights, by = self._weights, self._rotation
         if by is None:
@@ -201,7 +201,7 @@ class _Graph:
         return self._made[name]
 
     def _attention(self, query: Any, past: list[Any], new: list[Any], mask: Any) -> Any:
-        """Queries, scaled by their weights, that share a key's head stand one below the other: no key is copied for them."""
+        """Return the attended values. Queries that share a key's head are stacked, so that no key is copied for them."""
         shape = self._shape
         sharing = shape.heads // shape.key_heads
         key, value = (
@@ -223,20 +223,20 @@ class _Graph:
         return ops.multiply(ops.multiply(states, scale), self._same(scales[None, None]))
 
     def _roped(self, heads: Any, rope: list[Any], size: int) -> Any:
-        """Written just as OpenVINO knows it, which makes one operation of it."""
+        """Return heads with their rotary embedding, written in the form that OpenVINO fuses into one operation."""
         low, high = self._cut(heads, 3, size // 2, size // 2)
         crossed = ops.concat([ops.multiply(high, self._number(-1)), low], -1)
         return ops.add(ops.multiply(heads, rope[0]), ops.multiply(crossed, rope[1]))
 
     def _picked(self, states: Any, wanted: Any) -> Any:
-        """Return the states of these tokens of all rows, [1, outputs, .]."""
+        """Return the states of the wanted tokens of all rows, [1, outputs, .]."""
         return ops.gather(self._reshape(states, 1, -1, 0), wanted, self._axis(1))
 
     def _cut(self, node: Any, axis: int, *lengths: int) -> Any:
         return ops.variadic_split(node, self._axis(axis), self._ints(*lengths)).outputs()
 
     def _reshape(self, node: Any, *shape: int) -> Any:
-        """Zero: as long as it was."""
+        """Return a reshaped node; 0 keeps a size."""
         return ops.reshape(node, self._ints(*shape), True)
 
     def _ints(self, *numbers: int) -> Any:
@@ -249,7 +249,7 @@ class _Graph:
         return self._same(np.array(number, np.float32))
 
     def _same(self, value: NDArray[Any]) -> Any:
-        """Return one node for each constant: a third fewer to look at, again and again, when the graph is compiled."""
+        """Return one node for each constant: with a third fewer nodes, compiling the graph is faster."""
         key = value.dtype.char, value.shape, value.tobytes()
         if key not in self._constants:
             self._constants[key] = ops.constant(value)
@@ -261,5 +261,5 @@ def _product(states: Any, matrix: Any) -> Any:
 
 
 def _matrix(weights: NDArray[np.float32]) -> Any:
-    """Copies of what stands in memory of OpenVINO's own share it."""
+    """Return a matrix as a constant; copies of a constant in OpenVINO's own memory share it."""
     return ov.op.Constant(ov.Tensor(weights), shared_memory=True)

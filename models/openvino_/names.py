@@ -1,4 +1,4 @@
-"""What OpenVINO is called in records and by pip, and in what it computes on this processor: known before it is loaded."""
+"""OpenVINO's names in records and for pip, and its data types on this processor; known before it is loaded."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from sds.models.protocol import BackendError, Dtype, extra_hint, importing
 
 DISTRIBUTION = "openvino"
 INSTALL_HINT = extra_hint("openvino", target="openvino")
-# What is quantized in int8, as records say it, and in what the rest is computed.
+# The parts that are quantized in int8, in the words of a record, and the data type of the rest.
 QUANTIZED = "all products with weights but those of the last layer, and the weights of the head"
 INT8_REST: dict[Dtype, Dtype] = {"int8": "fp32", "int8-bf16": "bf16"}
 DTYPES: tuple[Dtype, ...] = ("fp32", "bf16", *INT8_REST)
-WHOLE_PRODUCTS = {"avx512_vnni", "avx_vnni", "amx_int8", "i8mm"}  # a processor without these drops what overflows
+WHOLE_PRODUCTS = {"avx512_vnni", "avx_vnni", "amx_int8", "i8mm"}  # a processor without these loses overflows
 
 
 def computes_in_bf16() -> bool:
@@ -27,12 +27,12 @@ def computes_in_int8() -> bool:
 
 
 def usual_dtype() -> Dtype:
-    """Return in what it computes where nobody says it."""
+    """Return the default data type on this processor."""
     return "bf16" if computes_in_bf16() else "fp32"
 
 
 def check_dtype(dtype: Dtype) -> None:
-    """Raises BackendError for what it does not compute in here."""
+    """Raise BackendError for a data type that OpenVINO does not compute in here."""
     if dtype not in DTYPES:
         raise BackendError(f"OpenVINO does not compute in {dtype} here", hint=f"choose {', '.join(DTYPES)}")
     if dtype in INT8_REST and not computes_in_int8():

@@ -1,7 +1,7 @@
-"""A fitted reader on disk: `reader.json`, which names every other file by its hash, beside `model.onnx`, and of one that reads texts
-`tokenizer.json` and `spelling.json` (readers of before have none, and read a text as it is typed).
+"""A fitted reader on disk: `reader.json`, which has the hash of every other file, and `model.onnx`; for a reader of
+texts also `tokenizer.json` and `spelling.json` (older readers lack the latter and read a text as it is typed).
 
-What is run is what was hashed: each file is read once, compared, and opened from memory. No link is followed.
+The hashed bytes are the ones that run: each file is read once, compared, and opened from memory. Links are not followed.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Sigmoid(_Kept):
 
 
 class Isotonic(_Kept):
-    """The share at a score, interpolated between neighbours; both lists rise."""
+    """The share at a score, interpolated between neighbours. Both lists are in ascending order."""
 
     method: Literal["isotonic"] = "isotonic"
     scores: tuple[Real, ...] = Field(min_length=1, max_length=POINTS_MAX)
@@ -82,8 +82,8 @@ Calibration = Temperature | Sigmoid | Isotonic
 
 
 class Familiarity(_Kept):
-    """`distance_max`: of a text's features from those fitted; farther ones are unfamiliar. `letters`: those of fitted texts;
-    a text of which more than `strange_max` are others is unfamiliar, too.
+    """`distance_max`: a text whose features are farther from the fitted ones is unfamiliar. `letters`: those of fitted
+    texts; a text with a larger share of other letters than `strange_max` is unfamiliar, too.
     """
 
     distance_max: Positive
@@ -92,8 +92,8 @@ class Familiarity(_Kept):
 
 
 class Input(_Kept):
-    """One field, or one reading, that a table reader is given. `values`: of a category or a reading. `low` and `high`: of a
-    whole number, among the rows that it was fitted on.
+    """One field, or one reading, that a table reader gets. `values`: of a category or a reading. `low` and `high`: of a
+    whole number, in the rows of the fit.
     """
 
     name: Name
@@ -109,7 +109,7 @@ class Base(_Kept):
 
 
 class Manifest(_Kept):
-    """What `reader.json` says. `fitted` and `calibrated`: how many examples."""
+    """The content of `reader.json`. `fitted` and `calibrated`: numbers of examples."""
 
     schema_: Literal["sds.reader/1"] = Field(alias="schema")
     kind: Literal["encoder", "head", "tabular"]
@@ -126,7 +126,7 @@ class Manifest(_Kept):
 
     @model_validator(mode="after")
     def _whole(self) -> Manifest:
-        """A reader of texts and one of tables need different things."""
+        """Check that the parts suit a reader of texts, or of tables."""
         if len(set(self.values)) != len(self.values):
             raise ValueError("a value stands twice")
         reads_text = self.kind != "tabular"
@@ -145,7 +145,7 @@ class Manifest(_Kept):
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """`sha256`: of the manifest. `files`: their bytes, which are those that the manifest names."""
+    """`sha256`: of the manifest. `files`: their bytes, which match the manifest's hashes."""
 
     manifest: Manifest
     sha256: str
@@ -153,7 +153,7 @@ class Artifact:
 
 
 def read_artifact(folder: Path, *, sha256: str = "") -> Artifact:
-    """Read a folder that `write_artifact` wrote. `sha256`: what its manifest must have; empty: any. Raises ReaderError."""
+    """Read a folder from `write_artifact`. `sha256`: of its manifest; "": any. Raises ReaderError."""
     content = _read(folder / MANIFEST, MANIFEST_BYTES_MAX)
     found = hashlib.sha256(content).hexdigest()
     if sha256 and found != sha256:
@@ -169,7 +169,7 @@ def read_artifact(folder: Path, *, sha256: str = "") -> Artifact:
 
 
 def make_artifact(manifest: Mapping[str, object], files: Mapping[str, bytes]) -> Artifact:
-    """Put together what a fit made; `manifest` without `schema` and `files`. Raises ReaderError where parts do not fit."""
+    """Combine the parts of a fit; `manifest` lacks `schema` and `files`. Raises ReaderError where parts do not fit together."""
     named = {name: {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)} for name, data in files.items()}
     check_onnx(files[MODEL])
     content = json.dumps({"schema": SCHEMA, "files": named, **manifest})
@@ -178,7 +178,7 @@ def make_artifact(manifest: Mapping[str, object], files: Mapping[str, bytes]) ->
 
 
 def write_artifact(artifact: Artifact, folder: Path) -> str:
-    """Write a folder that is absent or empty; return the hash of its manifest. Raises ReaderError."""
+    """Write a folder that is missing or empty; return the hash of its manifest. Raises ReaderError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if next(folder.iterdir(), None) is not None:
@@ -212,7 +212,7 @@ def _manifest(file: Path, content: bytes) -> Manifest:
 
 
 def _read(file: Path, bytes_max: int) -> bytes:
-    """Read a regular file, no link, of at most `bytes_max` bytes."""
+    """Read a regular file, no link, of at most `bytes_max` bytes. Raises ReaderError."""
     try:
         descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
         with os.fdopen(descriptor, "rb") as stream:

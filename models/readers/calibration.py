@@ -1,4 +1,4 @@
-"""From what a model says to probabilities that hold: applied at run time, fitted in `models.fitting.calibration`."""
+"""Turns a model's outputs into calibrated probabilities. The calibration is fitted in `models.fitting.calibration`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def softened(logits: Numbers, temperature: float) -> Numbers:
 
 
 def calibrated_score(calibration: Calibration, scores: Numbers) -> Numbers:
-    """Return the probability at each score: a logit, as the model gives it. [N] -> [N]."""
+    """Return the probability at each score, a logit as the model gives it. [N] -> [N]."""
     if isinstance(calibration, Sigmoid):
         return 1.0 / (1.0 + np.exp(-np.clip(calibration.slope * scores + calibration.offset, -500, 500)))
     if isinstance(calibration, Isotonic):

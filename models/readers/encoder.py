@@ -1,7 +1,7 @@
-"""Reads a text with a fitted encoder: tokens, one run, probabilities, and whether such texts were fitted.
+"""Reads a text with a fitted encoder: tokens, one run, probabilities, and whether the text is familiar.
 
-The text is untrusted: what looks like a control token in it is read as letters, and of a long one no more than the first
-characters are looked at. A text that was not read to its end is not familiar.
+The text is untrusted: control tokens in it are read as letters, and only the first characters of a long text are used.
+A text that was not read to its end is not familiar.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from sds.models.readers.calibration import softened
 from sds.models.readers.protocol import NO_FIELDS, NO_READINGS, Fields, ReaderError, Reading, Readings
 from sds.models.readers.session import Session
 
-CHARACTERS_A_TOKEN = 8  # more than any language needs on the average; what is beyond is not tokenized
-_INNER = "##"  # before a token that goes on with a word, in BERT's vocabularies
+CHARACTERS_A_TOKEN = 8  # more than any language needs on average; characters beyond are not tokenized
+_INNER = "##"  # in BERT's vocabularies, before a token that continues a word
 _CONTROLS = 2  # the token before a text and the one after it
 
 
 class TextTokenizer:
-    """Text to the tokens of one run, its control tokens included. Raises ReaderError."""
+    """Turns a text into the tokens of one run, control tokens included. Raises ReaderError."""
 
     def __init__(self, files: Mapping[str, bytes], tokens_max: int) -> None:
-        """`files`: a reader's tokenizer.json and, where it has one, its spelling.json."""
+        """`files`: a reader's tokenizer.json and, if it has one, its spelling.json."""
         try:
             self._tokenizer = Tokenizer.from_str(files[TOKENIZER].decode())
         except Exception as error:
@@ -43,11 +43,11 @@ class TextTokenizer:
 
     @property
     def vocabulary(self) -> set[str]:
-        """The words that have a token of their own, in small letters."""
+        """The words that have a token of their own, in lower case."""
         return {token.lower() for token in self._tokenizer.get_vocab() if not token.startswith(_INNER)}
 
     def encode(self, text: str) -> tuple[list[int], bool]:
-        """Return the tokens, and whether the whole text is in them."""
+        """Return the tokens, and whether they hold the whole text."""
         head = text[: self._characters_max].encode("utf-8", "replace").decode()
         if self._spelling is not None:
             head = self._spelling.mended(head)
@@ -63,7 +63,7 @@ class TextTokenizer:
 
 
 class TextReader:
-    """`kind`: `encoder`, fitted whole, or `head`, whose encoder is as it was."""
+    """`kind`: `encoder`, tuned as a whole, or `head`, whose encoder is untuned."""
 
     def __init__(self, artifact: Artifact) -> None:
         manifest = artifact.manifest
@@ -98,12 +98,12 @@ def is_familiar(familiarity: Familiarity, text: str, distance: NDArray[np.float3
 
 
 def strange_share(text: str, letters: str) -> float:
-    """Return the share of a text's characters, spaces aside, that are none of `letters`. Of an empty text: 1."""
+    """Return the share of a text's characters, without spaces, that are not in `letters`; 1 for an empty text."""
     seen = [letter for letter in plain_letters(text) if not letter.isspace()]
     return sum(letter not in letters for letter in seen) / len(seen) if seen else 1.0
 
 
 def plain_letters(text: str) -> str:
-    """Return the text in small letters and without accents, as the tokenizer reads it."""
+    """Return the text in lower case and without accents, as the tokenizer reads it."""
     apart = unicodedata.normalize("NFD", text.lower())
     return "".join(letter for letter in apart if unicodedata.category(letter) != "Mn")

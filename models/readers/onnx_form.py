@@ -1,6 +1,6 @@
-"""What an ONNX file may hold: standard operators and nothing that lies outside the file. It is looked at before it is run.
+"""Checks an ONNX file before it is run: only standard operators, and nothing outside the file.
 
-Only the parts of the format that say so are read (onnx.proto, field numbers in the comments); the rest is stepped over.
+Only the relevant parts of the format are read (onnx.proto, field numbers in the comments); all else is skipped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _EXTERNAL = (13, 14)  # of a tensor: where its numbers lie, if not here
 
 
 def check_onnx(model: bytes) -> None:
-    """Raises ReaderError where the file is damaged, uses an operator that is not standard, or names another file."""
+    """Raise ReaderError where the file is damaged, uses a non-standard operator, or names another file."""
     try:
         graphs = 0
         for field, value in _fields(memoryview(model)):
@@ -65,7 +65,7 @@ def _check_tensor(tensor: memoryview) -> None:
 
 
 def _fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Give each field's number and, where it has a length, its bytes. ValueError where the message is cut short."""
+    """Yield each field's number and, where it has a length, its bytes. Raises ValueError where the message is cut short."""
     place, end = 0, len(message)
     while place < end:
         key, place = _varint(message, place)

@@ -1,4 +1,4 @@
-"""Opens a fitted reader, of whichever kind."""
+"""Opens a fitted reader of any kind."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from sds.models.readers.tabular import TableReader
 
 
 def open_reader(folder: Path, *, sha256: str = "") -> Reader:
-    """Open the folder of one reader. `sha256`: what its reader.json must have; empty: any. Raises ReaderError."""
+    """Open the folder of one reader. `sha256`: of its reader.json; "": any. Raises ReaderError."""
     return reader_of(read_artifact(folder, sha256=sha256))
 
 
 def reader_of(artifact: Artifact) -> Reader:
-    """Return the reader of what was read, or has just been fitted. Raises ReaderError where it cannot be run."""
+    """Return the reader of an artifact, read or fitted. Raises ReaderError where it cannot be run."""
     return TableReader(artifact) if artifact.manifest.kind == "tabular" else TextReader(artifact)

@@ -1,8 +1,7 @@
-"""What is asked of a reader: a text and fields in, the probability of each value out.
+"""The protocol of a reader: a text and fields in, the probability of each value out.
 
-A reader was fitted before (`models.fitting`) and learns nothing here. It knows no decisions and no contracts: what follows
-from a value is written elsewhere. A text that is unlike those it was fitted on is not `familiar`, and whoever asks must
-not rely on its probabilities.
+A reader was fitted before (`models.fitting`) and learns nothing here. It knows no decisions and no contracts. A text
+unlike those it was fitted on is not `familiar`, and the caller must not rely on its probabilities.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from typing import NamedTuple, Protocol
 from sds.models.protocol import BackendError
 
 VALUES_MAX = 32
-THREADS = 2  # of the processor, for one text at a time
-SCORE = "score"  # the one value of a reader that gives a number in [0, 1]
+THREADS = 2  # for one text at a time
+SCORE = "score"  # the only value of a reader that gives a number in [0, 1]
 
 Field = bool | int | str
 Fields = Mapping[str, Field]
@@ -25,18 +24,18 @@ NO_READINGS: Readings = MappingProxyType({})
 
 
 class ReaderError(BackendError):
-    """A reader could not be opened, fitted or asked. One line; `hint` says the mend where one is known."""
+    """A reader could not be opened, fitted or run. The message is one line; `hint` names the remedy, if one is known."""
 
 
 class Reading(NamedTuple):
-    """`probabilities`: of each value, in their declared order; they add up to 1. Of a score: `{"score": p}`."""
+    """`probabilities`: of each value, in the declared order, adding up to 1; of a score `{"score": p}`."""
 
     probabilities: dict[str, float]
     familiar: bool
 
 
 class Reader(Protocol):
-    """May be asked by several threads at once. Every method may raise `ReaderError`."""
+    """A fitted reader, safe in several threads. Every method may raise `ReaderError`."""
 
     kind: str
     values: tuple[str, ...]

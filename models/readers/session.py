@@ -11,24 +11,24 @@ from numpy.typing import NDArray
 
 from sds.models.readers.protocol import THREADS, ReaderError
 
-_SILENT = 4  # what onnxruntime would write goes to nobody: it raises, too
+_SILENT = 4  # the log level at which onnxruntime writes nothing; it raises as well
 
 
 class Session:
-    """May be run by several threads at once. Raises ReaderError, and nothing of onnxruntime's."""
+    """Safe in several threads. Raises ReaderError, and no exception of onnxruntime."""
 
     def __init__(self, model: bytes, *, threads: int = THREADS) -> None:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
-        # Threads that sleep between the operations of a run are woken for each; those that go on spinning after it take the
-        # cores from all that follows, and from other processes.
+        # Threads spin during a run, because waking them for each operation is slow. They stop after it, because spinning would
+        # take the cores from other work.
         options.add_session_config_entry("session.intra_op.allow_spinning", "1")
         options.add_session_config_entry("session.force_spinning_stop", "1")
         options.log_severity_level = _SILENT
         try:
             self._session: Any = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # of onnxruntime's own kinds, which have no common base
+        except Exception as error:  # onnxruntime's exceptions have no common base
             raise ReaderError("a model cannot be run", hint="fit it again with this version") from error
 
     def run(self, outputs: list[str], inputs: Mapping[str, NDArray[np.generic]]) -> list[NDArray[np.float32]]:

@@ -1,7 +1,7 @@
-"""Mends typing errors before a text is tokenized: a word that nobody knows becomes the usual one that is one slip away from it.
+"""Corrects typing errors before a text is tokenized: an unknown word becomes the usual word that is one slip away from it.
 
-A misspelt word falls into tokens that say nothing of it ("strik" is no strike). Which words are usual was learned with the
-reader and lies in its folder, so that no other version of any dictionary changes what a calibrated reader reads.
+A misspelt word is cut into tokens that say nothing of it ("strik" is no strike). The usual words were learned with the
+reader and lie in its folder, so that no other version of a dictionary changes what a calibrated reader reads.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Collection, Iterable, Sequence
 
 from sds.models.readers.protocol import ReaderError
 
-LETTERS_MIN, LETTERS_MAX = 3, 24  # of a word that is mended
-SURE_LETTERS = 5  # of a word that is mended whatever its slip: a shorter one may be an abbreviation ("recd"), unless letters are swapped
+LETTERS_MIN, LETTERS_MAX = 3, 24  # of a word that is corrected
+SURE_LETTERS = 5  # of a word in which any slip is corrected; a shorter one may be an abbreviation ("recd")
 WORD = re.compile(r"[^\W\d_]+")
-# Without their apostrophe these are one slip away from words that say the contrary ("dont", "done").
+# Without their apostrophe these are one slip away from words of opposite meaning ("dont", "done").
 CONTRACTION = re.compile(
     "(are|ca|could|did|do|does|had|has|have|is|might|must|need|should|was|were|wo|would|ai)nt|im|gonna|wanna|gotta"
     "|(i|you|we|they)(ve|d|ll)|(you|we|they)re|(he|she|it|that|there|here|what|where|who|let)(s|d|ll)"
@@ -24,10 +24,10 @@ CONTRACTION = re.compile(
 
 
 class Spelling:
-    """`usual`: words to mend to, the most frequent first. `known`: words that stay as they are; the usual ones do, too.
+    """`usual`: the words to correct to, the most frequent first. `known`: other words that stay as they are.
 
-    A slip is a letter too many, one too few, another one, or two that changed places (Damerau 1964). Each usual word is found by
-    what is left of it when one letter is taken out, as in SymSpell, so that a word costs microseconds.
+    A slip is one letter too many, too few or wrong, or two swapped neighbours (Damerau 1964). Each usual word is
+    indexed by its remainders without one letter, as in SymSpell, so a word costs microseconds.
     """
 
     def __init__(self, usual: Sequence[str], known: Collection[str]) -> None:
@@ -51,7 +51,7 @@ class Spelling:
 
 
 def is_one_slip_away(word: str, other: str) -> bool:
-    """Whether one letter too many, too few or another, or two neighbours that changed places, make one word of the other."""
+    """Return whether one letter too many, too few or wrong, or two swapped neighbours, turn one word into the other."""
     start, shorter = 0, min(len(word), len(other))
     while start < shorter and word[start] == other[start]:
         start += 1
@@ -63,7 +63,7 @@ def is_one_slip_away(word: str, other: str) -> bool:
 
 
 def is_swapped(word: str, other: str) -> bool:
-    """Whether two neighbours that changed places make one word of the other."""
+    """Return whether two swapped neighbours turn one word into the other."""
     return sorted(word) == sorted(other) and is_one_slip_away(word, other)
 
 
@@ -72,12 +72,12 @@ def _rests(word: str) -> Iterable[str]:
 
 
 def written(usual: Sequence[str], known: Sequence[str]) -> bytes:
-    """Return the file that `read` reads."""
+    """Return the content of a file for `read`."""
     return json.dumps({"usual": list(usual), "known": list(known)}, indent=0).encode()
 
 
 def read(content: bytes, vocabulary: Collection[str]) -> Spelling:
-    """Open what `written` wrote. `vocabulary`: words that the tokenizer has a token for, known as well. Raises ReaderError."""
+    """Parse the content from `written`. `vocabulary`: words with a token of their own, known as well. Raises ReaderError."""
     try:
         stated = json.loads(content)
         usual, known = stated["usual"], stated["known"]

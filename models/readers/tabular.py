@@ -1,7 +1,7 @@
-"""Reads a row of fields, and what other readers said, with boosted trees: one score in [0, 1].
+"""Reads a row of fields, and other readers' probabilities, with boosted trees: one score in [0, 1].
 
-A row becomes numbers in the order of the declared inputs: a whole number or a boolean is itself, a category is one number
-for each of its values, a reading the probability of each of its values. Trees compare in 32 bits, as they were fitted.
+A row becomes numbers in the order of the declared inputs. A whole number or a boolean is itself; a category is one number
+for each of its values; a reading is the probability of each of its values. Trees compare in 32 bits, as in the fit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sds.models.readers.calibration import calibrated_score
 from sds.models.readers.protocol import NO_FIELDS, NO_READINGS, SCORE, Field, Fields, ReaderError, Reading, Readings
 from sds.models.readers.session import Session
 
-WHOLE_MAX = 1 << 63  # beyond it no field is read
+WHOLE_MAX = 1 << 63  # larger fields are refused
 _HINT = "give every input that the reader was fitted on"
 
 
@@ -41,7 +41,7 @@ class TableReader:
 
 
 def row_numbers(inputs: Sequence[Input], fields: Fields, readings: Readings) -> NDArray[np.float32]:
-    """Return the numbers of one row. Raises ReaderError where an input is absent or of another type."""
+    """Return the numbers of one row. Raises ReaderError where an input is missing or mistyped."""
     numbers: list[float] = []
     for given in inputs:
         if given.type == "reading":
@@ -55,7 +55,7 @@ def row_numbers(inputs: Sequence[Input], fields: Fields, readings: Readings) -> 
 
 
 def is_within(inputs: Sequence[Input], fields: Fields) -> bool:
-    """Tell whether every category is one that was fitted, and every whole number not far beyond those that were."""
+    """Return whether every category was fitted, and every whole number is not far beyond the fitted ones."""
     for given in inputs:
         if given.type == "category" and fields[given.name] not in given.values:
             return False

@@ -1,8 +1,8 @@
 """One HTTP exchange that ends in time, whatever the other side does: hangs, drips, never stops, redirects.
 
-httpx's own time limits are for each read, and a byte a second keeps every read short. So the exchange is asynchronous, and
-cancelled as a whole at the deadline; it has a thread of its own, for a name look-up cannot be cancelled, only left behind.
-Proxies named in the environment are not used.
+httpx's own time limits apply to each read, and one byte a second keeps every read short. So the exchange is
+asynchronous and is cancelled as a whole at the deadline. It runs in a thread of its own, because a name look-up cannot
+be cancelled, only abandoned. Proxies in the environment are not used.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sds.models.protocol import BackendError
 
 BODY_BYTES_MAX = 1 << 20
 REQUEST_BYTES_MAX = 4 << 20
-EXCHANGES_MAX = 32  # those that hang in a name look-up are counted
+EXCHANGES_MAX = 32  # including those that hang in a name look-up
 SHOWN_CHARS = 120
 URL_HINT = "http://127.0.0.1:8000/v1"
 
@@ -28,14 +28,14 @@ _free = BoundedSemaphore(EXCHANGES_MAX)
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server is: `http://host:port/path`. Raises `BackendError` for any other shape, credentials included."""
+    """The address of a server: `http://host:port/path`. Raises `BackendError` for any other shape, credentials included."""
 
     url: str
 
     def __post_init__(self) -> None:
         try:
             parts = urlsplit(self.url)
-            _ = parts.port  # raises for what is no number
+            _ = parts.port  # raises unless it is a number
         except ValueError as error:
             raise BackendError("the url cannot be read", hint=URL_HINT) from error
         plain = not (parts.username or parts.password or parts.query or parts.fragment)
@@ -63,7 +63,7 @@ def post(address: Address, path: str, body: bytes, headers: dict[str, str], *, t
     def exchange() -> None:
         try:
             outcome.append(asyncio.run(_exchange(address.url.rstrip("/") + path, body, headers, timeout_s)))
-        except Exception as error:  # noqa: BLE001  handed to the thread that asked
+        except Exception as error:  # noqa: BLE001  passed on to the calling thread
             outcome.append(_failure(error, timeout_s))
         finally:
             _free.release()
@@ -85,7 +85,7 @@ async def _exchange(url: str, body: bytes, headers: dict[str, str], timeout_s: f
     from httpx2 import AsyncClient, RemoteProtocolError  # noqa: PLC0415  loaded when a server is asked
 
     headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", "Connection": "close", **headers}
-    secure = urlsplit(url).scheme == "https"  # a scheme in capitals is one, too
+    secure = urlsplit(url).scheme == "https"  # urlsplit lowers the scheme
     verify = ssl.create_default_context() if secure else False  # reading the certificates takes a while
     async with (
         asyncio.timeout(timeout_s),

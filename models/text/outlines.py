@@ -1,10 +1,10 @@
 """A local model constrained by Outlines: the exact regular expression in, text out.
 
-Outlines compiles the expression into a logits processor. llama.cpp calls that from C and goes on unconstrained when it
-raises; llguidance warns and goes on. So the processor is wrapped: the first exception is kept, from then on nothing but
-the end may be written, and afterwards it is raised.
+Outlines compiles the expression into a logits processor. When that raises, llama.cpp, which calls it from C, continues
+unconstrained; llguidance warns and continues. So the processor is wrapped: the first exception is stored, from then on
+only the end may be written, and the exception is raised afterwards.
 
-Prompts are given as tokens, framed as for our own engines: only the frame of the model's chat template may hold control
+Prompts are given as tokens, framed as for our own engines: only the frame of the model's chat template can hold control
 tokens, whatever the texts spell.
 """
 
@@ -29,11 +29,11 @@ from sds.models.transformers_.facts import TRANSFORMERS
 
 OUTLINES_HINT = extra_hint("outlines")
 XGRAMMAR_HINT = "pip install xgrammar, or take --backend llguidance"
-# outlines-core builds every state before the first token, on and on where a language is large: some 10 ms a character
-# of free text, and states grow with the expression. The others build as they go.
+# outlines-core builds every state before the first token, which takes long for a large language: some 10 ms a character
+# of free text, and the states grow with the expression. The others build states on demand.
 CORE_FREE_CHARS_MAX = 200
 CORE_REGEX_CHARS_MAX = 16_384
-# Which libraries can be constrained, and by what; which of them on a GPU.
+# The libraries that Outlines can constrain, each with its backends; and those of them that run on a GPU.
 PROCESSINGS: dict[Library, tuple[Processing, ...]] = {
     LLAMACPP.name: ("outlines_core", "llguidance"),
     TRANSFORMERS.name: ("outlines_core", "llguidance", "xgrammar"),
@@ -42,16 +42,16 @@ ON_GPUS = (TRANSFORMERS.name,)
 
 
 class Driven(Protocol):
-    """A loaded model, with what is needed to frame a prompt in tokens and to write one text."""
+    """A loaded model, with all that is needed to frame a prompt in tokens and to write one text."""
 
     name: str
     fingerprint: str
-    outlines_model: Any  # what Outlines' compilers read the vocabulary from
+    outlines_model: Any  # from which Outlines' compilers read the vocabulary
     context_tokens_max: int
     tokenizer: ModelTokenizer
 
     def generate(self, prompt: list[int], guard: Guard, tokens_max: int) -> object:
-        """Return the text written behind `prompt`, greedily, each token as `guard` permits."""
+        """Return the text written after `prompt`, greedily, each token as `guard` permits."""
 
     def close(self) -> None: ...
 
@@ -118,7 +118,7 @@ class OutlinesWriter:
         except BaseException as error:
             raise BackendError(f"{self._processing} cannot compile the language: {type(error).__name__}") from error
         finally:
-            if self._processing == "xgrammar":  # it keeps every language it has seen, and no two decisions share one
+            if self._processing == "xgrammar":  # it caches every language, and no two decisions share one
                 self._compiler.grammar_compiler.clear_cache()
 
     def _generate(self, guard: Guard, prompt: list[int], tokens_max: int) -> str:
@@ -126,7 +126,7 @@ class OutlinesWriter:
             text = self._driven.generate(prompt, guard, tokens_max)
         except ENDINGS:
             raise
-        except BaseException as error:  # noqa: BLE001  foreign code, and the guard's error is the cause where it has one
+        except BaseException as error:  # noqa: BLE001  foreign code; an error of the guard is its cause
             raise BackendError(f"the model could not be run: {type(error).__name__}") from (guard.error or error)
         if not isinstance(text, str):
             raise BackendError("the model wrote no text")
@@ -134,11 +134,11 @@ class OutlinesWriter:
 
 
 class Guard:
-    """A logits processor that never lets a failure of the one inside it go unnoticed, and ends at the deadline."""
+    """A logits processor that stores the first failure of the one inside it, and ends at the deadline."""
 
     def __init__(self, inside: Any, *, end_token: int, deadline_s: float) -> None:
         self._inside, self._end_token, self._deadline_s = inside, end_token, deadline_s
-        self._permitted: Any = None  # by the last mask, in the shape of the logits
+        self._permitted: Any = None  # the tokens that the last mask permits, in the shape of the logits
         self.error: BaseException | None = None
         self.calls = 0
 
@@ -150,7 +150,7 @@ class Guard:
         if self.error is None:
             try:
                 return self._masked(input_ids, logits)
-            except BaseException as error:  # noqa: BLE001  C would swallow it; it is raised after the generation
+            except BaseException as error:  # noqa: BLE001  C would swallow it, so it is raised after the generation
                 self.error = error
         logits[...] = float("-inf")
         logits[..., self._end_token] = 0.0
@@ -165,7 +165,7 @@ class Guard:
         if any(matcher.is_error() for matcher in getattr(self._inside, "ll_matchers", ())):
             raise BackendError("the mask refused a token that was written")
         self._permitted = masked > float("-inf")
-        if self._permitted.shape != logits.shape:  # C could not store it, and would go on without it
+        if self._permitted.shape != logits.shape:  # C could not store it, and would continue without it
             raise BackendError("the mask is of another shape than the logits")
         if not bool(self._permitted.any()):
             raise BackendError("the mask permits no token, or the model returned no logits")
@@ -195,7 +195,7 @@ def _compiler(model: Any, processing: Processing) -> Any:
     hint = XGRAMMAR_HINT if processing == "xgrammar" else OUTLINES_HINT
     try:
         with importing(f"the package {processing} is missing", hint), warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # its library still calls llama.cpp by old names
+            warnings.simplefilter("ignore", DeprecationWarning)  # it uses old names of llama.cpp
             return kinds[processing](model)
     except BackendError:
         raise
@@ -218,7 +218,7 @@ class DrivenLlama:
         logging.getLogger("llama-cpp-python").setLevel(logging.CRITICAL + 1)
         self.name, self.fingerprint = path.name, gguf_fingerprint(path)
         count = threads or os.cpu_count() or 1
-        # a build for a card would use it for long passes even with no layer on it
+        # a build with GPU support would use the GPU for long passes even with no layer on it
         on_processor: dict[str, Any] = {"n_gpu_layers": 0, "split_mode": lib.LLAMA_SPLIT_MODE_NONE, "main_gpu": -1}
         on_processor |= {"offload_kqv": False, "op_offload": False}
         try:
@@ -237,8 +237,8 @@ class DrivenLlama:
 
     def generate(self, prompt: list[int], guard: Guard, tokens_max: int) -> object:
         written: Any = self._llama(
-            prompt,  # type: ignore[arg-type]  # tokens are what it takes as well
-            logits_processor=[guard],  # type: ignore[arg-type]  # a list is what it goes through
+            prompt,  # type: ignore[arg-type]  # it takes token ids, too
+            logits_processor=[guard],  # type: ignore[arg-type]  # any list works
             max_tokens=tokens_max,
             temperature=0.0,
             repeat_penalty=1.0,
@@ -252,7 +252,7 @@ class DrivenLlama:
 
 
 class DrivenTransformers:
-    """A checkpoint folder, or a GGUF; the weights are loaded as for our own engine, which also frames the prompt."""
+    """A checkpoint folder, or a GGUF file. The weights are loaded as for our own engine, which also frames the prompt."""
 
     def __init__(self, path: Path, *, device: str, dtype: Dtype, n_ctx: int, threads: int | None) -> None:
         from sds.models.transformers_.backend import HfBackend  # noqa: PLC0415  torch is loaded when it is asked for
@@ -277,13 +277,13 @@ class DrivenTransformers:
         read: Any = AutoTokenizer.from_pretrained
         self._tokenizer = read(folder, local_files_only=True, trust_remote_code=False, **file)
         self.outlines_model: Any = outlines.from_transformers(self._backend.module, self._tokenizer)
-        # A checkpoint's own settings may ask for sampling, penalties or another end.
+        # A checkpoint's own settings may have sampling, penalties or another end token.
         end = self._backend.words.eos
         settings = GenerationConfig(do_sample=False, eos_token_id=end, pad_token_id=end)  # type: ignore[no-untyped-call]
         self._backend.module.generation_config = settings
 
     def generate(self, prompt: list[int], guard: Guard, tokens_max: int) -> object:
-        """Masks are applied as written: compiling that one line takes a minute and a C++ compiler."""
+        """Masks are applied uncompiled: compiling that one line takes a minute and a C++ compiler."""
         import torch  # noqa: PLC0415
 
         module = self._backend.module
@@ -302,11 +302,8 @@ class DrivenTransformers:
 
 def _load_kernels() -> None:
     for kernel in ("outlines_core.kernels.torch", "llguidance.torch"):
-        with (
-            warnings.catch_warnings(),
-            suppress(ImportError),
-        ):  # what torch loads with them is deprecated by torch itself
-            warnings.simplefilter("ignore", DeprecationWarning)
+        with warnings.catch_warnings(), suppress(ImportError):
+            warnings.simplefilter("ignore", DeprecationWarning)  # from modules of torch itself
             import_module(kernel)
 
 

@@ -1,7 +1,7 @@
-"""A model that someone else drives: texts and a grammar in, text out; no logits, so nothing is measured.
+"""The protocol of a model that a library or server drives: texts and a grammar in, text out, without logits or measurements.
 
-Nothing here knows decisions. A grammar is a text in one of three forms; which one a writer takes is its own affair.
-Whether what comes back is in the language is not checked here: ask `sds.engines.text` to prove it at start-up.
+Nothing here knows decisions. A grammar is a text in one of three forms; each writer takes one of them. Whether the
+result is in the language is not checked here: `sds.engines.text` makes the writer prove it at start-up.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Processing = Literal["outlines_core", "llguidance", "xgrammar"]
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """One language as a text. `bytes_max`: of its longest sentence; `free_chars_max`: of these, free text."""
+    """One language as a text. `bytes_max`: of its longest sentence; `free_chars_max`: the part of these that is free text."""
 
     form: Form
     text: str
@@ -26,27 +26,27 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What was written, and how many tokens were read and written; with no count at hand an upper bound."""
+    """The written text, and how many tokens were read and written; an upper bound where there is no count."""
 
     data: bytes
     tokens: int
 
 
 class TextModel(Protocol):
-    """One model. Belongs to one thread at a time; every method may raise `BackendError`."""
+    """One model. Belongs to one thread at a time. Every method may raise `BackendError`."""
 
     @property
     def name(self) -> str:
-        """What the record calls the model: for local weights with the start of their SHA-256; never a URL."""
+        """The name in the record: for local weights with the start of their SHA-256; never a URL."""
 
     @property
     def form(self) -> Form:
-        """The form of grammar it takes."""
+        """The form of grammar that it takes."""
 
     def write(self, system: str, user: str, grammar: Grammar, *, tokens_max: int, timeout_s: float) -> Completion:
-        """Write one sentence, greedily, of at most `tokens_max` tokens; end within `timeout_s` whatever happens."""
+        """Write one sentence, greedily, of at most `tokens_max` tokens, and always end within `timeout_s`."""
 
     def count_tokens(self, text: str) -> int:
-        """Return how many tokens a text costs, or its bytes where the tokenizer is out of reach."""
+        """Return how many tokens a text has, or its bytes where the tokenizer is out of reach."""
 
     def close(self) -> None: ...

@@ -1,12 +1,12 @@
-"""Models behind a server. Each is given the most exact form of the language that its server takes.
+"""Models behind a server. Each server gets the most exact form of the language that it takes.
 
-    llama-server             GBNF in the chat completion, asked directly: no library between
+    llama-server             GBNF in the chat completion, sent directly, without a library between
     vllm, sglang, tgi        the regular expression, in the server's own parameter, as Outlines sends it
     ollama, lmstudio, openai JSON Schema through Outlines' OpenAI model; `form="gbnf"` sends GBNF to a server that reads it
 
-Every request goes through `models.text.http`: one exchange, no retry, no redirect, no proxy, a deadline and a limit
-on bytes. A server applies its own chat template: whether a text that spells a control token becomes one is up to it, and
-so is whether the model thinks first, which it is asked not to have it do where it has a parameter for that.
+Every request goes through `models.text.http`: one exchange, no retry, no redirect, no proxy, a deadline and a limit on
+bytes. A server applies its own chat template. It decides whether a text that spells a control token becomes one, and
+whether the model thinks first; where it has a parameter against that, the parameter is set.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ FORMS: dict[Server, Form] = {
     "lmstudio": "json_schema",
     "openai": "json_schema",
 }
-SEED = 0  # greedy all the same; some servers draw even then
-# A template that has the model think first would have the decision written as a thought. What a template does not know it
-# passes over.
+SEED = 0  # although decoding is greedy: some servers draw even then
+# With a template that has the model think first, the decision would be written as a thought. Templates ignore unknown
+# parameters.
 _NO_THOUGHTS = {"chat_template_kwargs": {"enable_thinking": False, "thinking": False}}
-# Greedy means no penalty on what was said before: some servers have one unless asked not to, others read it with the weights.
+# Greedy means no penalty on earlier tokens: some servers have one by default, others take one from the weights.
 _PLAIN: dict[Server, dict[str, Any]] = {
     "llama-server": {"repeat_penalty": 1.0, **_NO_THOUGHTS},
     "vllm": {"repetition_penalty": 1.0, **_NO_THOUGHTS},
@@ -44,7 +44,7 @@ Ask = Callable[[str, str, Grammar, int], str]
 
 
 class RemoteWriter:
-    """One model of one server. `close()` has nothing to let go of: every exchange has a connection of its own."""
+    """One model of one server. `close()` does nothing: every exchange has a connection of its own."""
 
     def __init__(self, kind: Server, *, url: str, model: str, form: Form | None = None, api_key: str = "") -> None:
         self.name, self.form = model, form or FORMS[kind]
@@ -80,7 +80,7 @@ class RemoteWriter:
 
 
 class _Wire:
-    """The way to one server. `failure`: why the last exchange failed, whatever a library above made of it."""
+    """The connection to one server. `failure`: the error of the last exchange, before a library above changed it."""
 
     def __init__(self, address: Address, api_key: str) -> None:
         self.address = address
@@ -103,7 +103,7 @@ class _Wire:
         return self._answer
 
     def reported(self, text: str, grammar: Grammar) -> tuple[bool, int]:
-        """Return whether the server says that it cut the answer short, and how many tokens it counted; 0: it does not say."""
+        """Return whether the server says that it cut the answer short, and its count of tokens; 0: it gives none."""
         try:
             answer = json.loads(self._answer.decode())
             usage = answer.get("usage") or {}
@@ -155,7 +155,7 @@ def _through_chat(kind: Server, wire: _Wire, model: str) -> Ask:
     def ask(system: str, user: str, grammar: Grammar, tokens_max: int) -> str:
         chat = Chat([{"role": "system", "content": system}, {"role": "user", "content": user}])
         options: dict[str, Any] = {"temperature": 0, "seed": SEED, "max_tokens": tokens_max}
-        if grammar.form == "gbnf":  # Outlines has no type for it: it goes along beside the messages
+        if grammar.form == "gbnf":  # Outlines has no type for it, so it goes into the extra body
             beside = {"grammar": grammar.text, **_PLAIN["llama-server"]}
             return server(chat, None, **options, extra_body=beside)  # type: ignore[no-any-return]
         if kind in _PLAIN:
@@ -167,7 +167,7 @@ def _through_chat(kind: Server, wire: _Wire, model: str) -> Ask:
 
 
 def _client(wire: _Wire) -> Any:
-    """Return OpenAI's client over our exchange. What it would read from the environment is given here instead."""
+    """Return OpenAI's client over our exchange. Settings that it would read from the environment are given here."""
     import httpx2 as httpx  # noqa: PLC0415
     import openai  # noqa: PLC0415
 
@@ -201,7 +201,7 @@ def _through_tgi(wire: _Wire) -> Ask:
 
 
 class _TgiClient:
-    """What Outlines asks of a client for TGI, over our exchange. The endpoint has no chat template: plain text."""
+    """The client that Outlines needs for TGI, over our exchange. The endpoint has no chat template and takes plain text."""
 
     def __init__(self, wire: _Wire) -> None:
         self._wire = wire

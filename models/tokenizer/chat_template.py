@@ -1,7 +1,7 @@
 """A model's own chat template, cut into the control text around one system and one user text.
 
-Behind the frame the model answers: where its template has it think first, thinking is off by the template's own switch,
-or the thought is closed as the template closes it (`thinking`).
+After the frame the model answers. Where its template has it think first, either the template's own switch turns
+thinking off, or the thought is closed as the template closes it (`thinking`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Switch:
 
     @property
     def said(self) -> str:
-        """What a template that knows the switch has in its source."""
+        """The text in the source of a template that knows the switch."""
         return next(iter(self.variables), self.word)
 
 
@@ -47,7 +47,7 @@ _LEFT_ALONE = Switch("", {})
 
 
 class _StoppedClock(Jinja2ChatFormatter):
-    """Templates that print today's date get one fixed date: equal inputs must give equal prompts."""
+    """Gives templates that print today's date a fixed date: equal inputs must give equal prompts."""
 
     @staticmethod
     def strftime_now(f: str) -> str:
@@ -55,10 +55,10 @@ class _StoppedClock(Jinja2ChatFormatter):
 
 
 def chat_frame(template: str | None, *, bos: str, eos: str) -> ChatFrame:
-    """Render `template` around two marks and cut it there; without a template, plain text.
+    """Render `template` around two marks and cut it there; without a template, return the plain frame.
 
     A template that refuses or drops a system text gets it at the head of the user text. Raises BackendError where the
-    template does not show both texts, and where it has the model think and nobody can tell how a thought ends.
+    template does not show both texts, and where it has the model think and the end of a thought is unknown.
     """
     if not template:
         return PLAIN_FRAME
@@ -78,7 +78,7 @@ def chat_frame(template: str | None, *, bos: str, eos: str) -> ChatFrame:
 
 
 def _switched(rendering: _Rendering, chat: RenderedChat, template: str) -> ChatFrame | None:
-    """Return the frame of the first switch that turns thinking off; None: there is none, or thinking is off already."""
+    """Return the frame of the first switch that turns thinking off; None where none does, or thinking is off already."""
     left = thinks(chat.frame.after_user)
     if left is False:
         return None
@@ -95,7 +95,7 @@ def _switched(rendering: _Rendering, chat: RenderedChat, template: str) -> ChatF
 
 
 class _Rendering:
-    """One template, compiled once. A template is foreign code from the weights file: whatever it raises, it shows nothing."""
+    """One template, compiled once. It is foreign code from the weights file: if it raises, the result is empty."""
 
     def __init__(self, template: str, bos: str, eos: str) -> None:
         try:
@@ -111,7 +111,7 @@ class _Rendering:
         return None
 
     def _answer(self, texts: list[dict[str, str]], switch: Switch, frame: ChatFrame) -> str | None:
-        """Return what stands between the user's text and a past answer, if all before is as in `frame`; None also where the
+        """Return the text between the user's text and a past answer, if all before equals `frame`; None also where the
         template writes every role alike.
         """
         past, more = (
@@ -124,7 +124,7 @@ class _Rendering:
         return cut.after_user if same else None
 
     def _closing(self, texts: list[dict[str, str]], switch: Switch) -> str | None:
-        """Return what stands between a past thought and its answer."""
+        """Return the text between a past thought and its answer."""
         said = {"role": "assistant", "reasoning_content": _THOUGHT, "content": _ANSWER}
         past = self._rendered([*texts, said], switch, speaks=False)
         if past.count(_THOUGHT) != 1 or past.count(_ANSWER) != 1:
@@ -132,7 +132,7 @@ class _Rendering:
         return past.partition(_THOUGHT)[2].partition(_ANSWER)[0]
 
     def _rendered(self, messages: list[dict[str, str]], switch: Switch, *, speaks: bool) -> str:
-        """Return what the template makes of messages; `speaks`: the model's turn follows."""
+        """Return the rendered messages. `speaks`: the model's turn follows."""
         if self._formatter is None:
             return ""
         self._formatter.add_generation_prompt = speaks

@@ -1,4 +1,4 @@
-"""A JSON object in a file of somebody else: bounded, and refused in one line."""
+"""Reads a JSON object from a foreign file, bounded in size, with errors in one line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sds.models.protocol import BackendError, cause_of
 
 
 def read_json_object(path: Path, *, bytes_max: int) -> dict[str, Any]:
-    """Raises BackendError where the file cannot be read, is larger, or holds no JSON object."""
+    """Return the object. Raises BackendError where the file cannot be read, is larger, or holds no JSON object."""
     try:
         with path.open("rb") as file:
             content = file.read(bytes_max + 1)

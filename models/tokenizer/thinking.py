@@ -1,7 +1,7 @@
-"""Where a model answers, when its template has it think first.
+"""Finds where a model answers when its template has it think first.
 
-Two texts of a template are compared: what it writes before the model speaks, and what it writes before an answer that is
-past, which is where an answer belongs. No model's name is known here: only how thoughts are marked.
+Two texts of a template are compared: the one before the model speaks, and the one before a past answer, which is where
+an answer belongs. No model's name is known here, only how thoughts are marked.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _TAG = re.compile(r"^([<\[])([^/].*)$", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class RenderedChat:
-    """What a template makes of two texts. `answer`: what stands between the user's text and an answer that is past;
-    `closing`: between a thought and its answer; None: the template does not show it.
+    """A template's rendering of two texts. `answer`: the text between the user's text and a past answer; `closing`:
+    between a thought and its answer; None: the template does not show it.
     """
 
     frame: ChatFrame
@@ -36,7 +36,7 @@ class RenderedChat:
 
 
 def thinks(text: str) -> bool | None:
-    """Tell whether a thought is open at the end of `text`; None: none is marked there."""
+    """Return whether a thought is open at the end of `text`; None where no thought is marked there."""
     marks = list(_MARK.finditer(text))
     rest = text[marks[-1].end() :] if marks else text
     if _SPOKEN.search(rest):
@@ -45,7 +45,7 @@ def thinks(text: str) -> bool | None:
 
 
 def answering(chat: RenderedChat, source: str) -> ChatFrame | None:
-    """Return the frame behind which the model answers, and how that came about; None: nobody can tell.
+    """Return the frame after which the model answers, with how that was found; None where it is unknown.
 
     `source`: of the template.
     """
@@ -61,12 +61,12 @@ def answering(chat: RenderedChat, source: str) -> ChatFrame | None:
 
 
 def _header(past: str, said: str) -> str:
-    """Return what stands before a past answer beyond `said`, thoughts aside."""
+    """Return the text before a past answer beyond `said`, without thoughts."""
     return _bare(past).removeprefix(_bare(said)).strip() if _bare(past).startswith(_bare(said)) else ""
 
 
 def _closed(chat: RenderedChat, source: str) -> ChatFrame | None:
-    """Close the thought that is open: as the template does before an answer, behind a thought, or by the mark it knows."""
+    """Close the open thought: as the template does before an answer, or after a thought, or with the mark that it knows."""
     said, past = chat.frame.after_user, chat.answer
     if past is not None and thinks(past) is False and _bare(past).startswith(_bare(said)):
         return _with(chat.frame, past, f"the thought is empty, as in its past answers: `{_shown(_unlike(past, said))}`")
@@ -98,7 +98,7 @@ def _bare(text: str) -> str:
 
 
 def _unlike(past: str, said: str) -> str:
-    """Return what of `past` begins where it is no longer `said`, from the mark on that lies there."""
+    """Return the part of `past` from where it differs from `said`, or from the mark that lies there."""
     same = next((n for n, (a, b) in enumerate(zip(past, said, strict=False)) if a != b), min(len(past), len(said)))
     marks = [mark.start() for mark in _MARK.finditer(past) if mark.end() > same]
     return past[min([same, *marks]) :]

@@ -1,4 +1,4 @@
-"""What every vocabulary shares, whichever library it comes from: untrusted text, the chat frame, the sections of a prompt."""
+"""What all vocabularies share, whichever library they come from: untrusted text, the chat frame, the sections of a prompt."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ CONTROL_ROUNDS_MAX = 8
 
 
 class Tokenizer(Protocol):
-    """Text to tokens, tokens to bytes, and which tokens steer the model. Methods raise `BackendError`.
+    """Turns text into tokens and tokens into bytes, and knows control tokens. Methods raise `BackendError`.
 
-    `encode` is what the library makes of a text, control tokens perhaps among them. `spelling` is how a token is
-    written, control tokens too (`<|im_end|>`); empty where the model has an entry that its tokenizer has not.
+    `encode` returns the library's tokens for a text, perhaps with control tokens. `spelling` returns the text of a
+    token, also of control tokens (`<|im_end|>`); b"" for an entry of the model that its tokenizer lacks.
     """
 
     @property
@@ -26,7 +26,7 @@ class Tokenizer(Protocol):
 
     @property
     def bos(self) -> int:
-        """Return the token a prompt begins with; negative where there is none."""
+        """Return the token that begins a prompt; negative where there is none."""
 
     @property
     def eos(self) -> int: ...
@@ -41,12 +41,12 @@ class Tokenizer(Protocol):
     def is_control(self, token: int) -> bool: ...
 
     def release(self) -> None:
-        """Refuse every further use: the memory behind it is about to go."""
+        """Refuse every further use: the memory behind the tokenizer is about to be freed."""
 
 
 @runtime_checkable
 class Speaks(Protocol):
-    """What of a loaded model is asked before a decision is: its words, its frame, its context. `frame` raises BackendError."""
+    """The part of a loaded model that is checked before a decision: vocabulary, frame, context. `frame` raises BackendError."""
 
     @property
     def words(self) -> Tokenizer: ...
@@ -58,7 +58,7 @@ class Speaks(Protocol):
 
 
 def tokens_of(words: Tokenizer, text: bytes, *, special: bool) -> list[int]:
-    """Return the tokens of `text`; with `special=False` a text that reads as a control token is broken up."""
+    """Return the tokens of `text`. With `special=False` a text that spells a control token is broken up."""
     if len(text) > TEXT_BYTES_MAX:
         raise BackendError(f"a text of {len(text)} bytes is longer than {TEXT_BYTES_MAX}")
     if special:
@@ -74,7 +74,7 @@ def tokens_of(words: Tokenizer, text: bytes, *, special: bool) -> list[int]:
 
 
 def _broken_up(text: bytes, spelled: set[bytes]) -> Iterator[bytes]:
-    """Cut behind the first character of everything in `text` that is `spelled` so."""
+    """Cut `text` after the first character of every part that spells one of `spelled`."""
     start = 0
     if spelled:
         for match in re.finditer(b"(?=" + b"|".join(map(re.escape, spelled)) + b")", text):
@@ -94,7 +94,7 @@ def readable(text: bytes, what: str) -> str:
 
 
 def model_frame(template: str | None, words: Tokenizer) -> ChatFrame:
-    """Return the frame of the model's own template, which begins as the model expects a prompt to begin."""
+    """Return the frame of the model's own template, beginning as the model expects a prompt to begin."""
     bos, eos = (readable(words.spelling(t), "a control token") if t >= 0 else "" for t in (words.bos, words.eos))
     frame = chat_frame(template, bos=bos, eos=eos)
     if words.adds_bos and not frame.before_system.startswith(bos):
@@ -103,7 +103,7 @@ def model_frame(template: str | None, words: Tokenizer) -> ChatFrame:
 
 
 class ModelTokenizer:
-    """A tokenizer as a backend has it, with its chat template: text to tokens, tokens to bytes, the frame of a prompt."""
+    """A backend's tokenizer with its chat template: text to tokens, tokens to bytes, the frame of a prompt."""
 
     def __init__(self, words: Tokenizer, template: str | None = None) -> None:
         self.words, self.vocab_size = words, words.size
@@ -123,7 +123,7 @@ class ModelTokenizer:
 
 
 class ChatTokenizer(Protocol):
-    """What of a backend makes tokens of texts."""
+    """The part of a backend that turns texts into tokens."""
 
     def tokenize(self, text: bytes, *, special: bool) -> list[int]: ...
 
@@ -131,10 +131,10 @@ class ChatTokenizer(Protocol):
 
 
 def prompt_sections(backend: ChatTokenizer, static: str, *dynamic: str) -> list[list[int]]:
-    """Return the prompt of one turn, cut where a change of one text leaves the sections before it as they were.
+    """Return the prompt of one turn in sections, so that a change of one text leaves the sections before it unchanged.
 
-    First section: the frame's opening, `static` and the turn to the user; then one section for each dynamic text,
-    the last with the frame's closing. Only the frame may hold control tokens; every text is content.
+    The first section is the frame's opening, `static` and the turn to the user. Each dynamic text is one section, the
+    last with the frame's closing. Only the frame may hold control tokens; every text is content.
     """
     frame = backend.frame()
 

@@ -1,7 +1,7 @@
-"""The vocabulary of a checkpoint folder, from its `tokenizer.json` alone: exact bytes, no hub, no Python of the model's.
+"""The vocabulary of a checkpoint folder, from its `tokenizer.json` alone: exact bytes, no hub, none of the model's code.
 
-What the `tokenizers` library would add of its own accord (a space before every text, padding, truncation) is switched
-off, so that the pieces of a text spell exactly that text; a tokenizer that cannot do so is refused.
+Additions of the `tokenizers` library (a space before every text, padding, truncation) are switched off, so that the
+pieces of a text spell exactly that text. A tokenizer that cannot do so is refused.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from sds.models.protocol import BackendError
 from sds.models.tokenizer.json_file import read_json_object
 
 FILE_BYTES_MAX = 1 << 28
-SIZE_MAX = 1 << 24  # of any vocabulary: sixty times the greatest that is known
+SIZE_MAX = 1 << 24  # of a vocabulary: sixty times the largest known one
 _ASCII = "".join(map(chr, range(32, 127)))
 _PROBES = (_ASCII, "  two  spaces\n\n{\n", '{"action":"PAY","params":{"amount":150.00}}', "é €🙂\x01")
 _UNKNOWN_HINT = "use a model with a byte-level or byte-fallback tokenizer, or its GGUF through llama.cpp"
 
 
 class JsonTokenizer:
-    """`size` is the number of the model's logits: entries beyond the tokenizer have no spelling and are control."""
+    """`size`: the number of the model's logits. Entries beyond the tokenizer have no spelling and count as control tokens."""
 
     def __init__(self, folder: Path, size: int) -> None:
         if size > SIZE_MAX:
@@ -63,7 +63,7 @@ class JsonTokenizer:
         return b"" if self.is_control(token) else self.spelling(token)
 
     def spelling(self, token: int) -> bytes:
-        """Return how a token is written, control tokens too; empty where the tokenizer has no such token."""
+        """Return the text of a token, also of a control token; b"" where the tokenizer has no such token."""
         if not self._open:
             raise BackendError("the model is closed")
         if not 0 <= token < self.size:
@@ -84,7 +84,7 @@ class JsonTokenizer:
         return spelled
 
     def _control_tokens(self, settings: dict[str, Any]) -> frozenset[int]:
-        """Return everything that may steer: special tokens, tags that were added, and what has no spelling."""
+        """Return all tokens that may steer the model: special tokens, added tags, and tokens without a spelling."""
         named = {self._named(settings, name) for name in settings if name.endswith("_token")}
         added = {
             token
@@ -158,7 +158,7 @@ def _byte_fallback(text: str) -> bytes:
 
 
 def _byte_characters() -> dict[str, int]:
-    """Return the character that stands for each byte in byte-level vocabularies (the table of GPT-2).
+    """Return the byte of each character in byte-level vocabularies (the table of GPT-2).
 
     Visible Latin-1 characters stand for themselves, the other bytes for the characters from U+0100 on.
     """

@@ -1,8 +1,8 @@
-"""transformers behind the `Backend` protocol: purely token ids, some prompts side by side, one thread.
+"""transformers behind the `Backend` protocol: token ids only, several prompts side by side, one thread.
 
-A checkpoint folder (config.json, safetensors, tokenizer.json), or a GGUF file: that one is de-quantised into memory and
-keeps llama.cpp's tokenizer. Nothing is downloaded, no code of the model's is run, no pickle is read. Needs the extra
-`hf`. torch has one number of threads for the whole process: loading a model sets it.
+It runs a checkpoint folder (config.json, safetensors, tokenizer.json), or a GGUF file, which is de-quantised into
+memory and keeps llama.cpp's tokenizer. Nothing is downloaded, no code of the model's is run, no pickle is read. Needs
+the extra `hf`. torch has one number of threads for the whole process; loading a model sets it.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ with importing("transformers and torch are not installed", extra_hint("hf")):
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-PADDING_TOKENS_MAX = 64  # of one call: more costs more than a call of its own
+PADDING_TOKENS_MAX = 64  # in one call; more would cost more than another call
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class HfBackend(PrefixCachingBackend):
-    """One model with a cache for some prompts. Give each thread its own; call `close()` when done.
+    """One model with a cache for several prompts. Give each thread its own; call `close()` when done.
 
-    Attention is eager; on a card it is fused, and passes of few shapes are captured. Rows of one pass share a call, padded on the left. Models with sliding windows or
-    recurrent states run one row a call, and go on from a copy of what was cached.
+    Attention is eager; on a GPU it is fused, and passes of few shapes are captured. Rows of one pass share a call, padded on
+    the left. Models with sliding windows or recurrent states run one row a call, and continue from a copy of the cached state.
     """
 
     _kv_cache: HfKVCache
@@ -52,7 +52,7 @@ class HfBackend(PrefixCachingBackend):
         threads: int | None = None,
         slots: int = 1,
     ) -> None:
-        """Load weights; raise `BackendError` when `path` or `device` is nothing that transformers can run."""
+        """Load weights. Raises BackendError when transformers cannot run `path`, or not on `device`."""
         check_slots(slots, CARD_SLOTS_MAX)
         if dtype not in DTYPES:
             raise BackendError(f"transformers does not compute in {dtype} here", hint=f"choose {', '.join(DTYPES)}")
@@ -79,7 +79,7 @@ class HfBackend(PrefixCachingBackend):
 
     @property
     def module(self) -> Any:
-        """The model itself, for a library that drives it on its own."""
+        """The model itself, for a library that drives it."""
         self._ready()
         return self._model
 
@@ -90,7 +90,7 @@ class HfBackend(PrefixCachingBackend):
         return [logits[n] for n in range(len(rows))]
 
     def _groups(self, rows: Sequence[BatchRow]) -> Iterator[list[int]]:
-        """Split rows into calls: of like length, so that little is padding; it depends on the rows' lengths alone."""
+        """Split rows into calls of similar length, to keep padding small. The split depends on the rows' lengths alone."""
         group: list[int] = []
         real = 0
         for n in sorted(range(len(rows)), key=lambda n: len(rows[n].tokens)):
@@ -105,7 +105,7 @@ class HfBackend(PrefixCachingBackend):
             yield group
 
     def _padded_call(self, rows: Sequence[BatchRow]) -> list[NDArray[np.float32]]:
-        """Run the head only where logits are wanted; they travel in the model's own type."""
+        """Run the head only where logits are wanted, and move these in the model's own type."""
         outputs = max(row.outputs for row in rows)
         found = self._kv_cache.run(rows, self._logits)
         values = found[:, found.shape[1] - outputs :].cpu().float().numpy()

@@ -1,4 +1,4 @@
-"""transformers, as it is known before it is loaded."""
+"""Facts about transformers that are known before it is loaded."""
 
 from __future__ import annotations
 

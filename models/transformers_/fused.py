@@ -1,6 +1,6 @@
-"""Fewer kernels a pass on a card, where starting them is what a small model's pass takes: fused attention and norms.
+"""Fused attention and norms for a GPU: there a small model's pass takes as long as starting its kernels, so fewer are started.
 
-Attention is torch's own (`sdpa`). Which norms have a fused equal is tried out on random numbers, not looked up in a list of names.
+Attention is torch's own (`sdpa`). Whether a norm has a fused equal is tested on random numbers, not looked up by name.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-ROUNDINGS = 4  # of the norm's own type: it rounds twice where the fused one rounds once
+ROUNDINGS = 4  # permitted, of the norm's own type: it rounds twice where the fused one rounds once
 SEED = 1
 
 
 def fuse(model: Any) -> None:
     """Let a model on its device use fused attention and fused root-mean-square norms where it can."""
-    with suppress(ValueError, ImportError):  # a model without it keeps what it has
+    with suppress(ValueError, ImportError):  # a model without `sdpa` keeps its attention
         model.set_attn_implementation("sdpa")
     for module in model.modules():
         if (fused := fused_norm(module)) is not None:
@@ -26,7 +26,7 @@ def fuse(model: Any) -> None:
 
 
 def fused_norm(module: Any) -> Any:
-    """Return what computes the same as this module in one kernel, or None where it is no such norm."""
+    """Return a one-kernel equal of this module, or None where it is no such norm."""
     weight, epsilon = getattr(module, "weight", None), getattr(module, "variance_epsilon", None)
     if not isinstance(weight, torch.Tensor) or weight.dim() != 1 or not isinstance(epsilon, float):
         return None

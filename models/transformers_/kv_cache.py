@@ -1,10 +1,10 @@
-"""Keys and values of several prompts at once: purely tensors, no text, no scheduling.
+"""The KV cache of several prompts in torch. Knows only tensors, no text and no scheduling.
 
-`TensorKVCache` holds every prompt in a slot of its own, in memory that never moves: [slots, heads, context + 1, width] for keys
-and for values of every layer, at worst `slots x context x` what one token takes (on a CPU only what was written is ever
-committed). Rows of one pass are one call of the model, padded on the left to the longest, under an explicit mask. A
-model that this does not suit (sliding windows, recurrent states, positions of its own making) has `DynamicKVCaches`: one
-cache a prompt, one row a call. Which it is, is tried out when the model is loaded.
+`TensorKVCache` holds every prompt in a slot of its own, in memory that never moves: [slots, heads, context + 1, width]
+for keys and for values of every layer, at worst `slots x context` times the size of one token (on a CPU only written
+memory is ever committed). Rows of one pass are one call of the model, padded on the left to the longest, under an
+explicit mask. A model that this does not suit (sliding windows, recurrent states, its own positions) has
+`DynamicKVCaches`: one cache a prompt, one row a call. Which one applies is tested when the model is loaded.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from sds.models.cache.kv_cache import BatchRow
 from sds.models.protocol import BackendError
 from sds.models.transformers_.loading import failing
 
-EXTENT_MIN = 512  # positions a pass of fixed shape reads at least: fewer shapes, fewer graphs
-STATIC_TOKENS = (1, 8, 32, 64, 128, 256, 512)  # what a row of such a pass is padded to
-STATIC_AREA_MAX = 512  # rows x tokens of such a pass: with more, computing takes longer than starting the kernels
+EXTENT_MIN = 512  # positions that a pass of fixed shape reads at least, for fewer shapes and graphs
+STATIC_TOKENS = (1, 8, 32, 64, 128, 256, 512)  # lengths that a row of such a pass is padded to
+STATIC_AREA_MAX = 512  # rows x tokens of such a pass; with more, computing takes longer than starting the kernels
 FORKS_STEP = 8
 GRAPHS_MAX = 96
-CAPTURE_AT = 2  # a shape is captured when it comes the second time: what comes once is not worth it
+CAPTURE_AT = 2  # a shape is captured at its second use
 WARM_UPS = 3
 PROBE_TOKENS = ((1, 2, 3, 4, 5), (6, 7, 8))
-PROBE_SHARE_MAX = {torch.float32: 1e-3}  # of the logits' own spread; half precision is noisier
+PROBE_SHARE_MAX = {torch.float32: 1e-3}  # permitted difference, by the logits' spread; half precision is noisier
 PROBE_SHARE_MAX_HALF = 0.25
-SHARED_ROPES = {"dynamic", "longrope"}  # they depend on the longest row of a batch, so a row would see the others
+SHARED_ROPES = {"dynamic", "longrope"}  # these depend on the longest row of a batch
 
-Forward = Callable[..., torch.Tensor]  # of the number of outputs wanted, and the model's inputs by name
+Forward = Callable[..., torch.Tensor]  # takes the number of outputs wanted, and the model's inputs by name
 Compute = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class TensorKVCache:
-    """Slots of one size; every one can be truncated and copied, and rows of several are one call."""
+    """Slots of one size. Each can be truncated and copied, and rows of several slots are one call."""
 
     batched = True
 
     def __init__(self, device: torch.device, dtype: torch.dtype, *, slots: int, context: int) -> None:
-        self.static = device.type == "cuda"  # passes of few shapes, each captured once
+        self.static = device.type == "cuda"  # whether passes have few shapes, each captured once
         self._device, self._dtype, self._slots, self._context = device, dtype, slots, context
         self._written = 0
         self._pass = _Pass.of_nothing(device)
@@ -71,7 +71,7 @@ class TensorKVCache:
         return self._compute(*inputs, extent=extent, alone=alone, forward=partial(forward, outputs))
 
     def truncate(self, _slot: int, _position: int, _surplus: int) -> bool:
-        """Positions beyond a prompt's end are masked and written over: there is nothing to do."""
+        """Return True: positions beyond a prompt's end are masked and overwritten."""
         return True
 
     def read_block(self, slot: int, start: int, end: int) -> tuple[list[torch.Tensor], int]:
@@ -90,17 +90,17 @@ class TensorKVCache:
             layer[target, :, :tokens] = layer[source, :, :tokens]
 
     def free(self, _slot: int) -> None:
-        """What is written over needs no wiping; the memory stays for the next prompt or fork."""
+        """Do nothing: memory is overwritten by the next prompt or fork."""
 
     def empty(self, like: torch.Tensor) -> torch.Tensor:
-        """One position more than the context: where padding is written, and nothing is read."""
+        """Return memory for one position more than the context: padding is written there, and never read."""
         heads, width = like.shape[1], like.shape[3]
         return torch.empty((self._slots, heads, self._context + 1, width), dtype=like.dtype, device=like.device)
 
     def exchange(self, stored: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         """Write `new`, shape [rows, heads, tokens, width]; return all that the pass reads, [rows, heads, extent, width].
 
-        What is not a row's own reads as zero: an earlier prompt may have left there what is no number.
+        Positions that are not a row's own read as zero: an earlier prompt may have left NaN there.
         """
         now = self._pass
         stored[now.slots[:, None], :, now.positions] = new.transpose(1, 2)
@@ -113,13 +113,13 @@ class TensorKVCache:
         return [stored for layer in self._cache.layers for stored in (layer.keys, layer.values)]
 
     def _grow(self, slots: int) -> None:
-        """Make room for forks, some at once, because all that is written moves and what was captured is void."""
+        """Make room for several forks at once, because this moves all that is written and invalidates captured graphs."""
         if slots <= self._slots:
             return
         wanted = max(slots, self._slots + FORKS_STEP)
         self._graphs.clear()
-        self._graph_pool = None  # torch frees it with the last graph, and captures nothing into it again
-        for layer in self._cache.layers:  # what has moved stays: where memory runs out, a later fork goes on from there
+        self._graph_pool = None  # torch frees it with the last graph, and does not capture into it again
+        for layer in self._cache.layers:  # moved layers stay: if memory runs out, a later fork continues there
             layer.keys, layer.values = self._moved(layer.keys, wanted), self._moved(layer.values, wanted)
         self._slots = wanted
 
@@ -153,7 +153,7 @@ class TensorKVCache:
         alone: int | None,
         forward: Forward,
     ) -> torch.Tensor:
-        """Only tensors decide what is computed here, so that it can be captured."""
+        """Run the model. Only tensors control this function, so that it can be captured."""
         own = torch.arange(extent, device=self._device) <= at[:, :, None]  # [rows, tokens, extent]
         mask = torch.zeros(own.shape, dtype=self._dtype, device=self._device)
         mask = mask.masked_fill_(~own, torch.finfo(self._dtype).min)[:, None]
@@ -162,7 +162,7 @@ class TensorKVCache:
         return forward(input_ids=ids, position_ids=at.clamp(min=0), attention_mask=mask, past_key_values=self._cache)
 
     def _run_static(self, rows: Sequence[BatchRow], forward: Forward, shape: _Shape) -> torch.Tensor:
-        """Everything rounded up: one graph serves many passes, and its rows and tokens of padding touch nothing."""
+        """Run with all sizes rounded up: one graph serves many passes, and its rows and tokens of padding affect nothing."""
         inputs = self._inputs(rows, shape.rows, shape.tokens)
         compute = self._graphs.get(shape)
         if compute is None:
@@ -173,7 +173,7 @@ class TensorKVCache:
         return compute(*inputs)[: len(rows)]
 
     def _pool(self) -> Any:
-        """The memory that all graphs share: what one of them returns is read before the next is replayed."""
+        """Return the memory that all graphs share: the output of one is read before the next is replayed."""
         if self._graph_pool is None:
             self._graph_pool = torch.cuda.graph_pool_handle()
         return self._graph_pool
@@ -197,7 +197,7 @@ class DynamicKVCaches:
         )
 
     def truncate(self, slot: int, position: int, surplus: int) -> bool:
-        """Return whether the cache could be truncated: a window no longer holds what that would have to bring back."""
+        """Return whether the cache could be truncated. A sliding window has lost the positions that it would need again."""
         cache = self._caches.get(slot)
         if cache is None or not position or not _all_dynamic(cache):
             return False
@@ -233,7 +233,7 @@ def kv_cache_for(model: Any, device: torch.device, *, slots: int, context: int) 
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """What a pass is rounded up to: rows, tokens of a row, positions that are read, outputs of a row."""
+    """The sizes that a pass is rounded up to: rows, tokens of a row, positions read, outputs of a row."""
 
     rows: int
     tokens: int
@@ -242,7 +242,7 @@ class _Shape:
 
     @classmethod
     def of(cls, rows: int, longest: int, extent: int, outputs: int, context: int) -> _Shape | None:
-        """Return the smallest shape that holds such a pass, or None where it is too large for a fixed one."""
+        """Return the smallest shape that holds such a pass, or None where the pass is too large for a fixed one."""
         tokens = next((tokens for tokens in STATIC_TOKENS if tokens >= longest), None)
         if tokens is None or _power_of_two(rows) * tokens > max(STATIC_AREA_MAX, _power_of_two(rows)):
             return None
@@ -254,8 +254,8 @@ class _Shape:
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """Where the pass under way writes and reads. `foreign` [rows, 1, extent, 1]: the positions that are not a
-    row's own; `alone`: the slot of the only row, all of whose positions are its own.
+    """Where the current pass writes and reads. `foreign` [rows, 1, extent, 1]: the positions that are not a row's own;
+    `alone`: the slot of the only row, all of whose positions are its own.
     """
 
     slots: torch.Tensor
@@ -271,7 +271,7 @@ class _Pass:
 
 
 class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """One layer's keys and values, as transformers asks for them. Masks and positions are given to it, not taken."""
+    """One layer's keys and values in the form of transformers. It gets masks and positions, and does not make them."""
 
     is_sliding = False
 
@@ -303,10 +303,10 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
 
 def captured(compute: Compute, inputs: Sequence[torch.Tensor], device: torch.device, pool: Any) -> Compute:
-    """Record the kernels of one pass on CUDA; a replay launches them all at once. What cannot be recorded runs as it is, with a
-    warning: it is slower by far.
+    """Record the kernels of one pass on CUDA, so that a replay launches all at once. A pass that cannot be recorded
+    runs as it is, with a warning: it is slower by far.
 
-    Warming up writes the same keys and values to the same positions that the replay writes.
+    Warming up writes the same keys and values to the same positions as the replay.
     """
     held = [tensor.clone() for tensor in inputs]
     try:
@@ -337,7 +337,7 @@ def captured(compute: Compute, inputs: Sequence[torch.Tensor], device: torch.dev
 
 
 def _agrees(model: Any, device: torch.device) -> bool:
-    """Return whether two prompts of unlike length, side by side in slots, come out as each does without any cache."""
+    """Return whether two prompts of different lengths, side by side in slots, give the logits of each without any cache."""
     kv_cache = TensorKVCache(device, model.dtype, slots=len(PROBE_TOKENS), context=max(map(len, PROBE_TOKENS)))
 
     def last(_outputs: int = 1, **inputs: Any) -> torch.Tensor:

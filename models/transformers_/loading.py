@@ -1,4 +1,4 @@
-"""Loading what transformers can run, without a network, foreign code or pickles: weights, tokenizer, fingerprint, device."""
+"""Loads weights, tokenizer, fingerprint and device for transformers, without a network, foreign code or pickles."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from sds.models.protocol import BackendError, check_device
 from sds.models.tokenizer.tokenizer_json import JsonTokenizer
 
 HINT_CHARACTERS_MAX = 200
-_COMPUTED = "rotary_emb.inv_freq"  # old checkpoints store what is computed from the config
-_EXPERTS = "_exp"  # of these a GGUF's tensor holds several of transformers'
+_COMPUTED = "rotary_emb.inv_freq"  # stored in old checkpoints, although it is computed from the config
+_EXPERTS = "_exp"  # in names of tensors of which a GGUF file joins several of transformers'
 
 
 def device_of(name: str) -> torch.device:
@@ -46,7 +46,7 @@ def fingerprint_of(path: Path) -> str:
 def loaded(
     path: Path, dtype: torch.dtype
 ) -> tuple[Any, LlamaTokenizer | JsonTokenizer, str | None, Callable[[], object]]:
-    """Return the model of a checkpoint folder or a GGUF file, its tokenizer, its chat template, and what frees the tokenizer."""
+    """Return a folder's or GGUF file's model, tokenizer and chat template, and a function that frees the tokenizer."""
     with failing(f"`{path}` is damaged or of a kind transformers does not know"), _quiet():
         model = (_from_folder if path.is_dir() else _from_gguf)(path, dtype)
         return model, *_tokenizer(path, int(model.get_output_embeddings().weight.shape[0]))
@@ -70,7 +70,7 @@ def _from_folder(path: Path, dtype: torch.dtype) -> Any:
 
 
 def _from_gguf(path: Path, dtype: torch.dtype) -> Any:
-    """De-quantise through transformers' tables; its own `gguf_file=` would want one more library for the same."""
+    """De-quantise by transformers' tables; its own `gguf_file=` would need one more library for the same."""
     where = {"gguf_file": path.name, "local_files_only": True, "trust_remote_code": False}
     config = AutoConfig.from_pretrained(path.parent, **where)
     build: Any = AutoModelForCausalLM.from_config
@@ -89,9 +89,9 @@ def _options(dtype: torch.dtype) -> dict[str, Any]:
 
 
 def _whole(loaded: tuple[Any, dict[str, Any]]) -> Any:
-    """Refuse a model with weights that were not loaded, for they would be random numbers, or with fewer than its file.
+    """Return the model. Raises BackendError where weights were not loaded, and so would be random numbers, or are left over.
 
-    What transformers knows to be of no use to the model is not among the unexpected ones.
+    Weights that transformers knows to be unused are not among the unexpected ones.
     """
     model, found = loaded
     lacking = sorted(map(str, [*found["missing_keys"], *found["mismatched_keys"]]))
@@ -105,7 +105,7 @@ def _whole(loaded: tuple[Any, dict[str, Any]]) -> Any:
 
 
 def _refuse_surplus(names: Iterable[str]) -> None:
-    """Refuse weights that the model has no place for: without them it is another model than the fingerprint says."""
+    """Raise BackendError for weights without a place in the model: it would differ from the one of the fingerprint."""
     surplus = sorted(names)
     if surplus:
         raise BackendError(
@@ -116,7 +116,7 @@ def _refuse_surplus(names: Iterable[str]) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep transformers' progress bars and warnings off standard error; failures are raised here instead."""
+    """Keep transformers' progress bars and warnings off standard error; failures are raised instead."""
     set_verbosity(CRITICAL)
     with redirect_stderr(io.StringIO()):
         yield

@@ -1,15 +1,15 @@
-"""One decision out of a language: a forward pass only where the model really chooses.
+"""Decodes one decision in a language, with a forward pass only where the model has a choice.
 
-A decision is a generator: it yields the rows of its next pass and is sent their logits, so that the scheduler runs many in
-one batch. Forced text is read in the next pass; text that is forced
-through the end is never read. Where a backend reads a few tokens more for next to nothing, what may be written next is
-read along (`lookahead`). It returns a whole decision or raises `ModelError`; it does not judge what was decided.
+A decision is a generator: it yields the rows of its next pass and is sent their logits, so the scheduler can run many
+in one batch. Forced tokens are read with the next pass; tokens that are forced through to the end are never read. A
+backend that reads a few extra tokens cheaply also reads what may be written next (`lookahead`). The result is a whole
+decision, or a `ModelError`. The decoder does not judge the decision.
 
-`greedy`: the likeliest permitted token at every choice point. `exact`: every choice (`exact-kinds`: that of the kind)
-falls to the alternative whose whole text, through its end, is the likeliest. Alternatives that can be listed are read side
-by side on forks of the slot, in one pass; the one with the likeliest first token is continued, in the same pass, with what
-it would force. With lookahead all of this is in the pass before. Wider numbers are searched (`number_search`), and are
-written by the likeliest digits where the search gives up.
+`greedy` takes the likeliest permitted token at every choice point. `exact` takes at every choice the alternative whose
+whole text, through its end, is the likeliest; `exact-kinds` does so for the kind only. Alternatives that can be listed
+are read side by side on forks of the slot, in one pass; the same pass continues the one with the likeliest first token
+with the text it forces. With lookahead, the pass before already does all of this. Wider numbers are searched
+(`number_search`); where the search gives up, the likeliest digits are written.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 ACTION_CHOICE = "action"
 FORKS_MAX = 16
-FORKS_MIN = 3  # the one that holds what was decided, the one read ahead, and one alternative at a time
+FORKS_MIN = 3  # one that holds what was decided, one that is read ahead, and one alternative at a time
 
 Mode = Literal["greedy", "exact-kinds", "exact"]
 
@@ -60,10 +60,10 @@ Mode = Literal["greedy", "exact-kinds", "exact"]
 class Decoded:
     """A whole decision and how it came about.
 
-    `confidence`: the share of the chosen action, 1.0 where only one was permitted; where other requests in the batch may
-    have moved it, the least it can be alone. `tokens_generated` counts forced ones too. `canonical`: the tokens are those the model's own
-    tokenizer makes of `data`. `rows`: for each pass the tokens of this decision in it, and the rows: here its own;
-    whoever runs several at once puts all that were in the pass. `grammar_sha256`: digest of the compiled grammar it was written by.
+    `confidence`: the share of the chosen action, 1.0 where only one was permitted. Where other requests in the batch may have
+    moved it, the least it can be alone. `tokens_generated` includes forced tokens. `canonical`: the model's own tokenizer
+    makes these tokens of `data`. `rows`: for each pass, this decision's tokens in it and the number of rows: its own here,
+    replaced by the whole pass's where several decisions share passes. `grammar_sha256`: digest of the compiled grammar.
     """
 
     data: bytes
@@ -94,15 +94,14 @@ def deciding(
     forks_max: int = FORKS_MAX,
     shown: Sequence[str] = (),
 ) -> Deciding:
-    """Decide once in `slot`: yield the rows of each pass, be sent what `Backend.run` returns for them.
+    """Decide once in `slot`: yield the rows of each pass, and be sent what `Backend.run` returns for them.
 
-    `sections`: the prompt (`prompt_sections`); all but the last are begun with before the first yield, and nothing where
-    the model need not be asked. `noise_logp_max`: by how much a log-probability may be off because of the other
-    rows of its batch; a choice that so much could turn raises. `shown`: numbers that the prompt shows (`numbers_shown`). At most
-    `forks_max` (at least FORKS_MIN) forks are held at once, none when it has ended or was closed.
+    `sections`: the prompt (`prompt_sections`). Before the first yield the slot is prefilled with all but the last,
+    unless only one decision is possible. `noise_logp_max`: how far the other rows of a batch may move a
+    log-probability; a choice that this could turn raises. `shown`: the numbers in the prompt (`numbers_shown`). At most
+    `forks_max` (at least FORKS_MIN) forks are held at once, and none after the end or a close.
 
-    Raises ModelError with the reason MASK_FAILED, BACKEND_FAILED, LOGITS_INVALID, TOKEN_BUDGET_EXCEEDED or
-    CHOICE_TOO_CLOSE.
+    Raises ModelError with the reason MASK_FAILED, BACKEND_FAILED, LOGITS_INVALID, TOKEN_BUDGET_EXCEEDED or CHOICE_TOO_CLOSE.
     """
     run = _Run(backend, slot, sections, matcher, tokens_max, mode, noise_logp_max, max(forks_max, FORKS_MIN), shown)
     try:
@@ -121,8 +120,8 @@ def deciding(
 class _Run:
     """The state of one decision.
 
-    `pending`: written tokens that the model has not read yet. `at`: the slot or fork whose KV cache holds what it has read.
-    `logits`: those after that, shape [vocab_size].
+    `pending`: written tokens that the model has not read yet. `head`: the slot or fork whose KV cache holds all that
+    was read. `logits`: those after that, shape [vocab_size].
     """
 
     backend: Backend
@@ -140,15 +139,15 @@ class _Run:
     choices: list[ChoiceRecord] = field(default_factory=list)
     rows: list[tuple[int, int]] = field(default_factory=list)
     score: ChoiceScore | None = None
-    action_tokens: int = 0  # how many log-probabilities its share rests on
-    by_digit: int | None = None  # where the number begins that was searched in vain
+    action_tokens: int = 0  # how many log-probabilities the share of the action is made of
+    by_digit: int | None = None  # start of a number that the search gave up: it is chosen token by token
     lookahead: LookaheadCache = field(default_factory=LookaheadCache)
 
     def __post_init__(self) -> None:
-        self.at = self.slot
+        self.head = self.slot
 
     def write(self, tokens: Sequence[int]) -> None:
-        """Write these tokens and all that they force."""
+        """Write these tokens and all that they force. Raises ModelError."""
         with as_model_error(LANGUAGE_FAILED, "the language"):
             for token in tokens:
                 self.matcher.accept(token)
@@ -157,18 +156,18 @@ class _Run:
             check_tokens(len(self.matcher.tokens), self.tokens_max)
 
     def begin(self) -> None:
-        """Prefill the slot with the prompt; its last section is read with what is forced at the start."""
+        """Prefill the slot with the prompt but for its last section, which is read together with the first forced tokens."""
         with as_model_error(BACKEND_FAILED, "the model"):
             self.backend.prefill(self.sections[:-1], slot=self.slot)
         self.pending[:0] = self.sections[-1] if self.sections else []
 
     def read(self) -> Choosing:
-        """Let the model read what is written, unless the logits after it are known already."""
+        """Have the model read the pending tokens, unless the logits after them are known already."""
         if not self.pending or self.pending in self.lookahead:
             return
         candidates = self._candidates()
-        rows = [Row(self._fork(self.at), [*self.pending, *each.text], each.outputs) for each in candidates]
-        found = yield from self._pass([Row(self.at, self.pending), *rows])
+        rows = [Row(self._fork(self.head), [*self.pending, *each.text], each.outputs) for each in candidates]
+        found = yield from self._pass([Row(self.head, self.pending), *rows])
         self.logits, self.pending, self.lookahead = found[0][-1], [], LookaheadCache()
         for each, row, logits in zip(candidates, rows, found[1:], strict=True):
             self.lookahead.record(each, row.slot, logits)
@@ -209,19 +208,19 @@ class _Run:
         return self.mode == "exact" or (self.mode == "exact-kinds" and point.choice == ACTION_CHOICE)
 
     def _choose_number(self, point: ChoicePoint) -> Choosing:
-        reader = Reader(self.at, self.forks_max - len(self.forks), self.tokens_max, self._fork, self.drop, self._pass)
+        reader = Reader(self.head, self.forks_max - len(self.forks), self.tokens_max, self._fork, self.drop, self._pass)
         with as_model_error(LANGUAGE_FAILED, "the language"):
             found = yield from likeliest_number(self.matcher, self.logits, reader, noise_logp_max=self.noise_logp_max)
-        if found.close if found else self.noise_logp_max:  # in another order it might have found one in time
+        if found.close if found else self.noise_logp_max:  # with noise, the search might have ended in time
             raise ambiguous(point.choice)
         if found is None:
             self.by_digit = point.start
             self._choose_token(point)
         else:
-            for at, token, self.logits in found.steps:
-                self._choose_token(at, token)
+            for step, token, self.logits in found.steps:
+                self._choose_token(step, token)
             if found.slot is not None:
-                self.at, self.pending = found.slot, self.pending[found.read :]
+                self.head, self.pending = found.slot, self.pending[found.read :]
         self._drop_others()
 
     def _choose_token(self, point: ChoicePoint, taken: int | None = None) -> None:
@@ -238,12 +237,12 @@ class _Run:
         self._follow()
 
     def _follow(self) -> None:
-        """Continue from a lookahead, where what was written was read in one."""
+        """Where a lookahead has read what was written, continue from its logits and its fork."""
         known = self.lookahead.follow(self.pending)
         if known is not None:
             self.logits, held_by = known
             if held_by is not None:
-                self.at, self.pending = held_by, []
+                self.head, self.pending = held_by, []
 
     def _count(self, point: ChoicePoint, shares: list[float], best: int, z: float) -> None:
         if self.score is None:
@@ -268,7 +267,7 @@ class _Run:
         self._drop_others()
 
     def _following(self, text: Text) -> tuple[Text, TokenMatcher]:
-        """Return the text with what it forces, empty where the decision would then be whole; and the matcher behind it."""
+        """Return the text with what it forces, or () where the decision would then be whole; and the matcher after it."""
         with as_model_error(LANGUAGE_FAILED, "the language"):
             matcher = self.matcher.copy()
             for token in text:
@@ -278,24 +277,24 @@ class _Run:
             return (() if ends else (*text, *forced)), matcher
 
     def _scores(self, texts: Sequence[Text], leader: Text) -> Scoring:
-        """Return the log-probability of each text, shape [len(texts)]; in the same pass `leader` is read with what it forces.
+        """Return the log-probability of each text, shape [len(texts)]. The same pass reads `leader` with what it forces.
 
-        What a text needs read is all but its last token; prefixes of one another share a row. They go in waves, so
-        that any number of texts needs a bounded number of forks.
+        A text needs all but its last token read; texts that are prefixes of one another share a row. The rows go in
+        waves, so that any number of texts needs a bounded number of forks.
         """
         following = continuations(texts)
         logp: dict[Text, float] = {}
         for known, logits in {(): self.logits, **self.lookahead.logits}.items():
             record_logp(logp, following, known, logits)
         prefixes = maximal_prefixes(following)
-        ahead = self._following(leader)[0] if prefixes else ()
+        leader_text = self._following(leader)[0] if prefixes else ()
         for start in range(0, len(prefixes), self.forks_max - 2):
             wave = prefixes[start : start + self.forks_max - 2]
-            rows = [Row(self._fork(self.at), tokens, len(tokens)) for tokens in wave]
-            beside = [Row(self._fork(self.at), ahead)] if ahead and not start else []
-            found = yield from self._pass(rows + beside)
-            if beside:
-                self.lookahead.record(Lookahead(ahead), beside[0].slot, found[-1])
+            rows = [Row(self._fork(self.head), tokens, len(tokens)) for tokens in wave]
+            leader_rows = [Row(self._fork(self.head), leader_text)] if leader_text and not start else []
+            found = yield from self._pass(rows + leader_rows)
+            if leader_rows:
+                self.lookahead.record(Lookahead(leader_text), leader_rows[0].slot, found[-1])
             for tokens, logits in zip(wave, found, strict=False):
                 for i in range(len(tokens)):
                     record_logp(logp, following, tokens[: i + 1], logits[i])
@@ -325,13 +324,13 @@ class _Run:
         return self.forks[-1]
 
     def _drop_others(self) -> None:
-        kept = {self.at, *self.lookahead.forks}
+        kept = {self.head, *self.lookahead.forks}
         self.drop([fork for fork in self.forks if fork not in kept])
 
     def drop(self, forks: Sequence[int]) -> None:
-        for fork in reversed(forks):  # first those that go on from others
+        for fork in reversed(forks):  # a fork goes before the one it was made from
             self.forks.remove(fork)
-            with suppress(Exception):  # a model that failed holds none any more
+            with suppress(Exception):  # a backend that failed may hold none any more
                 self.backend.drop(fork)
 
     def result(self) -> Decoded:

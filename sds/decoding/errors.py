@@ -1,4 +1,4 @@
-"""The reason codes with which the decoder gives up, and the checks that raise them."""
+"""Reason codes of the decoder, and the checks that raise them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ TOKEN_BUDGET_EXCEEDED = "TOKEN_BUDGET_EXCEEDED"  # noqa: S105 - a reason code, n
 
 @contextmanager
 def as_model_error(reason_code: str, what: str) -> Iterator[None]:
-    """Raise every exception of the block as a `ModelError` with this reason code. `what`: the failing part, for the message.
+    """Turn every exception of the block into a `ModelError` with this reason code. `what`: the failing part, for the message.
 
-    A ModelError passes as it is, and so does what ends the process.
+    A ModelError and the exceptions that end the process pass unchanged.
     """
     try:
         yield

@@ -1,8 +1,8 @@
-"""Lookahead: tokens read in a pass beyond what is written, where a pass reads a few tokens more for next to nothing.
+"""Lookahead: a pass reads tokens beyond those written, on backends that read a few extra tokens cheaply.
 
-The logits after the next choices are then known before these are made. Which candidates are read, with all they force:
-- of a number, the numbers that the prompt shows, because a model mostly copies the first it can;
-- of any other choice, each token that may come next, and where that leads to a number, the first shown number.
+The logits after the next choices are then known before these are made. A candidate is read with all it forces:
+- for a number, the numbers that the prompt shows, because a model mostly copies the first it can;
+- for any other choice, each token that may come next, and the first shown number where that leads to a number.
 Candidates that are less likely to save a pass get half the budget: every number but the first, and tokens of which one
 leads to a wide number that is not read along. Lookahead decides nothing: a choice falls by the same probabilities, up to
 the rounding of another pass's shape.
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from sds.grammars.tokens.matcher import ChoicePoint, TokenMatcher
 
 SHOWN_MAX = 64
-After = tuple[Text, "TokenMatcher"]
+After = tuple[Text, "TokenMatcher"]  # a text with all it forces, and the matcher after it
 _NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
 
 
 @dataclass(frozen=True, slots=True)
 class Lookahead:
-    """A candidate: tokens behind those written, and after how many of the last of them logits are wanted."""
+    """A candidate: tokens that may follow those written. `outputs`: after how many of its last tokens logits are wanted."""
 
     text: Text
     outputs: int = 1
@@ -39,7 +39,7 @@ class Lookahead:
 
 @dataclass(frozen=True, slots=True)
 class LookaheadBudget:
-    """What may be read: `tokens` distinct ones in all, at most `longest` in one candidate, on at most `forks` forks."""
+    """What may be read: `tokens` distinct tokens in all, at most `longest` in one candidate, on at most `forks` forks."""
 
     tokens: int
     longest: int
@@ -56,13 +56,13 @@ class LookaheadBudget:
 
 
 class LookaheadCache:
-    """The logits after candidates that continue one place, and the forks that have read a candidate to its end."""
+    """The logits after candidates that continue the same text, and the forks that have read a candidate to its end."""
 
     def __init__(self) -> None:
         self._known: dict[Text, tuple[Logits, int | None]] = {}
 
     def record(self, candidate: Lookahead, fork: int, logits: NDArray[np.float32]) -> None:
-        """Record what was read of a candidate on a fork. `logits`: shape [outputs, vocab_size]."""
+        """Record the logits of a candidate that `fork` has read, shape [outputs, vocab_size]."""
         for left, after in enumerate(reversed(logits)):
             self._known[candidate.text[: len(candidate.text) - left]] = after, None if left else fork
 
@@ -79,9 +79,9 @@ class LookaheadCache:
         return {fork for _, fork in self._known.values() if fork is not None}
 
     def follow(self, text: Sequence[int]) -> tuple[Logits, int | None] | None:
-        """Return the logits after this text and the fork that holds it, if any; drop all that does not begin with it.
+        """Return the logits after this text, and the fork that holds it if any; drop all texts that do not begin with it.
 
-        Where there is such a fork, the remaining texts continue from it.
+        Where there is such a fork, the remaining texts are then counted from its end.
         """
         path = tuple(text)
         self._known = {other: known for other, known in self._known.items() if other[: len(path)] == path}
@@ -93,7 +93,7 @@ class LookaheadCache:
 
 
 def numbers_shown(texts: Sequence[str]) -> tuple[str, ...]:
-    """Return the numbers that a prompt shows; last those of what never changes, which comes first in it."""
+    """Return the distinct numbers in a prompt, at most SHOWN_MAX; those of its first, static text come last."""
     found = chain.from_iterable(_NUMBER.findall(text) for text in (*texts[1:], *texts[:1]))
     return tuple(dict.fromkeys(found))[:SHOWN_MAX]
 
@@ -103,8 +103,8 @@ def lookahead_alternatives(
 ) -> list[Lookahead]:
     """Return what to read so that each whole alternative gets its probability.
 
-    With what it forces and the shown number behind that, where the budget holds all of these; else to its last token but
-    one; nothing where even that is over the budget.
+    Each is read with what it forces and the shown number behind it where the budget holds all of these; else up to its
+    last token but one; not at all where even that is over the budget.
     """
     texts = [tuple(text) for _, text in matcher.alternatives()]
 
@@ -128,13 +128,13 @@ def lookahead_tokens(
     forced_after: Callable[[Text], After],
     budget: LookaheadBudget,
 ) -> list[Lookahead]:
-    """Return what to read before the choice at `point`, the matcher's, is made; nothing where that is over the budget.
+    """Return what to read before the choice at `point` is made; nothing where that is over the budget.
 
-    `forced_after(text)`: the text with what it forces (empty where it ends the decision), and the matcher behind it.
+    `forced_after(text)`: the text with what it forces (empty where it ends the decision), and the matcher after it.
     """
     numbers = list[Lookahead]()
     for number in _shown_here(matcher, shown):
-        read = forced_after(number)[0] or number[:-1]  # of what ends the decision not the last token
+        read = forced_after(number)[0] or number[:-1]  # the last token of a decision is never read
         more = [*numbers, Lookahead(read, len(read))] if read else numbers
         if not (budget.half if numbers else budget).holds(more):
             break
@@ -154,8 +154,8 @@ def lookahead_tokens(
 def _numbers_behind(
     every: Mapping[Text, TokenMatcher], shown: Sequence[str], forced_after: Callable[[Text], After]
 ) -> list[tuple[Lookahead, Text]]:
-    """Return each of these texts behind which a number that is shown may stand: with the first such number and what that
-    forces, and as it is.
+    """Return a candidate for each text that a shown number may follow: the text, the first such number and what that
+    forces. With it, the text itself.
     """
     found = list[tuple[Lookahead, Text]]()
     for text, after in every.items():
@@ -166,7 +166,7 @@ def _numbers_behind(
 
 
 def _shown_here(matcher: TokenMatcher, shown: Iterable[str]) -> Iterator[Text]:
-    """Yield the tokens of those numbers that may be written next."""
+    """Yield the tokens of those shown numbers that may be written next."""
     return filter(None, map(matcher.tokens_for, shown))
 
 

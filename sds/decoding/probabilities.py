@@ -1,5 +1,5 @@
-"""The probabilities of a choice: log-probabilities, shares among the permitted, one choice's score over its passes, and the
-prefixes of token texts that a model must read so that every text gets its probability. Purely tokens.
+"""The probabilities of a choice: log-probabilities, shares of the permitted options, a choice's score over its passes;
+and the prefixes of token texts that a model must read so that every text gets its probability. Knows only tokens.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from sds.decoding.errors import LANGUAGE_FAILED
 from sds.kernel.errors import ModelError
 from sds.models.protocol import Row
 
-Logits = NDArray[np.float32]  # after one text [vocab_size], after the last tokens of a row [outputs, vocab_size]
-Passing = Generator[list[Row], list[Logits], list[Logits]]  # one pass: yields its rows, is sent what the model says
+Logits = NDArray[np.float32]  # after one text [vocab_size]; after the last tokens of a row [outputs, vocab_size]
+Passing = Generator[list[Row], list[Logits], list[Logits]]  # one pass: yields its rows, is sent their logits
 Text = tuple[int, ...]
 
 JOINT = "|"
-_EXPONENT_MAX = 700.0  # beyond it a double is infinite
+_EXPONENT_MAX = 700.0  # exp of more is no finite double
 
 
 @dataclass(frozen=True, slots=True)
 class ChoiceRecord:
-    """What the model thought of one choice.
+    """The probabilities of one choice.
 
-    `probabilities`: (label, share among what was permitted), the options in the language's order, summing to 1; then
-    those that were put aside together, before any token set them apart, as one entry `A|B`. `z`: the share of everything
-    the model wanted to say that was permitted at all; small when it would rather have said something else.
+    `probabilities`: (label, share among the permitted), summing to 1. Single options come first, in the language's
+    order; then options that were ruled out together, before any token set them apart, as one entry `A|B`. `z`: the
+    unmasked probability of all permitted options together; small where the model would rather have said something else.
 
-    A number of too many values to be listed has one record for each character that was open: `amount[0]` is the literal's
-    first, its labels are the characters (or groups of digits, where one token holds several), and "" is its end.
+    A number with too many values to be listed has one record for each open character: `amount[0]` is the literal's first.
+    Its labels are the characters (or groups of digits, where one token holds several), and "" is the end of the number.
     """
 
     name: str
@@ -47,10 +47,10 @@ class ChoiceRecord:
 
 
 class ChoiceScore:
-    """The probability of each option of one choice, multiplied up over the choice points it takes.
+    """The probability of each option of one choice, multiplied up over its choice points.
 
-    `reach`: the probability of what was chosen of it so far. The shares of options left on the way are measured, not
-    estimated, and all sum to 1.
+    `reach`: the probability of the tokens chosen so far. The shares of options left on the way are measured, not
+    estimated; all shares sum to 1.
     """
 
     def __init__(self, name: str, start: int, order: Sequence[str]) -> None:
@@ -62,7 +62,7 @@ class ChoiceScore:
     def add(
         self, labels: Sequence[tuple[str, ...]], shares: Sequence[float], best: int, z: float
     ) -> ChoiceRecord | None:
-        """Record all shares but the best; return the record of the choice once a single option is left."""
+        """Add the shares at one choice point; return the record of the choice once a single option is left."""
         for index, share in enumerate(shares):
             if index != best:
                 self._put(labels[index], self._reach * share)
@@ -85,7 +85,7 @@ class ChoiceScore:
 
 
 def choice_record(name: str, labels: Sequence[str], shares: Sequence[float], best: int, z: float) -> ChoiceRecord:
-    """Return the record of a choice made in one step; equal labels are one option."""
+    """Return the record of a choice made in one step. Equal labels are one option."""
     merged: dict[str, float] = {}
     for label, share in zip(labels, shares, strict=True):
         merged[label] = merged.get(label, 0.0) + share
@@ -93,9 +93,9 @@ def choice_record(name: str, labels: Sequence[str], shares: Sequence[float], bes
 
 
 def log_mass(logits: Logits) -> float:
-    """Return the logarithm of the sum of exp(logits), shape [vocab_size], to some 1e-7."""
+    """Return the logarithm of the sum of exp(logits), shape [vocab_size], to about 1e-7."""
     peak = logits.max()
-    with np.errstate(over="ignore"):  # a spread beyond float32 is minus infinity, and its weight zero
+    with np.errstate(over="ignore"):  # a difference beyond float32 becomes minus infinity, and its weight zero
         weights = logits - peak
     np.exp(weights, out=weights)
     return float(peak) + math.log(weights.sum(dtype=np.float64))
@@ -108,32 +108,32 @@ def softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def permitted_shares(scores: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
-    """Return the share of each among all these log-probabilities, and Z, their sum as probabilities."""
+    """Return the share of each among these log-probabilities, and Z, their sum as probabilities."""
     return softmax(scores), min(1.0, float(np.exp(scores).sum()))
 
 
 def at_least(share: float, noise_logp: float) -> float:
-    """Return what a share is at the least, where its log-odds may be off by so much."""
+    """Return the least that a share can be where its log-odds may be off by `noise_logp`."""
     if not noise_logp:
         return share
     return 1 / (1 + (1 / share - 1) * math.exp(min(noise_logp, _EXPONENT_MAX)))
 
 
 def best_of(scores: NDArray[np.float64], lengths: Sequence[int] | None, noise_logp_max: float) -> tuple[int, bool]:
-    """Return the place of the best score (the first of equals), and whether noise might have made another the best.
+    """Return the index of the best score (the first of equals), and whether noise might have made another the best.
 
-    A score is the sum of `lengths` log-probabilities (None: of one each), and each of them may be off by the noise.
+    A score is the sum of `lengths` log-probabilities (None: of one each). Each of these may be off by `noise_logp_max`.
     """
     best = int(scores.argmax())
     if not noise_logp_max:
         return best, False
     tokens = np.ones(len(scores)) if lengths is None else np.array(lengths, np.float64)
-    close = ~(scores[best] - scores >= noise_logp_max * (tokens + tokens[best]))  # noise that is no number: all are
+    close = ~(scores[best] - scores >= noise_logp_max * (tokens + tokens[best]))  # NaN as noise: all are close
     return best, bool(np.delete(close, best).any())
 
 
 def continuations(texts: Sequence[Text]) -> dict[Text, set[int]]:
-    """Return for every proper prefix of these texts, the empty one included, the tokens that follow it in one of them."""
+    """Return for every proper prefix of these texts, the empty one included, the tokens that follow it in some text."""
     found: dict[Text, set[int]] = {}
     for text in texts:
         for i, token in enumerate(text):
@@ -142,15 +142,15 @@ def continuations(texts: Sequence[Text]) -> dict[Text, set[int]]:
 
 
 def maximal_prefixes(prefixes: Iterable[Text]) -> list[Text]:
-    """Return those that are no prefix of another, without the empty one."""
+    """Return the prefixes that are no prefix of another, without the empty one."""
     ordered = sorted(filter(None, prefixes))
     return [one for one, other in pairwise([*ordered, ()]) if other[: len(one)] != one]
 
 
 def record_logp(logp: dict[Text, float], following: dict[Text, set[int]], written: Text, logits: Logits) -> None:
-    """Put into `logp` the log-probability of each continuation of `written`, and take these out of `following`.
+    """Add to `logp` the log-probability of each continuation of `written`, and remove `written` from `following`.
 
-    `logits`: what the model says after `written`, shape [vocab_size].
+    `logits`: those after `written`, shape [vocab_size].
     """
     wanted = following.pop(written, None)
     if wanted is not None:

@@ -1,9 +1,9 @@
-"""A gate's definition: its name, its contract, what opens its state and its executor, and the queue it works through.
+"""A gate's definition: its name, its contract, the functions that open its state and its executor, and its queue of events.
 
     gate = GateDefinition(name="parking", contract=Path("contract.yaml"), open=lambda folder: (Fines(folder), Cashier(folder)))
 
-`sds.definitions.registry` finds definitions; `Gate.load` and every command open them. A definition holds no state: all that a gate
-keeps lies in the folder that its functions are called with.
+`sds.definitions.registry` finds definitions; `Gate.load` and every command open them. A definition holds no state:
+everything that a gate stores lies in the folder that its functions get.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sds.kernel.executor.statement import StatementLine
 from sds.kernel.flow.states import Answer
 from sds.kernel.storage.store import Reader
 
-DEFAULT = "refund"  # the gate that commands mean when none is named
+DEFAULT = "refund"  # the gate of commands that name none
 NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 ERROR_CHARS_MAX = 300
 T = TypeVar("T")
@@ -42,8 +42,8 @@ T = TypeVar("T")
 class QueuedCase:
     """One event of a gate's queue, for `sds run` and `sds events`.
 
-    `label` is what the queue's maker knows of it, to measure agreement by: neither kernel nor model sees it. `fields` is its
-    state just before the decision, filled in by the run; None for an unknown key.
+    `label`: what the maker of the queue knows of it, to measure agreement by; neither kernel nor model sees it.
+    `fields`: its state just before the decision, filled in by the run; None for an unknown key.
     """
 
     event: Mapping[str, object]
@@ -53,10 +53,10 @@ class QueuedCase:
 
 @dataclass(frozen=True, slots=True)
 class LabelledCase:
-    """What is known of one case afterwards, to fit readers with and to judge a gate by.
+    """A case with its labels, to fit readers with and to judge a gate by.
 
-    `readings`: what a careful human reads, by reading; of a score, "1" or "0". `decision`: the kind that was right; None: what
-    the policy makes of the true readings. `amount_minor`: what is at stake. `part`: train, calibrate or test.
+    `readings`: a careful human's values, by reading; "1" or "0" for a score. `decision`: the right kind; None: what the
+    policy decides with the true readings. `amount_minor`: the amount at stake. `part`: train, calibrate or test.
     """
 
     text: str
@@ -69,50 +69,50 @@ class LabelledCase:
 
 
 class Chaos:
-    """A misfortune that a run brings about on purpose between a proposal and its execution, to show that it does no harm."""
+    """A fault that a run injects between a proposal and its execution, to show that it does no harm."""
 
-    promises: ClassVar[tuple[str, ...]] = ()  # names in the report that must be 0
-    stops: ClassVar[bool] = False  # whether the run is to end by it, before its limit
+    promises: ClassVar[tuple[str, ...]] = ()  # counts in the report that must be 0
+    stops: ClassVar[bool] = False  # whether it must end the run before the run's limit
 
     def __init__(self, folder: Path, executor: Executor, seed: int) -> None:
         self.folder, self.executor, self.rng = folder, executor, Random(seed)  # noqa: S311  reproducible, no secret
 
     def engine(self, engine: Engine) -> Engine:
-        """Return what proposes in the place of the run's engine: that one, unless it is the agent that goes wrong."""
+        """Return the engine that proposes in the run: the given one, unless the fault is in the agent."""
         return engine
 
     def reasoned(self, packet: DecisionPacket, data: bytes) -> None:
-        """Act on a proposal that was just made. Called by one thread at a time."""
+        """Act on a proposal that was made. One thread calls this at a time."""
         raise NotImplementedError
 
     def report(self, answers: Sequence[Answer], payments: Sequence[StatementLine], record: Reader) -> dict[str, int]:  # noqa: ARG002
-        """Return what is counted of it, for the run's report."""
+        """Return its counts for the run's report."""
         return {}
 
     @staticmethod
     def summary(report: Mapping[str, Any]) -> str:  # noqa: ARG004
-        """Say in one line what it did."""
+        """Return in one line what it did."""
         return ""
 
     @staticmethod
     def missing(report: Mapping[str, Any]) -> str:  # noqa: ARG004
-        """Say what it met nothing of, so that the run proves nothing; empty when it proves something."""
+        """Return what did not occur and leaves the run without proof; "" when the run proves something."""
         return ""
 
 
 def no_faults(payments: Iterable[StatementLine]) -> list[str]:  # noqa: ARG001  the form of `Demo.faults`
-    """Find nothing wrong with a statement."""
+    """Return no faults."""
     return []
 
 
 @dataclass(frozen=True, kw_only=True)
 class Demo:
-    """How a gate is shown by `sds run`, and what may be done to it there.
+    """How `sds run` shows a gate, and which faults it may inject.
 
-    `case`: what an event is called; `outcomes`: what a decision of each kind is called; `currency`: of its amounts, which have
-    two decimals; `executor`: what its executor is called; `note`: the last line. `faults`: what in a statement must never stand there, a line each.
-    `totals`: of every case with the kind that was carried out, ESCALATE, or None where nobody chose, what is added up of them;
-    `NAME_minor` is the amount that goes with the count `NAME`.
+    `case`: the word for an event; `outcomes`: the word for a decision of each kind; `currency`: of its amounts, which
+    have two decimals; `executor`: the word for its executor; `note`: the last line. `faults`: returns what must never
+    stand in a statement, a line each. `totals`: sums over all cases, each with the kind that was carried out, ESCALATE,
+    or None where nothing was chosen; `NAME_minor` is the amount that belongs to the count `NAME`.
     """
 
     case: str = "event"
@@ -129,11 +129,12 @@ class Demo:
 class GateDefinition:
     """One gate. `name` is the contract's `gate`, and the name of its folder in the home.
 
-    `contract`: a contract, its file, or what loads it. `open` is called with the gate's folder, which is there, and returns
-    the state source and the executor; where these have a method `close`, it is called in the end. `source` opens the state
-    alone, where opening the executor costs something: for looking. `events` yields the queue in its order, each time from its
-    beginning. `expected` returns the kind that a careful human would choose, to measure agreement by. `readers`: fitted readers
-    that come with it, for a contract with a policy; what `sds fit` makes takes their place. `labelled` yields the labels that come with it. `checks` are lines of `sds doctor`: each returns what is well or raises SdsError. `path`: where it was found, when it was named by path.
+    `contract`: a contract, its file, or a function that loads it. `open(folder)` returns state source and executor; the
+    folder is there, and a part with a method `close` is closed in the end. `source(folder)` opens the state alone, for
+    looking. `events` yields the queue from its beginning. `expected` returns the kind that a careful human would
+    choose, to measure agreement by. `readers`: fitted readers that come with a policy; those of `sds fit` take their
+    place. `labelled` yields labels. `checks`: lines of `sds doctor`; each returns what is well or raises SdsError.
+    `path`: where it was found, if named by path.
     """
 
     name: str
@@ -156,7 +157,7 @@ class GateDefinition:
 
     @property
     def argument(self) -> str:
-        """Return how a command names it: a path has a separator, a name has none."""
+        """The gate as an argument of a command: its name, or its path, which has a separator."""
         if self.path is None:
             return self.name
         above = self.path.is_absolute() or self.path.parts[:1] == ("..",)
@@ -164,11 +165,11 @@ class GateDefinition:
 
     @property
     def option(self) -> str:
-        """Return how a command names it that takes `--gate`: not at all, where that is its default."""
+        """The gate as an option `--gate` of a command; "" where it is the default."""
         return "" if self.name == DEFAULT else f" --gate {self.argument}"
 
     def load_contract(self) -> Contract:
-        """Return its contract. Raises ContractError where it is none, UsageError where it is another gate's."""
+        """Return its contract. Raises ContractError for an invalid one, UsageError for another gate's."""
         given = self.contract
         contract = load_contract(given) if isinstance(given, Path) else given
         if not isinstance(contract, Contract):
@@ -181,7 +182,7 @@ class GateDefinition:
 
     @contextmanager
     def opened(self, folder: Path) -> Iterator[tuple[StateSource, Executor]]:
-        """Open its state source and its executor in `folder`, and close them in the end."""
+        """Open its state source and its executor in `folder` for a block, and close them in the end."""
         paths.make_private(folder)
         with ExitStack() as closing:
             parts = self._call("open", self.open, folder)
@@ -194,7 +195,7 @@ class GateDefinition:
 
     @contextmanager
     def opened_source(self, folder: Path) -> Iterator[StateSource]:
-        """Open its state source alone."""
+        """Open its state source alone for a block."""
         if self.source is None:
             with self.opened(folder) as (source, _):
                 yield source
@@ -217,12 +218,12 @@ class GateDefinition:
         return [case if isinstance(case, QueuedCase) else QueuedCase(case) for case in listed]
 
     def labels(self, folder: Path) -> list[LabelledCase]:
-        """Return the labels that come with it; none where it brings none."""
+        """Return the labels that come with it; [] without any."""
         labelled = self.labelled
         return [] if labelled is None else self._call("labelled", lambda: list(labelled(folder)))
 
     def _call(self, what: str, function: Callable[..., T], *given: object) -> T:
-        """Call one of the gate's own functions. What it raises that is no SdsError becomes a UsageError with its place."""
+        """Call one of the gate's own functions. Any exception but an SdsError becomes a UsageError that names its place."""
         try:
             return function(*given)
         except SdsError:
@@ -243,12 +244,12 @@ def in_place(error: Exception) -> str:
 
 
 def check_parts(source: object, executor: object) -> None:
-    """Raise UsageError for what is no state source or no executor: before anything is opened with it."""
+    """Raise UsageError unless these are a state source and an executor; called before anything is opened with them."""
     _check_source(source)
     methods = all(callable(getattr(executor, name, None)) for name in ("dispatch", "lookup"))
     if isinstance(executor, type) or not methods or not isinstance(getattr(executor, "idempotent", None), bool):
         raise UsageError("the executor is no object with `idempotent` (bool), `dispatch` and `lookup`")
-    keys_kept_ms(executor)  # raises what is wrong with it
+    keys_kept_ms(executor)  # raises UsageError for an invalid one
 
 
 def _check_source(source: object) -> None:

@@ -1,7 +1,7 @@
-"""Finds gates: by name among the entry points of the group `sds.gates`, by path in a folder with `gate.py` or a file.
+"""Finds gates: by name among the entry points of the group `sds.gates`, by path in a folder with `gate.py` or in a file.
 
-A name never runs code of the working folder. A path's code is imported as a module of a private package, so that it can
-neither hide nor be hidden by another module; its neighbours are imported from there (`from .orders import Orders`).
+A name never runs code of the working folder. The code at a path is imported as a module of a private package, so it can
+neither hide another module nor be hidden. Its neighbours are imported relatively (`from .orders import Orders`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ A_DEFINITION = "gate = GateDefinition(name=..., contract=..., open=...)"
 
 
 def installed() -> dict[str, EntryPoint]:
-    """Return the installed gates by name. Raises UsageError where two packages bring one of the same name."""
+    """Return the installed gates by name. Raises UsageError where two packages have different gates of one name."""
     found: dict[str, EntryPoint] = {}
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
         if found.setdefault(entry.name, entry).value != entry.value:
@@ -35,15 +35,15 @@ def installed() -> dict[str, EntryPoint]:
 
 
 def is_path(gate: str) -> bool:
-    """Tell whether a gate is named by path: with a separator in it, as a file, or as `.` or `..`."""
+    """Return whether a gate is named by path: with a separator, as a file, or as `.` or `..`."""
     separators = {"/", os.sep, os.altsep or os.sep}
     return any(each in gate for each in separators) or gate.endswith(".py") or gate in {".", ".."}
 
 
 def find(gate: str | os.PathLike[str]) -> GateDefinition:
-    """Return the gate of a name or a path. Raises UsageError where there is none, or where its code cannot be imported."""
+    """Return the gate with a name or at a path. Raises UsageError where there is none, or its code cannot be imported."""
     if not isinstance(gate, str) or is_path(gate):
-        return _at(Path(gate))
+        return _find_at(Path(gate))
     entry = installed().get(gate)
     if entry is None:
         here = f"; is it `./{gate}`?" if (Path(gate) / FILE).is_file() else "; one of your own: its path"
@@ -58,12 +58,12 @@ def find(gate: str | os.PathLike[str]) -> GateDefinition:
     return _checked(definition, f"`{entry.value}`", gate)
 
 
-def _at(path: Path) -> GateDefinition:
+def _find_at(path: Path) -> GateDefinition:
     file = path / FILE if path.is_dir() else path
     if not file.is_file():
         why = f"it holds no {FILE}" if path.is_dir() else "no such file or folder"
         raise UsageError(f"there is no gate at `{path}`: {why}", hint="`sds new NAME` writes one")
-    definition = _checked(getattr(_imported(file.resolve()), "gate", None), f"`{file}`")
+    definition = _checked(getattr(_import_file(file.resolve()), "gate", None), f"`{file}`")
     if definition.name in installed():
         hint = "name it, or give yours another `name`, and its contract another `gate`"
         raise UsageError(f"`{path}` has the name of an installed gate, `{definition.name}`", hint=hint)
@@ -80,8 +80,8 @@ def _checked(definition: object, where: str, name: str = "") -> GateDefinition:
     return definition
 
 
-def _imported(file: Path) -> ModuleType:
-    """Import a file as a module of a package of its own, whose name no import statement has."""
+def _import_file(file: Path) -> ModuleType:
+    """Import a file as a module of its own package, whose name no import statement has."""
     package = f"_sds_gate_{hashlib.sha256(os.fsencode(file)).hexdigest()[:16]}"
     name = f"{package}.{file.stem}"
     if name in sys.modules:

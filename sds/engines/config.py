@@ -1,4 +1,4 @@
-"""The chain of engines as a YAML file: strict, every fault with file and line.
+"""The chain of engines as a YAML file. It is read strictly: every fault is reported with file and line.
 
 engines:
 - {name: gpu-box, kind: vllm, url: "http://10.0.0.5:8000/v1", model: my-model, timeout_ms: 8000, api_key_env: VLLM_KEY}
@@ -41,7 +41,7 @@ Line = Annotated[str, Field(min_length=1, max_length=1000, pattern=r"^[^\x00-\x1
 
 
 class EngineSpec(BaseModel):
-    """One engine. What its kind has no use for is refused, and so is what it needs and has not got."""
+    """One engine. A key that its kind has no use for is refused, and so is a missing key that it needs."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -143,7 +143,7 @@ def _backend_of(spec: EngineSpec) -> BackendFacts:
 def _is_folder(spec: EngineSpec) -> bool:
     try:
         return spec.kind not in _REMOTE and spec.model is not None and Path(spec.model).is_dir()
-    except OSError:  # what no file can be called; whoever opens it says so
+    except OSError:  # no possible file name; the opening reports it
         return False
 
 
@@ -161,7 +161,7 @@ class EnginesFile(BaseModel):
 
 
 def load_engines(path: Path) -> tuple[EngineSpec, ...]:
-    """Read a file of engines, whose last must find its model. Raises UsageError with file and line."""
+    """Read a file of engines. The model of the last one must exist. Raises UsageError with file and line."""
     try:
         with path.open("rb") as file:
             raw = file.read(FILE_BYTES_MAX + 1)
@@ -171,7 +171,7 @@ def load_engines(path: Path) -> tuple[EngineSpec, ...]:
     except UnicodeDecodeError as error:
         raise UsageError(f"`{path}` is not UTF-8 at byte {error.start}") from error
     specs, lines = parse_engines(text, name=str(path))
-    last = specs[-1]  # any other may be down for now
+    last = specs[-1]  # any other may be down at the start
     if last.kind not in _REMOTE and last.model and not os.path.exists(last.model):  # noqa: PTH110  of any text
         at = ("engines", len(specs) - 1, "model")
         raise UsageError(
@@ -182,7 +182,7 @@ def load_engines(path: Path) -> tuple[EngineSpec, ...]:
 
 
 def parse_engines(text: str, *, name: str) -> tuple[tuple[EngineSpec, ...], Lines]:
-    """Return the engines of a file called `name`, and on which line each of its values stands. Raises UsageError."""
+    """Return the engines of a file called `name`, and the line of each of its values. Raises UsageError."""
     data, lines = load_with_lines(text, name)
     try:
         return tuple(EnginesFile.model_validate(data).engines), lines
@@ -198,7 +198,7 @@ def open_chain(
     environ: Mapping[str, str] = os.environ,
     skip_warmup: bool = False,
 ) -> FallbackEngine:
-    """Open a chain: the last engine must open, any other may be down for now. `skip_warmup`: as in `open_backend`.
+    """Open a chain: the last engine must open, any other may be down. `skip_warmup`: as in `open_backend`.
 
     Raises ModelError, UsageError.
     """
@@ -228,7 +228,7 @@ def _api_key(spec: EngineSpec, environ: Mapping[str, str]) -> str:
 def open_engine_of(
     spec: EngineSpec, *, now_ms: Callable[[], int], api_key: str = "", skip_warmup: bool = False
 ) -> Engine:
-    """Open one engine and prove that it constrains its model. `skip_warmup`: as in `open_backend`. Raises ModelError."""
+    """Open one engine and prove that its model is constrained. `skip_warmup`: as in `open_backend`. Raises ModelError."""
     try:
         if spec.kind == "native":
             return _native(spec, now_ms, skip_warmup=skip_warmup)

@@ -1,7 +1,7 @@
-"""Can every decision of a contract be said in this model? Asked of its vocabulary alone, before any weight is loaded.
+"""Checks whether a model can say every decision of a contract, from its vocabulary alone, before any weights are loaded.
 
-The language asked about is the contract's widest: every kind it gives its agent, with every reason, and numbers as
-large as a snapshot could ever permit. A check that cannot be made has failed.
+The checked language is the contract's widest: every kind of its agent with every reason, and numbers as large as any
+snapshot could permit. A check that raises has failed.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Check:
 
 @dataclass(frozen=True)
 class Question:
-    """One contract put to one model. `frame`: None, where `refused` says why. `context_tokens_max`: what there is for a
-    prompt and its decision. `templated`: whether the frame is the model's own. `unfit`: why it decides nothing at all.
+    """One contract and one model. `frame`: None, where `refused` says why. `context_tokens_max`: for a prompt and its
+    decision. `templated`: whether the frame is the model's own. `unfit`: why the model can decide nothing at all.
     """
 
     contract: Contract
@@ -83,7 +83,7 @@ class Question:
         return tokens_of(self.words, text, special=False)
 
     def spells(self, byte: bytes) -> bool:
-        """Tell whether a token that no text is forbidden spells this byte alone."""
+        """Return whether an ordinary token spells this byte alone."""
         made = self.content(byte)
         return (len(made) == 1 and self.words.spelling(made[0]) == byte) or byte in self._every_spelling
 
@@ -94,7 +94,7 @@ class Question:
 
 
 def question_of(contract: Contract, model: Inspected, context_tokens_max: int) -> Question:
-    """Ask a model whose weights are not loaded. `context_tokens_max`: what a backend gives any model at most."""
+    """Return the question for a model without its weights. `context_tokens_max`: the most a backend gives any model."""
     card = model.card
     return Question(
         contract,
@@ -112,14 +112,14 @@ def check_model(question: Question) -> tuple[Check, ...]:
 
 
 def refuse_unsayable(contract: Contract, model: Speaks, name: str) -> None:
-    """Raise ModelError where `check_model` says no of a loaded model whose mask was proved when it was opened."""
+    """Raise ModelError where `check_model` refuses a loaded model whose mask was proved when it was opened."""
     try:
         frame, refused = model.frame(), ""
     except BackendError as error:
         frame, refused = None, str(error)
     question = Question(contract, model.words, frame, model.context_tokens_max, refused)
     for check_name, check in _CHECKS.items():
-        found = Check(check_name, ok=True, reason="") if check is _alive else _made(check_name, check, question)
+        found = Check(check_name, ok=True, reason="") if check is _mask else _made(check_name, check, question)
         if not found.ok:
             raise ModelError(
                 f"`{name}` cannot decide under `{contract.gate}` {contract.version}: {found.name}: {found.reason}",
@@ -130,11 +130,11 @@ def refuse_unsayable(contract: Contract, model: Speaks, name: str) -> None:
 def _made(name: str, check: Callable[[Question], str], question: Question) -> Check:
     try:
         return Check(name, ok=True, reason=check(question))
-    except Exception as error:  # noqa: BLE001  whatever a foreign vocabulary makes fail, the answer is no
+    except Exception as error:  # noqa: BLE001  a vocabulary may be broken in any way; the answer is no
         return Check(name, ok=False, reason=one_line(error, REASON_CHARS_MAX))
 
 
-def _fit(question: Question) -> str:
+def _writes_in_order(question: Question) -> str:
     if question.unfit:
         raise ModelError(question.unfit)
     return "it writes from left to right"
@@ -163,7 +163,7 @@ def _spelling(question: Question) -> str:
     return f"{len(question.sentences)} sample decisions come back byte for byte"
 
 
-def _alive(question: Question) -> str:
+def _mask(question: Question) -> str:
     check_mask_constrains(ModelTokenizer(question.words))
     return "the mask is alive: no decision under it leaves its language"
 
@@ -194,7 +194,7 @@ def _context(question: Question) -> str:
 
 
 def _tokens_needed(question: Question) -> Iterator[int]:
-    """Yield what each part of a prompt, and the answer, can need at most; of foreign text, a token a character."""
+    """Yield the most tokens that each part of a prompt, and the answer, can need; foreign text counts a token a character."""
     contract, rules = question.contract, Rules(question.contract)
     longest = take_snapshot(rules.fields, "", {spec.path: _longest(spec, contract) for spec in rules.fields}, "", 0)
     frame = question.frame
@@ -213,7 +213,7 @@ def _tokens_needed(question: Question) -> Iterator[int]:
 
 
 def _evidence(question: Question) -> str:
-    """Put every control token and the marks of a turn into claims: all of it must stay text."""
+    """Put every control token, and the marks of a chat turn, into claims: all of them must stay text."""
     words, frame = question.words, question.frame
     control = [token for token in range(words.size) if words.is_control(token)]
     marks = [text.encode() for text in (frame.before_system, frame.between, frame.after_user) if text] if frame else []
@@ -229,11 +229,11 @@ def _evidence(question: Question) -> str:
 
 
 _CHECKS: dict[str, Callable[[Question], str]] = {
-    "model": _fit,
+    "model": _writes_in_order,
     "template": _template,
     "bytes": _bytes,
     "spelling": _spelling,
-    "mask": _alive,
+    "mask": _mask,
     "decisions": _decisions,
     "context": _context,
     "evidence": _evidence,
@@ -241,7 +241,7 @@ _CHECKS: dict[str, Callable[[Question], str]] = {
 
 
 def widest_envelope(contract: Contract) -> DecisionEnvelope:
-    """Return more than any snapshot can permit: a bound that is an expression is taken as far as a number may go."""
+    """Return an envelope wider than any snapshot permits: a bound given by an expression is as far as a number may go."""
     steps = {step for saga in contract.sagas.values() for step in saga.steps}
     kinds = (
         _widest_kind(name, contract.kinds[name]) for name in sorted({*contract.authority, *steps, contract.refusal})
@@ -256,7 +256,7 @@ def _widest_kind(name: str, spec: KindSpec) -> KindBound | None:
 
 
 def _widest_bound(name: str, spec: ParamSpec) -> Bound | None:
-    """Return the widest bound whose language is small enough, None where two constants leave no value."""
+    """Return the widest bound whose language is small enough; None where two constants leave no value."""
     lo, hi = (int(text) if _CONSTANT.fullmatch(text) else None for text in (spec.lo, spec.hi))
     most = MAGNITUDE_MAX
     while most >= spec.step:
@@ -276,7 +276,7 @@ def _fits(allowed: Bound) -> bool:
 
 
 def _samples(envelope: DecisionEnvelope, rng: Random) -> Iterator[bytes]:
-    """Yield, of every kind with every reason, the lowest numbers, the highest, and some between."""
+    """Yield decisions of every kind with every reason: with the lowest numbers, the highest, and some between."""
     for kind in envelope.kinds:
         for reason in kind.reasons:
             for pick in (_lowest, _highest, rng.randrange):

@@ -1,6 +1,6 @@
-"""Opens a model and what drives it: its weights as they were prepared for this machine, or they themselves.
+"""Opens a model and the engine that drives it: weights prepared for this machine where there are any, else the source.
 
-Whatever is wrong with what was prepared is a notice, never a failure: the source is opened instead.
+A fault in prepared weights never fails the opening: the source is opened instead, with a notice.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from sds.models.facts import Opening
 from sds.models.protocol import FOLDER_HINT, SLOTS_MAX, Backend, BackendError, Dtype, Library
 
 THREADS_MAX = 256
-SLOT_TOKENS = 2048  # of each of several slots: what a decision may cost, and a cache that stays small
-# a file, what runs it, in which data type (None: its own), its SHA-256 where just looked at
+SLOT_TOKENS = 2048  # context of each of several slots: enough for a decision, and a small cache
+# takes a file, its library, a data type (None: the file's own), and its SHA-256 where known
 Opener = Callable[[Path, Library, Dtype | None, str | None], Backend]
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """`library`, `dtype`: what runs it, and in what, None: in its own. `notices`: why what was prepared is not run, a line each.
+    """`library`, `dtype`: what runs the model, and its data type, None: the file's own. `notices`: why prepared weights
+    are not used.
 
-    `noise_logp_max`: batch variance of these weights, in nats, with up to `noise_slots` rows; None: not known.
+    `noise_logp_max`: batch variance of these weights in nats, with up to `noise_slots` rows; None: not known.
     """
 
     backend: Backend
@@ -47,8 +48,8 @@ class LoadedModel:
 def open_weights(
     source: Path, opener: Opener, *, cache: Path, library: Library | None = None, dtype: Dtype | None = None
 ) -> LoadedModel:
-    """Open a GGUF, or what was prepared of it in `cache`, in the library and data type it was prepared for unless
-    `library` or `dtype` names another.
+    """Open a GGUF file, or the weights prepared from it in `cache`, in their library and data type unless `library` or
+    `dtype` names another.
 
     Raises BackendError where `source` itself does not open.
     """
@@ -68,16 +69,16 @@ def open_weights(
             measured = BACKENDS[runs].measures_variance
             variance = (record.shape_noise_logp_max, record.shape_noise_slots or 0) if measured else (None, 0)
             return LoadedModel(backend, runs, computes, (), *variance)
-    return _as_it_is(source, opener, library or DEFAULT, dtype, notice)
+    return _open_source(source, opener, library or DEFAULT, dtype, notice)
 
 
-def _as_it_is(source: Path, opener: Opener, library: Library, dtype: Dtype | None, notice: str = "") -> LoadedModel:
+def _open_source(source: Path, opener: Opener, library: Library, dtype: Dtype | None, notice: str = "") -> LoadedModel:
     dtype = dtype or BACKENDS[library].usual_dtype()
     return LoadedModel(opener(source, library, dtype, None), library, dtype, (notice,) if notice else ())
 
 
 def threads_asked() -> int | None:
-    """Return what `SDS_THREADS` asks for; None: one for each core. Threads beyond the free cores cost dearly."""
+    """Return the number in `SDS_THREADS`; None: one thread for each core. More threads than free cores are much slower."""
     asked = os.environ.get("SDS_THREADS", "")
     if not asked:
         return None
@@ -103,18 +104,16 @@ def open_backend(
     replicas: int = 1,
     skip_warmup: bool = False,
 ) -> Backend:
-    """Load a model: unless `library` says otherwise a folder through transformers, a file through llama.cpp.
+    """Load a model. Without `library`, transformers loads a folder and llama.cpp a file.
 
-    `device`: `cpu`, `cuda` or `cuda:1`; `dtype`: in which type it computes, left out: as the backend does. Which backend
-    takes which, its facts say. With several `slots` each holds `SLOT_TOKENS`, or as many as one alone where a backend takes
-    memory as it is written.
-    `threads`: without it what `SDS_THREADS` says, or all cores. `fingerprint`: of a GGUF, where it was just looked at.
-    `replicas`: how many engines over the weights, this one among them, are going to have so many threads each.
-    `skip_warmup`: for a few decisions; it may open sooner, and each takes a little longer, with the same bits.
-    Raises BackendError.
+    `device`: `cpu`, `cuda` or `cuda:1`. `dtype`: the data type of the computation; None: the backend's own. Each backend's
+    facts say which it takes. Each of several `slots` holds `SLOT_TOKENS`, or a whole context where a backend takes memory only
+    as it is written. `threads`: by default the number in `SDS_THREADS`, or all cores. `fingerprint`: of a GGUF file, where
+    known. `replicas`: how many engines share the weights, this one included, with so many threads each. `skip_warmup`: for a
+    few decisions: the model may open sooner and each decision take a little longer, with the same bits. Raises BackendError.
     """
     library = library or library_for(folder=path.is_dir())
-    _check_taken(path, library, device, dtype)
+    _check_supported(path, library, device, dtype)
     return BACKENDS[library].open(
         Opening(
             path=path,
@@ -130,8 +129,8 @@ def open_backend(
     )
 
 
-def _check_taken(path: Path, library: Library, device: str, dtype: Dtype | None) -> None:
-    """Refuse what a backend does not take. Raises BackendError."""
+def _check_supported(path: Path, library: Library, device: str, dtype: Dtype | None) -> None:
+    """Raise BackendError for a folder, a device or a data type that the backend does not take."""
     backend = BACKENDS[library]
     if path.is_dir() and not backend.reads_folders:
         raise BackendError(f"`{path}` is a folder: {backend.title} runs GGUF files here", hint=FOLDER_HINT)
@@ -143,7 +142,7 @@ def _check_taken(path: Path, library: Library, device: str, dtype: Dtype | None)
 
 
 def library_of_record(facts: Mapping[str, Any]) -> Library | None:
-    """Return which library the facts of a decision name; None: none that this program has."""
+    """Return the library that the facts of a decision name; None where this program does not have it."""
     name = str(facts.get("library", "")).partition(" ")[0]
     return next((backend.name for backend in BACKENDS.values() if backend.distribution == name), None)
 
@@ -151,7 +150,7 @@ def library_of_record(facts: Mapping[str, Any]) -> Library | None:
 def runtime_facts(
     library: Library, *, device: str = "cpu", dtype: Dtype | None = None, threads: int | None = None
 ) -> dict[str, object]:
-    """Return what runs a model, as the record keeps it: beside the weights, all that its numbers depend on."""
+    """Return the facts of the record that, besides the weights, a model's numbers depend on."""
     backend = BACKENDS[library]
     return {
         "library": f"{backend.distribution} {version(backend.distribution)}",
@@ -164,8 +163,8 @@ def runtime_facts(
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What one backend gets: how many slots, and how many threads, None: what `SDS_THREADS` says, or all cores; `replicas`:
-    how many get as much over the same weights.
+    """The resources of one backend. `threads` None: the number in `SDS_THREADS`, or all cores. `replicas`: how many
+    backends over the same weights get as much.
     """
 
     slots: int = 1
@@ -176,7 +175,7 @@ class Resources:
 def open_engine(
     model: Path | None, *, now_ms: Callable[[], int], slots: int = 1, threads: int | None = None, **options: Any
 ) -> NativeEngine:
-    """Load a model, the embedded GGUF when `model` is None; unless `as_is`, as it was prepared for this machine.
+    """Load a model, None for the embedded GGUF; unless `as_is`, the weights prepared from it for this machine.
 
     `options`: `library`, `device`, `dtype`, `mode`, `noise_logp_max`, `as_is`, `skip_warmup`. Raises ModelError, UsageError.
     """
@@ -185,7 +184,7 @@ def open_engine(
 
 def _open(
     model: Path | None,
-    share_of: Callable[[Library], Resources],
+    resources_of: Callable[[Library], Resources],
     *,
     now_ms: Callable[[], int],
     library: Library | None = None,
@@ -196,29 +195,29 @@ def _open(
     as_is: bool = False,
     skip_warmup: bool = False,
 ) -> NativeEngine:
-    """Open it with the share that the library gets which turns out to run it."""
+    """Open it with the resources for the library that turns out to run it."""
     from sds.models.catalog.catalog import embedded_model  # noqa: PLC0415
 
     def opener(path: Path, runs: Library, computes: Dtype | None, fingerprint: str | None) -> Backend:
-        how = {"device": device, "skip_warmup": skip_warmup, "fingerprint": fingerprint, **asdict(share_of(runs))}
+        how = {"device": device, "skip_warmup": skip_warmup, "fingerprint": fingerprint, **asdict(resources_of(runs))}
         return open_backend(path, library=runs, dtype=computes, **how)
 
     with backend_errors():
         path = model or embedded_model()
         asked = library or library_for(folder=path.is_dir())
-        check_slots(share_of(asked).slots, mode)
-        _check_taken(path, asked, device, dtype)
-        if as_is or device != "cpu" or not BACKENDS[asked].measured_in:  # what was prepared is for the processor
-            opened = _as_it_is(path, opener, asked, dtype)
+        check_slots(resources_of(asked).slots, mode)
+        _check_supported(path, asked, device, dtype)
+        if as_is or device != "cpu" or not BACKENDS[asked].measured_in:  # prepared weights are for the processor
+            opened = _open_source(path, opener, asked, dtype)
         else:
             opened = open_weights(path, opener, cache=model_cache(), library=library, dtype=dtype)
-    share = share_of(opened.library)
-    if noise_logp_max is None and 1 < share.slots <= opened.noise_slots:
+    resources = resources_of(opened.library)
+    if noise_logp_max is None and 1 < resources.slots <= opened.noise_slots:
         noise_logp_max = opened.noise_logp_max
     try:
-        runtime = runtime_facts(opened.library, device=device, dtype=opened.dtype, threads=share.threads)
+        runtime = runtime_facts(opened.library, device=device, dtype=opened.dtype, threads=resources.threads)
         engine = NativeEngine(opened.backend, now_ms=now_ms, mode=mode, noise_logp_max=noise_logp_max, runtime=runtime)
-    except BaseException:  # a chain opens it again and again: weights nobody drives may not stay in memory
+    except BaseException:  # a chain opens it again and again: unused weights must not stay in memory
         opened.backend.close()
         raise
     engine.notices = opened.notices + engine.notices
@@ -228,39 +227,39 @@ def _open(
 def open_replicas(
     model: Path | None, *, replicas: int, now_ms: Callable[[], int], slots: int = 1, **options: Any
 ) -> Replicas:
-    """Open engines side by side over the same weights, each with `slots` and its share of the cores; else as `open_engine`."""
+    """Open engines side by side over the same weights, each with `slots` and a share of the cores; else like `open_engine`."""
     if not 1 <= replicas <= REPLICAS_MAX:
         raise UsageError(f"{replicas} replicas are not between 1 and {REPLICAS_MAX}")
     if replicas > 1 and options.get("device", "cpu") != "cpu":
         raise UsageError("replicas share cores, not a card", hint="use slots: they share passes")
     threads = max(1, cores() // replicas)
     first = _open(model, lambda _: Resources(slots, threads, replicas), now_ms=now_ms, **options)
-    return _beside(first, replicas, threads, now_ms)
+    return _add_replicas(first, replicas, threads, now_ms)
 
 
 def open_parallel(
     model: Path | None, *, parallel: int, now_ms: Callable[[], int], mode: Mode = "greedy", **options: Any
 ) -> NativeEngine | Replicas:
-    """Open for so many decisions at once, in the way that suits the library which runs it; else as `open_engine`.
+    """Open for so many decisions at once, in the way that suits the library; else like `open_engine`.
 
-    A slot for each where they share passes; in a backend whose passes have nothing to share on the processor but the cores,
-    engines side by side, no more than cores.
+    Each gets a slot where decisions share passes. Where shared passes would save nothing on the processor, each gets an
+    engine of its own, up to the number of cores.
     """
     if not 1 <= parallel <= SLOTS_MAX:
         raise UsageError(f"{parallel} decisions at once are not between 1 and {SLOTS_MAX}")
     replicas = min(parallel, cores())
     threads = max(1, cores() // replicas)
     on_processor = options.get("device", "cpu") == "cpu"
-    together = Resources(min(parallel, SLOTS_MAX if mode == "greedy" else SLOTS_EXACT_MAX))
+    shared = Resources(min(parallel, SLOTS_MAX if mode == "greedy" else SLOTS_EXACT_MAX))
 
-    def share_of(library: Library) -> Resources:
-        return Resources(threads=threads) if on_processor and not BACKENDS[library].shares_passes else together
+    def resources_of(library: Library) -> Resources:
+        return Resources(threads=threads) if on_processor and not BACKENDS[library].shares_passes else shared
 
-    engine = _open(model, share_of, now_ms=now_ms, mode=mode, **options)
-    return engine if engine.slots > 1 or replicas == 1 else _beside(engine, replicas, threads, now_ms)
+    engine = _open(model, resources_of, now_ms=now_ms, mode=mode, **options)
+    return engine if engine.slots > 1 or replicas == 1 else _add_replicas(engine, replicas, threads, now_ms)
 
 
-def _beside(first: NativeEngine, replicas: int, threads: int, now_ms: Callable[[], int]) -> Replicas:
+def _add_replicas(first: NativeEngine, replicas: int, threads: int, now_ms: Callable[[], int]) -> Replicas:
     with ExitStack() as opened:
         opened.callback(first.close)
         engines = [first]

@@ -1,9 +1,9 @@
-"""A chain of engines with a circuit breaker each: the first choice first, a local one last.
+"""A chain of engines, each with a circuit breaker: the first choice comes first, a local engine last.
 
-An engine that fails is down for its cool-down, twice as long each time up to a limit; then one decision probes it, and
-the proof that it constrains its model is repeated before that decision may be asked of it. The next engine is asked
-within the same deadline: no engine may use up the time that those after it need. One that was down at the start is the
-exception: the decision that finds its cool-down over opens it, and may come too late for that (`docs/limits.md`).
+An engine that fails is down for its cool-down time, which doubles with each failure up to a limit. Then one decision
+probes it; an engine that can prove that it constrains its model must do so first. The next engine is asked within the
+same deadline: no engine may use up the time that those after it need. There is one exception: the decision that probes
+an engine which was down at the start also opens it, and may come too late (`docs/limits.md`).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from sds.models.protocol import ENDINGS
 LINKS_MAX = 8
 COOL_DOWN_MS_MAX = 10 * 60_000
 _DOUBLINGS_MAX = 16
-# reasons that lie in the packet, not in the engine
+# reasons that are faults of the packet, not of the engine
 _PACKETS_FAULT = frozenset({TOKEN_BUDGET_EXCEEDED, "LANGUAGE_TOO_LARGE", "LANGUAGE_INVALID", "LANGUAGE_EMPTY"})
 _NO_FAULT = _PACKETS_FAULT | {CHOICE_TOO_CLOSE}
 
 
 @dataclass
 class Link:
-    """One engine of the chain. `open` loads it or reaches it, and raises ModelError; it is called again after that."""
+    """One engine of the chain. `open` loads or reaches it and raises ModelError; later probes call it again."""
 
     name: str
     open: Callable[[], Engine]
@@ -47,7 +47,7 @@ class Link:
 class FallbackEngine:
     """Asks the first link that is not down. Raises ModelError at the start unless the last link opens.
 
-    `notices`: why links were down at the start, a line each.
+    `notices`: why links are down at the start, and the notices of the others, a line each.
     """
 
     def __init__(
@@ -67,14 +67,14 @@ class FallbackEngine:
 
     @property
     def model(self) -> str:
-        """The models in the order in which they are asked; the one that answered is in each decision's record."""
+        """The models in the order in which they are asked. Each decision's record names the one that answered."""
         return " > ".join(link.engine.model if link.engine else f"{link.name} (down)" for link in self._links)
 
     def log_to(self, log: Log) -> None:
         self._log = log
 
     def check_contract(self, contract: Contract) -> None:
-        """Raise ModelError where the last link cannot decide under a contract; any other that cannot is down."""
+        """Raise ModelError where the last link cannot decide under a contract. Any other link that cannot goes down."""
         self._contracts[contract.hash] = contract
         for link in self._links:
             if link.engine is None:
@@ -90,7 +90,7 @@ class FallbackEngine:
 
     def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
         failure: SdsError = ModelError("every engine is down")
-        no_turn: QueueTimeoutError | None = None
+        queue_timeout: QueueTimeoutError | None = None
         for number, link in enumerate(self._links):
             probe = self._enter(link)
             deadline_ms = self._deadline_ms(packet, number)
@@ -99,19 +99,17 @@ class FallbackEngine:
                 continue
             try:
                 answer = self._ask(link, replace(packet, expires_at_ms=deadline_ms), tokens_max, probe=probe)
-            except (ModelError, LanguageError) as error:  # another form of the language may have room for it
+            except (ModelError, LanguageError) as error:  # a language too large for one engine may fit another
                 failure = error
-                busy = isinstance(error, QueueTimeoutError) and not probe  # during a probe nobody else keeps it busy
-                no_turn = error if isinstance(error, QueueTimeoutError) and busy else no_turn
+                busy = isinstance(error, QueueTimeoutError) and not probe  # nobody else uses an engine that is probed
+                queue_timeout = error if isinstance(error, QueueTimeoutError) and busy else queue_timeout
                 if busy or error.reason_code in _NO_FAULT:
                     self._end_probe(link, probe)
-                    if (
-                        error.reason_code == CHOICE_TOO_CLOSE
-                    ):  # a batch may cost a decision, never turn it: no second opinion
+                    if error.reason_code == CHOICE_TOO_CLOSE:  # another engine might choose otherwise
                         raise
                 else:
                     self._went_down(link, error, dfid=packet.dfid, probe=probe)
-            except ENDINGS:  # whoever interrupts the program says nothing about the engine
+            except ENDINGS:  # an interrupt says nothing about the engine
                 self._end_probe(link, probe)
                 raise
             except BaseException as error:  # noqa: BLE001  an engine may fail in any way; the next one is asked
@@ -120,13 +118,13 @@ class FallbackEngine:
             else:
                 self._came_back(link, packet.dfid, probe=probe)
                 return answer
-        if no_turn is not None and failure.reason_code not in _PACKETS_FAULT:
-            raise no_turn  # one that is well had no room: the load stood in the way, not the case
+        if queue_timeout is not None and failure.reason_code not in _PACKETS_FAULT:
+            raise queue_timeout  # a working engine was busy: the reason is the load, not the case
         raise failure
 
     @property
     def slots(self) -> int:
-        """How many decisions the link that makes most of them makes at once."""
+        """The number of decisions made at once by the link that makes most."""
         return max(getattr(link.engine, "slots", 1) for link in self._links)
 
     def cancel(self, dfid: str) -> None:
@@ -134,7 +132,7 @@ class FallbackEngine:
             let_go(link.engine, dfid)
 
     def count_tokens(self, text: str) -> int:
-        """Return the most that any engine needs which can say it."""
+        """Return the highest count among the engines that can count."""
         counts = [len(text.encode())] if not any(link.engine for link in self._links) else list[int]()
         failed: ModelError | None = None
         for engine in (link.engine for link in self._links if link.engine):
@@ -149,7 +147,7 @@ class FallbackEngine:
     def close(self) -> None:
         with self._lock:
             self._closed = True
-        with ExitStack() as every:  # also the others where one raises
+        with ExitStack() as every:  # closes all, also where one raises
             for link in self._links:
                 every.callback(_close, link)
 
@@ -167,8 +165,8 @@ class FallbackEngine:
 
     def _ask(self, link: Link, packet: DecisionPacket, tokens_max: int, *, probe: bool) -> tuple[bytes, Decoding]:
         if link.engine is None:
-            self._keep(link, self._opened(link))
-        elif probe and isinstance(link.engine, Proves):  # there may be another server by now
+            self._install(link, self._open_checked(link))
+        elif probe and isinstance(link.engine, Proves):  # another server may answer by now
             link.engine.prove(packet.expires_at_ms)
         assert link.engine is not None  # noqa: S101  it is open
         return link.engine.propose(packet, tokens_max=tokens_max)
@@ -178,7 +176,7 @@ class FallbackEngine:
             for contract in tuple(self._contracts.values()):
                 engine.check_contract(contract)
 
-    def _opened(self, link: Link) -> Engine:
+    def _open_checked(self, link: Link) -> Engine:
         engine = link.open()
         try:
             self._check(engine)
@@ -187,8 +185,8 @@ class FallbackEngine:
             raise
         return engine
 
-    def _keep(self, link: Link, opened: Engine) -> None:
-        """Raises ModelError where the chain was closed meanwhile; nobody would close the engine later."""
+    def _install(self, link: Link, opened: Engine) -> None:
+        """Give an opened engine to the link. Raises ModelError in a closed chain: nobody would close the engine later."""
         with self._lock:
             if not self._closed:
                 link.engine = opened
@@ -197,7 +195,7 @@ class FallbackEngine:
         raise ModelError("the engine is closed")
 
     def _deadline_ms(self, packet: DecisionPacket, number: int) -> int:
-        """Return until when a link may work: its own time, less what the links after it need. The last has the rest."""
+        """Return until when a link may work: its own time, less what the links after it need. The last link gets the rest."""
         later = self._links[number + 1 :]
         if not later:
             return packet.expires_at_ms
@@ -205,7 +203,7 @@ class FallbackEngine:
         return min(self._now_ms() + self._links[number].timeout_ms, packet.expires_at_ms - reserved)
 
     def _enter(self, link: Link) -> bool | None:
-        """Return whether asking this link now is a probe; None: it is down, or another decision probes it already."""
+        """Return whether asking this link now is a probe; None: it is down, or another decision probes it."""
         with self._lock:
             if not link.failures:
                 return False
@@ -221,7 +219,7 @@ class FallbackEngine:
     def _went_down(self, link: Link, error: SdsError, *, dfid: str | None, probe: bool = False) -> None:
         with self._lock:
             link.probing = link.probing and not probe
-            if self._now_ms() < link.down_until_ms:  # another decision was first to find out
+            if self._now_ms() < link.down_until_ms:  # another decision has found out already
                 return
             down_ms = min(link.cool_down_ms << min(link.failures, _DOUBLINGS_MAX), COOL_DOWN_MS_MAX)
             link.failures += 1
@@ -230,7 +228,7 @@ class FallbackEngine:
         self._log("engine.down", {"dfid": dfid, **facts})
 
     def _came_back(self, link: Link, dfid: str, *, probe: bool) -> None:
-        """Close its breaker after a probe; any other answer may be to what was asked before it went down."""
+        """Close its breaker after a probe. Any other answer may belong to a question from before it went down."""
         with self._lock:
             if probe:
                 link.failures, link.probing = 0, False

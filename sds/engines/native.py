@@ -1,8 +1,8 @@
-"""A local model as the kernel's proposer: packet in, proposal bytes and what was measured out.
+"""A local model as an engine: a packet goes in, proposal bytes and measurements come out.
 
-Every call goes through the model's scheduler. With one slot packets are decided one at a time, and equal packets give equal
-bits. With several slots decisions share passes; where the composition of a batch shows in their scores, a choice that this
-could turn is none: it raises. The first thing asked of a backend is whether the grammar's mask constrains it.
+Every call goes through the model's scheduler. With one slot, packets are decided one at a time, and equal packets give
+equal bits. With several slots, decisions share passes. Where the other rows of a batch show in the scores, a choice that
+this could turn is not made: it raises. Before anything else, a backend must prove that the grammar's mask constrains it.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from sds.models.protocol import FORKS_MAX as BACKEND_FORKS_MAX
 from sds.models.tokenizer.tokenizer import Speaks, prompt_sections
 
 SLOTS_EXACT_MAX = BACKEND_FORKS_MAX // FORKS_MIN
-TEXTS_MAX = 512  # whose tokens are cached
-COUNT_MS_MAX = 10_000  # to wait for the tokenizer where no packet's time runs yet
+TEXTS_MAX = 512  # texts whose tokens are cached
+COUNT_MS_MAX = 10_000  # to wait for the tokenizer where there is no packet with a deadline
 
 T = TypeVar("T")
 
 
 class NativeEngine:
-    """Drives a backend. Raises ModelError when the model cannot be loaded or its language does not constrain.
+    """Drives a backend. Raises ModelError when the model cannot be loaded, or is not constrained by its language.
 
-    `noise_logp_max`: by how much the composition of a batch may move a log-probability; None: measure it now. `runtime`:
+    `noise_logp_max`: how far the other rows of a batch may move a log-probability; None: measure it now. `runtime`:
     what runs the model, for the record.
     """
 
-    notices: tuple[str, ...] = ()  # what whoever opened it should know, a line each
+    notices: tuple[str, ...] = ()  # for those who open it, a line each
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class NativeEngine:
             check_mask_constrains(backend)
             self.notices = thinking_notices(backend)
             self._noise = batch_variance(backend) if noise_logp_max is None else noise_logp_max
-        if not 0.0 <= self._noise < inf:  # less than none, or no number, would guard nothing
+        if not 0.0 <= self._noise < inf:  # a negative one, or NaN, would guard nothing
             raise ModelError(f"the batch variance is `{self._noise}`, no log-probability")
         self._compiler, self._tokenization = GrammarCompiler(backend), _TokenizationCache(backend)
         self._facts = {
@@ -83,12 +83,12 @@ class NativeEngine:
 
     @property
     def model(self) -> str:
-        """Name and first twelve digits of the SHA-256 of the weights: what the record calls the model."""
+        """Name and first twelve digits of the SHA-256 of the weights: the model's name in the record."""
         return f"{self._backend.name}@{self._backend.fingerprint[:12]}"
 
     @property
     def slots(self) -> int:
-        """How many decisions share its passes."""
+        """The number of decisions that share passes."""
         return self._backend.slots
 
     def check_contract(self, contract: Contract) -> None:
@@ -98,7 +98,7 @@ class NativeEngine:
             self._checked.add(contract.hash)
 
     def replica(self, *, threads: int) -> NativeEngine:
-        """Return another engine over the same weights, of as many slots, for `threads` of its own. Raises ModelError, UsageError."""
+        """Return another engine over the same weights, on `threads` threads of its own. Raises ModelError, UsageError."""
         if not isinstance(self._backend, Replicable):
             raise UsageError(
                 "replicas are for llama.cpp, OpenVINO and integer passes, on the processor",
@@ -114,7 +114,7 @@ class NativeEngine:
             raise
 
     def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
-        """Decide the packet within its expiry. Raises ModelError; never returns half a decision."""
+        """Decide the packet before it expires. Raises ModelError; never returns half a decision."""
         began = perf_counter()
         sections = self._sections(packet, packet.expires_at_ms)
         left = min(tokens_max, self._backend.context_tokens_max) - sum(map(len, sections))
@@ -142,15 +142,15 @@ class NativeEngine:
             decoded = replace(request.result(), passes=len(request.rows), rows=tuple(request.rows))
         finally:
             self._requests.pop(packet.dfid, None)
-        return decoded.data, self._measured(decoded, sections, (perf_counter() - began) * 1000)
+        return decoded.data, self._decoding_of(decoded, sections, (perf_counter() - began) * 1000)
 
     def cancel(self, dfid: str) -> None:
-        """Give up the decision of a flow: its slot is free after the pass that runs now."""
+        """End the decision of a flow; its slot is free after the pass that runs now."""
         if (request := self._requests.get(dfid)) is not None:
             request.cancel()
 
     def run_background(self, packet: DecisionPacket, task: BackgroundTask[T], *, deadline_ms: int) -> T:
-        """Run a task after the packet's prompt while no decision wants its slot. Raises ModelError."""
+        """Run a task over the packet's prompt while no decision wants its slot. Raises ModelError."""
         with backend_errors(BACKEND_FAILED):
             sections = self._sections(packet, deadline_ms)
 
@@ -170,8 +170,8 @@ class NativeEngine:
         with self._scheduler.tokenizer(until_ms), backend_errors():
             return prompt_sections(self._tokenization, *packet.sections)
 
-    def _measured(self, decoded: Decoded, sections: Sequence[Sequence[int]], duration_ms: float) -> Decoding:
-        if not decoded.passes:  # only one decision was possible: the model was not asked
+    def _decoding_of(self, decoded: Decoded, sections: Sequence[Sequence[int]], duration_ms: float) -> Decoding:
+        if not decoded.passes:  # only one decision was possible, so the model was not asked
             return Decoding(model=NOT_ASKED, duration_ms=duration_ms)
         return Decoding(
             model=self.model,
@@ -194,7 +194,7 @@ class NativeEngine:
 
 
 def thinking_notices(model: object) -> tuple[str, ...]:
-    """Return how the model is kept from thinking first, where its template has it do so; where it has no frame, nothing."""
+    """Return how the model is kept from thinking first, where its template would have it think; else nothing."""
     if not isinstance(model, Speaks):
         return ()
     with suppress(BackendError):
@@ -212,7 +212,7 @@ def backend_errors(reason_code: str = "") -> Iterator[None]:
 
 
 class _TokenizationCache:
-    """A backend's tokenizer that remembers: most texts of a prompt come again and again."""
+    """A backend's tokenizer with a cache: most texts of a prompt come again and again."""
 
     def __init__(self, backend: Backend) -> None:
         self.frame = backend.frame
@@ -228,7 +228,7 @@ def _digest(tokens: Iterable[int]) -> str:
 
 
 def check_slots(slots: int, mode: Mode) -> None:
-    """Raise UsageError for what no backend can do."""
+    """Raise UsageError for a number of slots that no backend can have in this mode."""
     most = CARD_SLOTS_MAX if mode == "greedy" else SLOTS_EXACT_MAX
     if not 1 <= slots <= most:
         raise UsageError(f"{slots} decisions at once are not between 1 and {most} in mode {mode}")

@@ -1,7 +1,7 @@
-"""What decides in user space, seen from the stream: a packet goes in, proposal bytes and what was measured come out.
+"""What the stream needs of an engine: a packet goes in, proposal bytes and measurements come out.
 
-What an engine may have besides has a protocol of its own each. The last is for other tasks that a local model does over a packet's
-prompt while no decision waits, such as writing a rationale (`RunsBackground`).
+Each further ability of an engine has a protocol of its own. `RunsBackground` is for tasks over a packet's prompt that a
+local model does while no decision waits, such as writing a rationale.
 """
 
 from __future__ import annotations
@@ -21,57 +21,57 @@ if TYPE_CHECKING:  # numpy is loaded with a model
 
 
 class Engine(Protocol):
-    """One model, however it is driven. Whatever `propose` returns is only a claim: the kernel judges it."""
+    """One model, however it is driven. What `propose` returns is only a claim: the kernel judges it."""
 
     @property
     def model(self) -> str:
-        """What the record calls the model that answers."""
+        """The name of the model in the record."""
 
     def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
         """Decide the packet before it expires. Raises ModelError; never returns half a decision."""
 
     def count_tokens(self, text: str) -> int:
-        """Return how many tokens a text costs, or an upper bound where the tokenizer is out of reach."""
+        """Return how many tokens a text has, or an upper bound where the tokenizer is out of reach."""
 
     def close(self) -> None: ...
 
 
 @runtime_checkable
 class Explains(Protocol):
-    """What an engine may have besides: it writes a rationale after the decision, where a contract asks for one."""
+    """An engine that writes a rationale after the decision, where a contract asks for one."""
 
     def explain(self, packet: DecisionPacket, data: bytes, *, chars_max: int, deadline_ms: int) -> str:
         r"""Return why `data`, this packet's accepted proposal, was decided: printable ASCII without `"` and `\`.
 
-        Called in a thread of its own while other packets are decided, which it may not hold up for more than one pass
-        of the model. `deadline_ms`: absolute. Raises ModelError.
+        Runs in a thread of its own while other packets are decided; these may wait for at most one pass of the model.
+        `deadline_ms`: absolute. Raises ModelError.
         """
 
 
 @runtime_checkable
 class Cancels(Protocol):
-    """What an engine may have besides: it lets go of a decision that nobody waits for any more."""
+    """An engine that can stop a decision that nobody waits for any more."""
 
     def cancel(self, dfid: str) -> None:
-        """Have `propose` of that flow's packet raise soon, from whatever thread. Nothing happens where it does not run."""
+        """Make `propose` for that flow's packet raise soon. Callable from any thread; without effect where it does not run."""
 
 
 def let_go(engine: object, dfid: str) -> None:
-    """Have an engine let go of a flow's packet, if it can."""
+    """Cancel a flow's decision where the engine can."""
     if isinstance(engine, Cancels):
         engine.cancel(dfid)
 
 
 class OnDemand(Protocol):
-    """A language model that is opened when it is first asked."""
+    """A language model that is opened on its first use."""
 
     def get(self) -> Engine:
-        """Return it, opened. Raises ModelError."""
+        """Return the engine, which the first call opens. Raises ModelError."""
 
 
 @runtime_checkable
 class HasLanguageModel(Protocol):
-    """What an engine has besides that decides by a policy: the language model beside it."""
+    """An engine that decides by a policy, with a language model beside it."""
 
     @property
     def language_model(self) -> OnDemand: ...
@@ -79,23 +79,23 @@ class HasLanguageModel(Protocol):
 
 @runtime_checkable
 class Checks(Protocol):
-    """What an engine may have besides: it says before the first event what its model cannot decide."""
+    """An engine that says before the first event what its model cannot decide."""
 
     def check_contract(self, contract: Contract) -> None:
-        """Raise ModelError where `sds models check` says no. Cheap: a contract is looked at once."""
+        """Raise ModelError where `sds models check` would refuse. Cheap: an engine checks each contract once."""
 
 
 @runtime_checkable
 class Proves(Protocol):
-    """What an engine may have besides: it can be asked again whether its model is constrained, which may be another by now."""
+    """An engine that can prove again that its model is constrained, since the model behind it may change."""
 
     def prove(self, deadline_ms: int) -> None:
-        """Raise ModelError unless it is, until an absolute time."""
+        """Raise ModelError unless the model is constrained. `deadline_ms`: absolute."""
 
 
 @runtime_checkable
 class Logs(Protocol):
-    """What an engine may have besides: it says what becomes of it, in the log of the gate it decides for."""
+    """An engine that writes its events to the log of the gate it decides for."""
 
     def log_to(self, log: Log) -> None: ...
 
@@ -106,7 +106,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a background task goes on from: `sections`, to be read in `slot` of `backend`. `index`: of its tokenizer."""
+    """The prompt of a background task: `sections`, to be read in `slot` of `backend`. `index`: of the backend's tokenizer."""
 
     backend: Backend
     slot: int
@@ -115,15 +115,15 @@ class Prompt:
 
 
 class BackgroundTask(Protocol[T_co]):
-    """Passes that may be given up between any two, and are then asked for anew: what it has it keeps itself."""
+    """A generator of passes that may be stopped between any two and is then called again: it keeps its own progress."""
 
     def __call__(self, prompt: Prompt) -> Passes[T_co]:
-        """Begin with `prefill` of all sections but the last, in the worker's thread. Raises ModelError."""
+        """Begin with `prefill` of all sections but the last. Runs in the worker's thread. Raises ModelError."""
 
 
 @runtime_checkable
 class RunsBackground(Protocol):
-    """What a local engine has besides: it runs other tasks over a packet's prompt while no decision waits."""
+    """A local engine that runs other tasks over a packet's prompt while no decision waits."""
 
     def run_background(self, packet: DecisionPacket, task: BackgroundTask[T], *, deadline_ms: int) -> T:
-        """Return what the task returns; no decision waits for more than one of its passes. Raises ModelError."""
+        """Return what the task returns. A decision waits for at most one of its passes. Raises ModelError."""

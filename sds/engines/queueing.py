@@ -1,7 +1,7 @@
-"""Waiting in line, first come first served. Who is late for want of a place tells of the load, not of an engine's health.
+"""Waiting in line, first come first served. A timeout while waiting is a sign of load, not of a failing engine.
 
-Who waits can be stopped from another thread (`Cancellation`). What is in the kernel's hands goes on to where it waits next,
-or to its end: nothing is cut off between a reservation and its order.
+A decision that waits can be stopped from another thread (`Cancellation`). A commit under way is never interrupted: it
+goes on to where the decision waits next, or to its end, so nothing stops between a reservation and its order.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ T = TypeVar("T")
 
 
 class QueueTimeoutError(ModelError):
-    """No place was free in time, or only after more than half of the time there was."""
+    """Nothing became free in time, or only after more than half of the time was gone."""
 
     reason_code = DEADLINE_EXCEEDED
 
 
 class FairPool(Generic[T]):
-    """Things of which each is held by as many at once as times it is named, first come first served.
+    """A pool of things, first come first served. A thing is held by as many callers at once as times it is listed.
 
-    Of a plain lock, whoever comes back at once can have it again before those who wait.
+    With a plain lock, a caller that returns at once could overtake those who wait.
     """
 
     def __init__(self, *things: T) -> None:
@@ -40,9 +40,9 @@ class FairPool(Generic[T]):
 
     @contextmanager
     def acquired(self, wait_s: float, late: str) -> Iterator[T]:
-        """Hold that of which most are free, of equals the one released last: its cache is warm.
+        """Hold the thing with most free entries; of equals the one released last, because its cache is warm.
 
-        Raises QueueTimeoutError, `late`, when none is free in time.
+        Raises QueueTimeoutError with the message `late` when none becomes free in time.
         """
         thing = self._acquire(min(max(wait_s, 0.0), threading.TIMEOUT_MAX), late)
         try:
@@ -63,7 +63,7 @@ class FairPool(Generic[T]):
             with self._lock:
                 if mine in self._waiting:
                     self._waiting.remove(mine)
-            if not mine.empty():  # it came at the last moment
+            if not mine.empty():  # given in the moment of the timeout
                 if isinstance(error, queue.Empty):
                     return mine.get()
                 self._release(mine.get())
@@ -80,18 +80,18 @@ class FairPool(Generic[T]):
 
 
 class KeyLocks:
-    """A fair lock for each key: of decisions that draw on one account only one is made at a time, in order.
+    """A fair lock for each key: decisions that draw on one account are made one at a time, in order.
 
-    Among the callers in this process; what another process holds shows when it is reserved.
+    It covers the callers in this process. A conflict with another process shows when the resource is reserved.
     """
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
-        self._locks: dict[str, tuple[FairPool[None], list[None]]] = {}  # by key, with an entry for each who asks
+        self._locks: dict[str, tuple[FairPool[None], list[None]]] = {}  # by key: its lock, an entry per caller
 
     @contextmanager
     def hold(self, key: str, wait_s: float) -> Iterator[None]:
-        """Hold the key for a block. Raises QueueTimeoutError when it does not become free within `wait_s` seconds."""
+        """Hold the key for a block. Raises QueueTimeoutError when it is not free within `wait_s` seconds."""
         with self._guard:
             lock, asking = self._locks.setdefault(key, (FairPool(None), []))
             asking.append(None)
@@ -107,7 +107,7 @@ class KeyLocks:
 
 @contextmanager
 def after_waiting(asked_ms: float, admitted_ms: float, deadline_ms: float) -> Iterator[None]:
-    """Raise what is late inside as QueueTimeoutError where the wait from `asked_ms` to `admitted_ms` took most of the time."""
+    """Turn a missed deadline in the block into QueueTimeoutError where the wait for admission took most of the time."""
     try:
         yield
     except ModelError as error:
@@ -117,19 +117,19 @@ def after_waiting(asked_ms: float, admitted_ms: float, deadline_ms: float) -> It
 
 
 def waited_away(asked_ms: float, admitted_ms: float, deadline_ms: float) -> bool:
-    """Return whether less time was left at admission than had been waited for it."""
+    """Return whether the wait for admission was longer than the time left after it."""
     return admitted_ms - asked_ms > max(0, deadline_ms - admitted_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class StopCause:
-    """Why a decision is stopped: its reason code, and one line."""
+    """Why a decision is stopped: a reason code, and a message of one line."""
 
     code: str
     message: str
 
     def error(self) -> WorldError:
-        """Return what is raised where nothing was recorded that could be answered: the event may be sent again."""
+        """Return the error for a decision of which nothing was recorded; its event may be sent again."""
         return WorldError(self.message, reason_code=self.code, retryable=True)
 
 
@@ -140,7 +140,7 @@ End = Callable[[StopCause], Answer]
 
 
 class StoppedError(Exception):
-    """The decision was stopped. `answer`: how its flow was ended, None where it had none."""
+    """The decision was stopped. `answer`: how its flow ended; None where it had none."""
 
     def __init__(self, cause: StopCause, answer: Answer | None) -> None:
         super().__init__(cause.message)
@@ -148,22 +148,22 @@ class StoppedError(Exception):
 
 
 class Cancellation:
-    """Shared by the thread that decides and whoever may stop it. The first cause counts."""
+    """Stops one decision. Shared by the thread that decides and those that may stop it. The first cause counts."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._cause: StopCause | None = None
-        self._end: End | None = None  # of the flow that is open where it waits
+        self._end: End | None = None  # ends the flow that is open while it waits
         self._waits, self._commits = False, False
-        self.stopped: StoppedError | None = None  # it has ended: whoever decides it touches the record no more
+        self.stopped: StoppedError | None = None  # once set, the deciding thread no longer touches the record
 
     @property
     def asked(self) -> bool:
-        """Whether it is to end: nothing new is begun for it."""
+        """Whether the decision is to stop: nothing new is begun for it."""
         return self._cause is not None
 
     def stop(self, cause: StopCause) -> bool:
-        """Ask for the end. Return whether nothing will be committed for it; False: what was proposed may be by now."""
+        """Ask for the end. Return whether nothing will be committed; False: a proposal may be committed already."""
         with self._lock:
             self._cause = self._cause or cause
             if self._waits:
@@ -172,9 +172,9 @@ class Cancellation:
 
     @contextmanager
     def waiting(self, end: End | None = None, *, commits: bool = False) -> Iterator[None]:
-        """Wait in a block, in which it may be stopped; `end` then ends the flow that is open. Raises StoppedError.
+        """Wait in a block in which the decision may be stopped; `end` then ends its open flow. Raises StoppedError.
 
-        `commits`: whatever the block comes to is committed next.
+        `commits`: what the block returns is committed next.
         """
         with self._lock:
             if self._cause is not None:
@@ -183,7 +183,7 @@ class Cancellation:
             self._waits, self._end, self._commits = True, end, False
         try:
             yield
-        except ENDINGS:  # whoever interrupts the program: the flow stays open until its lease ends
+        except ENDINGS:  # the program is interrupted: the flow stays open until its lease ends
             self._waits = False
             raise
         except BaseException:
@@ -205,6 +205,6 @@ class Cancellation:
         if self.stopped is not None or self._cause is None:
             return
         answer: Answer | None = None
-        with suppress(SdsError):  # a store that refuses, or a flow that was ended elsewhere: nothing can be answered
+        with suppress(SdsError):  # the store refuses, or the flow was ended elsewhere: there is no answer
             answer = end(self._cause) if end is not None else None
         self.stopped = StoppedError(self._cause, answer)

@@ -1,7 +1,7 @@
-"""Engines of one model side by side, each with a scheduler and a share of the cores: they share the weights in memory alone.
+"""Engines of one model side by side. Each has a scheduler and a share of the cores; they share only the weights in memory.
 
-A packet waits until one of them has a free slot, its expiry at most, first come first served, and goes to the one with most
-free slots, of equals to the one that was busy last. So no request waits with one engine while another has a slot.
+A packet waits, until its expiry and first come first served, for a free slot of any of them. It gets the engine with
+most free slots, of equals the one that was busy last. So no request waits for one engine while another has a free slot.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Replicas:
-    """At least one engine, of as many slots each. `close()` ends all of them."""
+    """One or more engines with the same number of slots. `close()` closes all of them."""
 
     def __init__(self, engines: Sequence[NativeEngine], *, now_ms: Callable[[], int]) -> None:
         self._engines, self._now_ms = tuple(engines), now_ms
@@ -42,12 +42,12 @@ class Replicas:
             return engine.propose(packet, tokens_max=tokens_max)
 
     def run_background(self, packet: DecisionPacket, task: BackgroundTask[T], *, deadline_ms: int) -> T:
-        """Run it with the first engine, which is asked to decide only when all others are busy."""
+        """Run it on the first engine, which is the last to get a decision."""
         return self._engines[0].run_background(packet, task, deadline_ms=deadline_ms)
 
     @property
     def slots(self) -> int:
-        """How many decisions are made at once."""
+        """The number of decisions made at once."""
         return sum(engine.slots for engine in self._engines)
 
     def cancel(self, dfid: str) -> None:

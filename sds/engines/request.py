@@ -1,4 +1,4 @@
-"""What a model is asked for: a request from its arrival to its outcome, and its stay in a slot. Rows and tokens only."""
+"""A request to the model, from its arrival to its outcome, and its stay in a slot. Knows only rows and tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sds.models.protocol import Backend, Row
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-WAIT_S_MAX = 1.0  # how long a caller sleeps before it looks at the clock again
+WAIT_S_MAX = 1.0  # the longest sleep of a caller before it looks at the clock again
 WAIT_S_MIN = 0.001
 CANCELLED = "CANCELLED"
 
@@ -28,11 +28,11 @@ MakePasses = Callable[[Backend, int], Passes[T]]
 
 
 class Request(Generic[T]):
-    """A generator of passes to be run in some slot, `make(backend, slot)`, and what came of it.
+    """A generator of passes to be run in some slot, made by `make(backend, slot)`, and its outcome.
 
-    Worker, clock and caller may each end it; the first outcome counts. `deadline_ms`: absolute, on the clock of `now_ms`.
-    `sections`: the prompt; the generator begins with all but the last. `background`: it runs only in slots that no other
-    request wants, and is made anew after it had to give one up. `forget`: called once the caller waits no longer.
+    Worker, clock and caller may each end it; the first outcome counts. `deadline_ms`: absolute, on the clock of
+    `now_ms`. `sections`: the prompt; the generator begins with all but the last. `background`: it runs only in slots
+    that no other request wants, and is made anew after it gave one up. `forget`: called when its caller stops waiting.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Request(Generic[T]):
                 self._ended.set()
 
     def expired(self, now_ms: int) -> bool:
-        """End it when its time is up; return whether it has ended, however."""
+        """End it when its deadline has passed. Return whether it has ended in any way."""
         if now_ms > self.deadline_ms:
             late = f"the decision is {now_ms - self.deadline_ms} ms past its deadline"
             if self.admitted_ms is None or waited_away(self._asked_ms, self.admitted_ms, self.deadline_ms):
@@ -76,13 +76,13 @@ class Request(Generic[T]):
         return self.ended
 
     def cancel(self) -> None:
-        """Give up what has not ended yet: its slot is free after the pass that runs now."""
+        """End it unless it has ended; its slot is free after the pass that runs now."""
         if not self.ended:
             self.end(ModelError("the decision was cancelled", reason_code=CANCELLED))
         self._forget(self)
 
     def result(self) -> T:
-        """Wait for the outcome, until the deadline at most. Raises ModelError; interrupted, it is cancelled."""
+        """Wait for the outcome, at most until the deadline. Raises ModelError. An interrupted wait cancels the request."""
         try:
             while not self.expired(self._now_ms()):
                 self._ended.wait(min(WAIT_S_MAX, max(WAIT_S_MIN, (self.deadline_ms - self._now_ms()) / 1000)))
@@ -98,8 +98,8 @@ class Request(Generic[T]):
 class Running:
     """A request in a slot.
 
-    `reads`: whether its first pass comes after sections that must be read. `rows`: what it still wants to be read of what
-    it asked for; `logits`: for each row it asked for, those of the parts that were. `passes_skipped`: in a row, by now.
+    `reads`: whether shared sections must be read before its first pass. `rows`: the rows, or rests of rows, still to be read
+    of this step. `logits`: for each row of the step, those of the parts read so far. `passes_skipped`: in a row, up to now.
     """
 
     request: Request[Any]
@@ -112,7 +112,7 @@ class Running:
     passes_skipped: int = 0
 
     def advance(self) -> None:
-        """Go on with the logits of the last pass, to the rows of the next. Raises what the generator raises."""
+        """Send the generator the logits of its last step, and get the rows of the next. Raises what the generator raises."""
         rows = self.passes.send(self._answer()) if self.begun else next(self.passes)
         self.rows, self.logits = rows, [[] for _ in rows]
 
@@ -125,7 +125,7 @@ class Running:
         return sum(len(row.tokens) for row in self.rows)
 
     def fitting(self, tokens_max: int) -> list[Row]:
-        """Return as much of its rows as so many tokens hold, in order; the last may be cut."""
+        """Return the rows that fit into so many tokens, in order; the last may be cut."""
         fitting = list[Row]()
         for row in self.rows:
             if tokens_max <= 0:
@@ -135,7 +135,7 @@ class Running:
         return fitting
 
     def receive(self, parts: list[Row], logits: list[NDArray[np.float32]]) -> bool:
-        """Keep the logits of the parts that were read; return whether nothing is left to read."""
+        """Keep the logits of the parts that were read. Return whether all of the step is read."""
         first = len(self.logits) - len(self.rows)
         for n, of_row in enumerate(logits):
             self.logits[first + n].append(of_row)
@@ -148,12 +148,12 @@ class Running:
 
 
 def _first_tokens(row: Row, tokens: int) -> Row:
-    """Return the first `tokens` tokens of a row, with those outputs that lie there."""
+    """Return the first `tokens` tokens of a row, with the outputs among them."""
     later = max(0, len(row.tokens) - tokens)
     return Row(row.slot, row.tokens[:tokens], max(0, row.outputs - later)) if later else row
 
 
 def _remainder(row: Row, part: Row) -> Row | None:
-    """Return what of a row comes after its beginning `part`."""
+    """Return the row after its beginning `part`; None where nothing is left."""
     left = row.tokens[len(part.tokens) :]
     return Row(row.slot, left, row.outputs - part.outputs) if left else None

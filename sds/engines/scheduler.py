@@ -1,18 +1,18 @@
-"""The one way to a model: continuous batching of requests, generators that say which rows they want read next.
+"""Continuous batching: all requests to a model go through here. A request is a generator that says which rows to read next.
 
 One worker thread owns the backend; with one slot a batch is one request. Callers wait in a bounded queue, first come first
-served, until a slot is free; a pass then carries rows of all that run. It knows rows and tokens, nothing of decisions.
+served, for a free slot. A pass carries rows of all running requests. The scheduler knows rows and tokens, not decisions.
 
-- Requests under way are scheduled before newcomers, and one that skipped `PASSES_SKIPPED_MAX` passes in a row before all:
-  none waits for more than `PASSES_SKIPPED_MAX + slots` passes. Rows that do not fit are cut, where the backend allows it:
-  a newcomer's first rows fill up a pass, and the rest of them comes in the next ones.
+- Requests under way come before newcomers, and one that skipped `PASSES_SKIPPED_MAX` passes in a row comes before all: none
+  waits for more than `PASSES_SKIPPED_MAX + slots` passes. Rows that do not fit are cut, where the backend allows it: a
+  newcomer's first rows fill up a pass, and the rest of them comes in the next ones.
 - Background requests get only slots that nobody else wants, and give them up between two passes when somebody does.
-- A fragmented backend admits nobody until all that run have ended and it was defragmented.
-- The sections that prompts share are read alone, at most one prompt's between two passes; what the backend has cached is
+- A fragmented backend admits nobody until all running requests have ended and it was defragmented.
+- The sections that prompts share are read alone, at most one prompt's between two passes; sections in the backend's cache are
   not read. A newcomer gets the free slot that holds most of its sections, else the one least recently used.
-- A failed pass fails the requests scheduled in it. A backend may then hold nothing any more, so all others begin again, at
-  most `RESTARTS_MAX` times: an outcome is a function of the prompt, and all that is lost is time.
-- Deadlines are looked at before and after every pass; a pass is never cut short, but no caller waits for its end.
+- A failed pass fails the requests scheduled in it. The backend may then have lost all it held, so all others begin again, at
+  most `RESTARTS_MAX` times. That costs only time: an outcome is a function of the prompt.
+- Deadlines are checked before and after every pass. A pass is never cut short, but no caller waits for its end.
 """
 
 from __future__ import annotations
@@ -44,38 +44,38 @@ T = TypeVar("T")
 
 
 class Scheduler:
-    """Runs what is submitted from any thread; `close()` also closes the backend. `now_ms`: the clock of deadlines."""
+    """Runs requests submitted from any thread. `close()` also closes the backend. `now_ms`: the clock of deadlines."""
 
     def __init__(self, backend: Backend, *, now_ms: Callable[[], int], queue_max: int = QUEUE_MAX) -> None:
         self.now_ms = now_ms
         self._backend, self._queue_max = backend, queue_max
-        # with one slot the backend cuts what is too long: where a pass is cut shows in the last digits, and in the record
+        # with one slot the backend cuts long passes: where a pass is cut shows in the last digits, and in the record
         self._pass_tokens_max = backend.pass_tokens_max if backend.slots > 1 else sys.maxsize
         self._waiting: deque[Request[Any]] = deque()
         self._running: list[Running] = []
-        self._held: list[list[tuple[int, ...]]] = [[] for _ in range(backend.slots)]  # sections, by slot
+        self._held: list[list[tuple[int, ...]]] = [[] for _ in range(backend.slots)]  # by slot, the sections in it
         self._admitted_at = [0] * backend.slots  # by slot, counted in admissions
         self._admissions = 0
         self._changed = threading.Condition()
         self._tokenizer = threading.Lock()
-        self._closing = False  # what runs is finished, and nothing new is taken
-        self._over: ModelError | None = None  # why all is at its end
-        self._process = os.getpid()  # which has the worker
+        self._closing = False  # running requests finish, and nothing new is taken
+        self._over: ModelError | None = None  # why the scheduler has stopped
+        self._process = os.getpid()  # the process of the worker
         self._worker = threading.Thread(target=self._work, name="sds-scheduler", daemon=True)
         self._worker.start()
 
     def submit(self, make: MakePasses[T], sections: Sections, deadline_ms: int, *, background: bool = False) -> T:
-        """Return what the generator returns that `make(backend, slot)` makes. Raises ModelError.
+        """Return the result of the generator that `make(backend, slot)` makes. Raises ModelError.
 
-        `make` is called by the worker, and again when it has to begin again; `sections` is the prompt, of which the
-        generator begins with all but the last.
+        The worker calls `make`, and calls it again for each restart. `sections`: the prompt; the generator begins with
+        all but the last.
         """
         return self.start(make, sections, deadline_ms, background=background).result()
 
     def start(
         self, make: MakePasses[T], sections: Sections, deadline_ms: int, *, background: bool = False
     ) -> Request[T]:
-        """Queue it. Raises ModelError when the queue is full or the worker is gone."""
+        """Queue a request. Raises ModelError when the queue is full or the scheduler has stopped."""
         self._check_process()
         request = Request(make, sections, deadline_ms, now_ms=self.now_ms, forget=self._forget, background=background)
         with self._changed:
@@ -88,9 +88,9 @@ class Scheduler:
 
     @contextmanager
     def tokenizer(self, until_ms: int) -> Iterator[None]:
-        """Have the backend's tokenizer for a block, in any thread. Raises ModelError: closed, or not free until then.
+        """Hold the backend's tokenizer for a block, in any thread. Raises ModelError: closed, or not free in time.
 
-        The worker has it while a generator advances, in which its prompt's sections may be read, and not during a pass.
+        The worker holds it while a generator advances, not during a pass.
         """
         self._check_process()
         wait_s = max(0.0, (until_ms - self.now_ms()) / 1000)
@@ -103,9 +103,9 @@ class Scheduler:
             self._tokenizer.release()
 
     def close(self) -> None:
-        """Finish the decisions that run, for at most `CLOSE_S_MAX`; whatever waits, or is background, ends now.
+        """Finish running decisions within `CLOSE_S_MAX`; queued and background requests end now.
 
-        A pass that outlasts that keeps its model in memory until the process ends.
+        A pass that takes longer keeps its model in memory until the process ends.
         """
         if self._process != os.getpid():
             return
@@ -126,7 +126,7 @@ class Scheduler:
                 self._backend.close()
 
     def _check_process(self) -> None:
-        """Raise ModelError in a process that was forked off: the worker is not there, and locks may be held for good."""
+        """Raise ModelError in a forked process: it has no worker, and its locks may be held for good."""
         if self._process != os.getpid():
             raise ModelError(
                 "the engine was opened by another process", hint="open one after the fork", retryable=False
@@ -139,7 +139,7 @@ class Scheduler:
             raise ModelError(CLOSED)
 
     def _forget(self, request: Request[Any]) -> None:
-        """Take one that has ended out of the queue; the worker frees its slot if it has one."""
+        """Take an ended request out of the queue. If it has a slot, the worker frees it."""
         with self._changed:
             with suppress(ValueError):
                 self._waiting.remove(request)
@@ -163,20 +163,20 @@ class Scheduler:
                 self._admit_all()
                 self._expire()
                 self._pass()
-        except BaseException as error:  # noqa: BLE001  whatever it was, nobody may wait for a thread that is gone
+        except BaseException as error:  # noqa: BLE001  nobody may wait for a worker that is gone
             self._stop(ModelError(f"the batch worker failed: {type(error).__name__}", reason_code=BACKEND_FAILED))
         for running in self._running.copy():
             self._release(running)
 
     def _wait(self) -> bool:
-        """Sleep until there is something to do; return False when all is over."""
+        """Sleep until there is something to do. Return False when the scheduler has stopped."""
         with self._changed:
             while self._over is None and not self._waiting and not self._running:
                 self._changed.wait()
             return self._over is None
 
     def _expire(self) -> None:
-        """Let go of all that have ended, or whose time is up."""
+        """Release all requests that have ended, or whose deadline has passed."""
         now_ms = self.now_ms()
         with self._changed:
             self._waiting = deque(request for request in self._waiting if not request.expired(now_ms))
@@ -184,22 +184,22 @@ class Scheduler:
             self._release(running)
 
     def _release(self, running: Running) -> None:
-        """Free its slot."""
+        """Free the slot of a request."""
         with self._changed:
             self._running.remove(running)
             self._changed.notify_all()
-        with suppress(Exception):  # it drops its forks; a backend that cannot will say so with the next pass
+        with suppress(Exception):  # drops its forks; a backend that cannot do so fails in the next pass
             running.passes.close()
 
     def _requeue(self, running: Running) -> None:
-        """Put it back to the head of the queue, to begin anew. Held: `_changed`, so that `_stop` finds it in one place."""
+        """Put it first in the queue, to begin anew. The caller holds `_changed`, so that `_stop` finds it in one place."""
         self._release(running)
         if not running.request.ended:
             running.request.rows.clear()
             self._waiting.appendleft(running.request)
 
     def _preempt(self) -> None:
-        """Take the slots of background requests for those who wait and find none free."""
+        """Take slots of background requests for waiting requests that find none free."""
         with self._changed:
             wanted = sum(not request.background for request in self._waiting)
             free = 0 if self._backend.fragmented else len(self._held) - len(self._running)
@@ -207,20 +207,20 @@ class Scheduler:
                 self._requeue(running)
 
     def _defragment(self) -> None:
-        """Have a fragmented backend defragmented as soon as nothing runs."""
+        """Defragment a fragmented backend as soon as nothing runs."""
         if not self._backend.fragmented or self._running:
             return
         self._held = [[] for _ in self._held]
         try:
             self._backend.defragment()
-        except Exception as error:  # noqa: BLE001  it stays as it is: the first in the queue gets the error, and it is tried again
+        except Exception as error:  # noqa: BLE001  the first in the queue gets the error; the next turn tries again
             with self._changed:
                 first = [self._waiting.popleft()] if self._waiting else []
             for request in first:
                 request.end(_backend_failed(error))
 
     def _admit_all(self) -> None:
-        """Admit who is first while slots are free; of those whose sections must be read, only one."""
+        """Admit waiting requests in order while slots are free; at most one of them may have sections to read."""
         read = False
         for _ in self._held:
             if (running := self._admit(may_read=not read)) is None:
@@ -231,13 +231,13 @@ class Scheduler:
             self._advance(running)
             if running in self._running:
                 self._held[slot] = running.request.shared
-            elif isinstance(running.request.outcome, tuple):  # the model was not asked
+            elif isinstance(running.request.outcome, tuple):  # done without a pass: the slot still holds what it held
                 self._held[slot] = held
 
     def _admit(self, *, may_read: bool) -> Running | None:
         with self._changed:
-            taken = {running.slot for running in self._running}
-            free = [slot for slot in range(len(self._held)) if slot not in taken]
+            occupied = {running.slot for running in self._running}
+            free = [slot for slot in range(len(self._held)) if slot not in occupied]
             if not self._waiting or not free or self._over is not None or self._backend.fragmented:
                 return None
             request = next((each for each in self._waiting if not each.background), self._waiting[0])
@@ -248,14 +248,14 @@ class Scheduler:
                 return None
             self._waiting.remove(request)
             request.admitted_ms = self.now_ms() if request.admitted_ms is None else request.admitted_ms
-            running = Running(request, slot, _called(request.make, self._backend, slot), reads)
+            running = Running(request, slot, _begin(request.make, self._backend, slot), reads)
             self._running.append(running)
         self._admissions += 1
         self._admitted_at[slot] = self._admissions
         return running
 
     def _is_cached(self, shared: Sections) -> bool:
-        with suppress(Exception):  # a backend that cannot say fails at `prefill`
+        with suppress(Exception):  # a backend that cannot tell fails at `prefill`
             return self._backend.is_cached(shared)
         return False
 
@@ -285,7 +285,7 @@ class Scheduler:
             logits = self._backend.run(rows) if rows else []
             if len(logits) != len(rows):
                 raise BackendError(f"the model answered {len(logits)} of {len(rows)} rows")
-        except BaseException as error:  # noqa: BLE001  whatever it was, it is the end of this pass and not of the worker
+        except BaseException as error:  # noqa: BLE001  any failure ends this pass, and not the worker
             for running, _ in scheduled:
                 running.request.end(_backend_failed(error))
                 self._release(running)
@@ -304,14 +304,14 @@ class Scheduler:
                     self._advance(running)
 
     def _schedule(self) -> list[tuple[Running, list[Row]]]:
-        """Return what of whom the next pass reads, in the order of who comes first, until it is full."""
+        """Return the running requests of the next pass with their rows in it, by priority, until the pass is full."""
 
-        def place(running: Running) -> tuple[int, bool, bool, int]:
+        def priority(running: Running) -> tuple[int, bool, bool, int]:
             overdue = running.passes_skipped if running.passes_skipped >= PASSES_SKIPPED_MAX else 0
             return -overdue, not running.begun, not running.partly_read, -running.passes_skipped
 
         scheduled, left = list[tuple[Running, list[Row]]](), self._pass_tokens_max
-        for running in sorted(self._running, key=place):
+        for running in sorted(self._running, key=priority):
             if scheduled and running.tokens > left and not self._backend.rows_may_be_cut:
                 continue
             parts = running.fitting(left)
@@ -321,7 +321,7 @@ class Scheduler:
         return scheduled
 
     def _restart_all(self) -> None:
-        """The backend may hold nothing any more: have all that run begin anew."""
+        """Restart all running requests: the backend may have lost what it held."""
         self._held = [[] for _ in self._held]
         with self._changed:
             for running in reversed(self._running.copy()):
@@ -338,6 +338,6 @@ def _backend_failed(error: BaseException) -> ModelError:
     return ModelError("the model failed unexpectedly", reason_code=BACKEND_FAILED)
 
 
-def _called(make: MakePasses[T], backend: Backend, slot: int) -> Passes[T]:
-    """Call `make` with the first step, so that whatever it raises is the request's own failure."""
+def _begin(make: MakePasses[T], backend: Backend, slot: int) -> Passes[T]:
+    """Call `make` in the first step, so that whatever it raises fails this request alone."""
     return (yield from make(backend, slot))

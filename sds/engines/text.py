@@ -1,7 +1,7 @@
-"""Any writer as the kernel's proposer: the envelope's language in the form the writer takes, its bytes as they come.
+"""Any text model as an engine: it gets the envelope's language in the form it takes, and its bytes are passed on unchanged.
 
-Nothing is measured: no confidence, no alternatives, and never a second pass to guess them. Whether the bytes are in the
-language is the kernel's question. What is asked here, at start-up, is whether the writer is constrained at all.
+Nothing is measured: there is no confidence, there are no alternatives, and no second pass guesses them. The kernel
+checks whether the bytes are in the language. This engine checks, at the start, whether the model is constrained at all.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from sds.models.text.protocol import Completion, Form, Grammar, TextModel
 from sds.models.tokenizer.tokenizer import Speaks
 
 PROOF_TIMEOUT_MS = 60_000  # includes what a library compiles on first use
-END_TOKENS = 8  # beyond the sentence itself: what a model says to end its turn
+END_TOKENS = 8  # beyond the sentence itself: how a model ends its turn
 _PROOF_TEXTS = ("You are a friendly assistant.", "Please say hello.")
 
 
 class TextEngine:
-    """Drives a writer; calls queue. Raises ModelError when the writer is not constrained."""
+    """Drives a text model; calls queue. Raises ModelError when the model is not constrained."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class TextEngine:
         now_ms: Callable[[], int],
         proof_timeout_ms: int = PROOF_TIMEOUT_MS,
     ) -> None:
-        """`nonce`: returns 64 hexadecimal digits no model could guess, others for each proof."""
+        """`nonce`: returns 64 hexadecimal digits that no model could guess, new ones for each proof."""
         self._name, self._writer, self._nonce, self._now_ms = name, writer, nonce, now_ms
         self._lock = threading.Lock()
         self._fits = set[str]()  # hashes of contracts
@@ -55,49 +55,49 @@ class TextEngine:
         return f"{self._name}/{self._writer.name}"
 
     def check_contract(self, contract: Contract) -> None:
-        """Raise ModelError where the model is here and `sds models check` says no of it; a server's words are out of reach."""
+        """Raise ModelError where `sds models check` refuses a model that is here; a server's vocabulary is out of reach."""
         with self._lock:
             if contract.hash not in self._fits and isinstance(self._writer, Speaks):
                 refuse_unsayable(contract, self._writer, self.model)
             self._fits.add(contract.hash)
 
     def prove(self, deadline_ms: int) -> None:
-        """Ask for a sentence the model would never say, under a grammar that permits nothing else.
+        """Ask for a sentence that the model would never say, under a grammar that permits nothing else.
 
-        Raises ModelError unless exactly that comes back.
+        Raises ModelError unless exactly that sentence comes back.
         """
-        only = language(envelope_of([]), self._nonce())  # a new one: a gateway may keep answers
+        only = language(envelope_of([]), self._nonce())  # a new sentence each time: a gateway may cache answers
         expected = _one_sentence(only)
         if expected is None:
             raise ModelError("the proof of the mask is no single sentence", reason_code=BACKEND_FAILED)
         grammar = grammar_of(only, self._writer.form)
         texts = (_PROOF_TEXTS[0], _PROOF_TEXTS[1] + _form_hint(only, self._writer.form))
         needed = sum(map(self._writer.count_tokens, texts)) + grammar.bytes_max + END_TOKENS
-        found = self._write(texts, grammar, needed, deadline_ms)
-        if found.data != expected:
+        completion = self._write(texts, grammar, needed, deadline_ms)
+        if completion.data != expected:
             hint = "the server ignores the grammar it is sent; another kind of engine or a newer server may not"
             raise ModelError(
                 f"the engine `{self._name}` does not constrain its model", reason_code="MASK_FAILED", hint=hint
             )
 
     def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
-        """Return what was written, at most PROPOSAL_BYTES_MAX and one byte more. Raises ModelError."""
+        """Return what the model wrote, cut after PROPOSAL_BYTES_MAX and one byte more. Raises ModelError."""
         began = perf_counter()
-        said = language(packet.envelope, packet.snapshot.id)
-        if (sentence := _one_sentence(said)) is not None:
+        target = language(packet.envelope, packet.snapshot.id)
+        if (sentence := _one_sentence(target)) is not None:
             return sentence, Decoding(model=NOT_ASKED, duration_ms=(perf_counter() - began) * 1000)
         system, *texts = packet.texts
-        grammar = grammar_of(said, self._writer.form)
-        user = f"{''.join(texts)}{_form_hint(said, self._writer.form)}"
-        found = self._write((system, user), grammar, tokens_max, packet.expires_at_ms)
+        grammar = grammar_of(target, self._writer.form)
+        user = f"{''.join(texts)}{_form_hint(target, self._writer.form)}"
+        completion = self._write((system, user), grammar, tokens_max, packet.expires_at_ms)
         measured = Decoding(
             model=self.model,
             alternatives=None,
-            tokens=found.tokens,
+            tokens=completion.tokens,
             passes=1,
             duration_ms=(perf_counter() - began) * 1000,
         )
-        return found.data[: PROPOSAL_BYTES_MAX + 1], measured
+        return completion.data[: PROPOSAL_BYTES_MAX + 1], measured
 
     def count_tokens(self, text: str) -> int:
         return self._writer.count_tokens(text)
@@ -107,7 +107,7 @@ class TextEngine:
             self._writer.close()
 
     def _write(self, texts: tuple[str, str], grammar: Grammar, tokens_max: int, deadline_ms: int) -> Completion:
-        """Ask once there is a turn; raise ModelError, with the reason whether it was for want of time."""
+        """Ask the model once it is free. Raises QueueTimeoutError where it stays busy, ModelError for other failures."""
         asked_ms = self._now_ms()
         if not self._lock.acquire(timeout=max(0.0, self._left_s(deadline_ms))):
             raise QueueTimeoutError(f"{self._name}: another decision holds the engine")
@@ -131,18 +131,18 @@ class TextEngine:
         return (deadline_ms - self._now_ms()) / 1000
 
 
-def grammar_of(said: Language, form: Form) -> Grammar:
-    """Return a language as a grammar. Raises LanguageError where the form cannot say it within the limits."""
+def grammar_of(target: Language, form: Form) -> Grammar:
+    """Return a language as a grammar. Raises LanguageError where the form cannot express it within the limits."""
     texts: dict[Form, Callable[[Language], str]] = {
         "regex": Language.regex,
         "gbnf": gbnf.to_gbnf,
-        "json_schema": lambda found: json.dumps(json_schema.emit(found)),
+        "json_schema": lambda completion: json.dumps(json_schema.emit(completion)),
     }
-    return Grammar(form, texts[form](said), _bytes_max(said.root), said.envelope.rationale_chars_max)
+    return Grammar(form, texts[form](target), _bytes_max(target.root), target.envelope.rationale_chars_max)
 
 
-def _one_sentence(said: Language) -> bytes | None:
-    only = said.root[0] if len(said.root) == 1 else None
+def _one_sentence(target: Language) -> bytes | None:
+    only = target.root[0] if len(target.root) == 1 else None
     return only.text if isinstance(only, Literal) else None
 
 
@@ -162,11 +162,11 @@ def _node_bytes_max(node: Node) -> int:
     raise TypeError(node)
 
 
-def _form_hint(said: Language, form: Form) -> str:
-    """A schema fixes values, not bytes: where that is all a server takes, the prompt says how they are written."""
+def _form_hint(target: Language, form: Form) -> str:
+    """Return the prompt's words about form: a schema fixes the values but not the bytes, so the prompt must."""
     if form != "json_schema":
         return ""
-    params = "params where the action has any, " if any(kind.params for kind in said.envelope.kinds) else ""
+    params = "params where the action has any, " if any(kind.params for kind in target.envelope.kinds) else ""
     fields = f"action, {params}reason, context_ref"
-    shown = f"rationale, {fields}" if said.envelope.rationale_chars_max else fields
+    shown = f"rationale, {fields}" if target.envelope.rationale_chars_max else fields
     return f"\nAnswer with one line of JSON without spaces, in this order: {shown}."

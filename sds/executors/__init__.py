@@ -1,1 +1,1 @@
-"""Executors that serve any gate: an order to a gateway by HTTP, and a gateway to try it on."""
+"""Executors for any gate: one sends orders to a gateway by HTTP; a sandbox gateway serves for trials."""

@@ -1,5 +1,5 @@
-"""Databases of somebody else: SQLite files. A demo makes its own; each is read as it is now, opened read-only, a connection to
-each reader by itself.
+"""SQLite databases that belong to somebody else. A demo makes its own. Each read gets a connection of its own, opened
+read-only, and sees the current state.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from sds.kernel.storage.private_files import make_private_file
 IDLE_CONNECTIONS_MAX = 64
 BUSY_S = 2.0
 
-Identity = tuple[tuple[int, int], ...]  # of each file: device and inode
+Identity = tuple[tuple[int, int], ...]  # device and inode of each file
 
 
 class DatabaseReaders:
-    """Connections that read a SQLite file, and others beside it under names of their own. Safe in several threads.
+    """Connections that read a SQLite file, and others attached to it under their names. Safe in several threads.
 
-    What is idle is used again, but never after a file was replaced by another: what it would show is past.
+    Idle connections are used again, but never after a file was replaced: they would still read the old one.
     """
 
     def __init__(self, path: Path, what: str, gate: str, /, **beside: Path) -> None:
-        """`what` the file holds, and whose it is: for what is said where it cannot be read."""
+        """`what` the file holds, and its `gate`: for the message where it cannot be read."""
         self._path, self._what, self._gate, self._beside = path, what, gate, beside
         self._idle: deque[tuple[Identity, sqlite3.Connection]] = deque()
 
     @contextmanager
     def connection(self) -> Iterator[sqlite3.Connection]:
-        """Yield a connection for one read, in which each file is as of one moment. Raises StateError."""
+        """Yield a connection for one read that sees each file as of one moment. Raises StateError."""
         try:
             yield from self._connections()
-        except OSError as error:  # of any of the files
+        except OSError as error:  # from any of the files
             raise self._unreadable(error.filename, cause_of(error)) from error
         except sqlite3.Error as error:
             raise self._unreadable(self._path, str(error)) from error
@@ -47,7 +47,7 @@ class DatabaseReaders:
 
     def _connections(self) -> Iterator[sqlite3.Connection]:
         identity = tuple(_identity(path) for path in (self._path, *self._beside.values()))
-        db = self._take(identity)
+        db = self._idle_or_new(identity)
         try:
             db.execute("BEGIN")
             yield db
@@ -60,12 +60,12 @@ class DatabaseReaders:
         else:
             db.close()
 
-    def _take(self, identity: Identity) -> sqlite3.Connection:
+    def _idle_or_new(self, identity: Identity) -> sqlite3.Connection:
         while True:
             try:
                 opened_as, db = self._idle.pop()
             except IndexError:
-                return _opened(self._path, self._beside)
+                return _connect(self._path, self._beside)
             if opened_as == identity:
                 return db
             db.close()
@@ -75,7 +75,7 @@ class DatabaseReaders:
             self._idle.pop()[1].close()
 
 
-def _opened(path: Path, beside: Mapping[str, Path]) -> sqlite3.Connection:
+def _connect(path: Path, beside: Mapping[str, Path]) -> sqlite3.Connection:
     db = sqlite3.connect(_read_only(path), uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
     try:
         for name, other in beside.items():
@@ -97,7 +97,7 @@ def _read_only(path: Path) -> str:
 
 @contextmanager
 def new_database(path: Path, schema: str) -> Iterator[sqlite3.Connection]:
-    """Make a private file and fill it within the block. Raises StateError when there is one already or it cannot be written."""
+    """Make a private file and fill it within the block. Raises StateError when it exists or cannot be written."""
     if path.exists():
         raise StateError(f"`{path}` exists already", hint="choose another file or remove this one")
     try:
@@ -111,7 +111,7 @@ def new_database(path: Path, schema: str) -> Iterator[sqlite3.Connection]:
 
 @contextmanager
 def changing(path: Path) -> Iterator[sqlite3.Connection]:
-    """Yield a connection for one transaction, as whoever owns the file has it. Raises StateError."""
+    """Yield a connection for one transaction of the file's owner. Raises StateError."""
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True, timeout=BUSY_S)) as db, db:
             yield db
@@ -120,8 +120,8 @@ def changing(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def versioned(table: str, name: str) -> str:
-    """Return triggers by which any change of a row, whoever writes, raises its `version` by one, and no row is renamed, deleted
-    or replaced: a version never comes back with other contents. Rows are called `name`, and known by their `{name}_id`.
+    """Return triggers by which any change of a row raises its `version` by one, whoever writes, and no row is renamed,
+    deleted or replaced: a version never comes back with other contents. A row is called `name`, and has a `{name}_id`.
     """
     return f"""
 CREATE TRIGGER {name}_moves AFTER UPDATE ON {table} WHEN NEW.version <> OLD.version + 1 BEGIN
@@ -137,7 +137,7 @@ END;
 
 
 def never_replaced(table: str, name: str) -> str:
-    """Return the trigger by which no row of a table is replaced."""
+    """Return the trigger that keeps rows of a table from being replaced."""
     return f"""CREATE TRIGGER {name}_replaced BEFORE INSERT ON {table}
 WHEN EXISTS (SELECT 1 FROM {table} WHERE {name}_id = NEW.{name}_id) BEGIN
     SELECT RAISE(ABORT, 'a {name} is never replaced');

@@ -1,4 +1,4 @@
-"""Kernels of a gate without a model: to look at what may be decided, and to learn what became of orders."""
+"""Kernels of a gate without a model: for looking at what may be decided, and for resolving orders."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sds.opening import context_of
 
 @contextmanager
 def preview_kernel(gate: GateDefinition, folder: Path) -> Iterator[Kernel]:
-    """Open a kernel that can only look: no model, no executor, and a key that signs nothing. It records nothing."""
+    """Open a kernel that only looks: it has no model, no executor, and a key that signs nothing. It records nothing."""
     contract = gate.load_contract()
     with ExitStack() as opened:
         source = opened.enter_context(gate.opened_source(folder))
@@ -37,12 +37,12 @@ def preview_kernel(gate: GateDefinition, folder: Path) -> Iterator[Kernel]:
 
 
 def _store_to_look_at(folder: Path, contract: Contract, opened: ExitStack) -> Store:
-    """Return the record if there is one that knows the agent; else an empty one, gone when it is closed."""
+    """Return the record if there is one that knows the agent; else an empty temporary one."""
     if paths.has_record(folder):
         store = paths.open_record(folder)
         opened.callback(store.close)
         if store.locked and paths.is_there(paths.key_path(folder)):
-            read_ring(paths.key_path(folder))  # raises what is wrong with it: texts are looked at
+            read_ring(paths.key_path(folder))  # raises where the keys, which texts need, are damaged
         if registry.lookup(store, contract.agent_id) is not None:
             return store
     empty = SqliteStore(paths.decisions_path(Path(opened.enter_context(TemporaryDirectory()))))
@@ -53,11 +53,11 @@ def _store_to_look_at(folder: Path, contract: Contract, opened: ExitStack) -> St
 
 @contextmanager
 def recovery_kernel(gate: GateDefinition, folder: Path) -> Iterator[Kernel]:
-    """Open a kernel with its state source and its executor but without a model: to learn what became of orders.
+    """Open a kernel with state source and executor but without a model, for resolving orders.
 
-    What it does is in the gate's log.
+    It writes to the gate's log.
     """
-    from sds.host.log import JsonLog  # noqa: PLC0415  what `sds` starts with needs no library that may be missing
+    from sds.host.log import JsonLog  # noqa: PLC0415  the command line starts without structlog
 
     contract = gate.load_contract()
     with ExitStack() as opened:
@@ -74,7 +74,7 @@ def recovery_kernel(gate: GateDefinition, folder: Path) -> Iterator[Kernel]:
 
 
 def sample_reads(gate: GateDefinition, folder: Path, limit: int) -> list[Fields]:
-    """Return the state of the first keys that events of the queue name, as the gate reads it."""
+    """Return the state of the first `limit` keys in the queue, as the gate reads it."""
     key = gate.load_contract().event.key
     with gate.opened_source(folder) as source:
         keys = dict.fromkeys(str(case.event.get(key)) for case in gate.cases(folder))

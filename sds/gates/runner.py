@@ -1,7 +1,7 @@
-"""Works through a gate's queue, and measures what came of it.
+"""Decides a gate's queue, and measures the result.
 
-What is counted: decisions outside the envelope, differences between the record and the executor's statement, agreement with
-what the definition expects, latencies. Between a proposal and its execution a chaos of the definition may act.
+It counts decisions outside the envelope, differences between the record and the executor's statement, agreement with
+the definition's expectation, and latencies. A chaos of the definition may act between a proposal and its execution.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from sds.kernel.storage.store import Store
 
 FAULTS_SHOWN = 10
 DRIFTED = "STATE_DRIFT_DETECTED"
-FAILURES_MAX = 5  # of the model, one after the other: what comes next would fail, too, and each is a human's
+FAILURES_MAX = 5  # of the model, in a row: further cases would fail, too, and each would go to a human
 HINTS = {"SUSPENDED": "sds agents reactivate {} --reason ...", "ESCALATED": "sds escalations list"}
 
-Stopped = tuple[str, str]  # why, and its mend
+Stopped = tuple[str, str]  # the reason, and a hint
 
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """One case that was decided: its answer, how long it took, and what was expected of it, if anything was."""
+    """One decided case: its answer, its time in milliseconds, and the expected kind, if there is one."""
 
     case: QueuedCase
     answer: Answer
@@ -56,7 +56,7 @@ class Decided:
 
 @dataclass
 class Watch:
-    """Looks on between a proposal and its execution: every proposal is checked against its envelope, then chaos acts."""
+    """Watches each proposal before its execution: checks it against its envelope, then lets chaos act."""
 
     kinds: Sequence[str] = ()  # of the contract, in the order of its authority
     chaos: Chaos | None = None
@@ -98,7 +98,7 @@ def run(
             for each in queue.worked_through(cases[:limit], parallel):
                 decided.append(each)
                 on_decided(each.answer)
-            ours = [each for each in decided if not _elsewhere(each.answer, watch)]
+            ours = [each for each in decided if not _decided_elsewhere(each.answer, watch)]
             payments = payments_of(opened, gate)
             report = _report(gate, opened, folder, ours, watch, payments)
             report |= {"decided_elsewhere": len(decided) - len(ours), "stopped": queue.stopped}
@@ -107,7 +107,7 @@ def run(
 
 
 def undecided_cases(gate: GateDefinition, opened: Gate, folder: Path, limit: int = 0) -> list[QueuedCase]:
-    """Return the cases of the queue that nobody has decided. Raises UsageError when there are fewer than `limit`."""
+    """Return the undecided cases of the queue. Raises UsageError when there are fewer than `limit`."""
     known, name = settled_events(opened.store, opened.contract), opened.contract.event.id
     cases = [case for case in gate.cases(folder) if case.event.get(name) not in known]
     if len(cases) < limit:
@@ -117,8 +117,8 @@ def undecided_cases(gate: GateDefinition, opened: Gate, folder: Path, limit: int
 
 
 class _Queue:
-    """The cases of one run, decided until the gate is stopped: `stopped` says why then. What other threads decide at
-    that moment is decided to its end.
+    """The cases of one run, decided until the gate is stopped; `stopped` then says why. Other threads finish their
+    current case.
     """
 
     def __init__(self, gate: GateDefinition, opened: Gate, source: StateSource) -> None:
@@ -134,7 +134,7 @@ class _Queue:
             asked = [pool.submit(self._decide, case) for case in cases]
             try:
                 yield from filter(None, (future.result() for future in asked))
-            finally:  # who interrupts waits for what is being decided, and for no more
+            finally:  # an interrupt waits only for decisions under way
                 pool.shutdown(cancel_futures=True)
 
     def _decide(self, case: QueuedCase) -> Decided | None:
@@ -188,7 +188,7 @@ def _report(
         "agreement": _share(decided, lambda each: _action(each.answer)),
         "agreement_decided": _share(alone, lambda each: _action(each.answer)),
         "decided_alone": len(alone),
-        "otherwise": _otherwise(alone),
+        "otherwise": _disagreements(alone),
         "agreement_always_paying": _share(decided, lambda each: watch.first_permitted.get(each.answer.dfid)),
         "totals": dict(gate.demo.totals((each.case, _action(each.answer)) for each in decided))
         if gate.demo.totals
@@ -199,13 +199,13 @@ def _report(
 
 
 def _share(decided: list[Decided], chosen: Callable[[Decided], str | None]) -> float | None:
-    """Return the share of the cases in which what was chosen is what was expected; None where nothing was."""
+    """Return the share of cases where `chosen` is the expected kind; None where no case has one."""
     judged = [each for each in decided if each.expected is not None]
     return round(sum(chosen(each) == each.expected for each in judged) / len(judged), 4) if judged else None
 
 
-def _otherwise(alone: list[Decided]) -> list[dict[str, str | None]]:
-    """Return the first decisions that no human made and that are not what was expected, each with its flow."""
+def _disagreements(alone: list[Decided]) -> list[dict[str, str | None]]:
+    """Return the first decisions made without a human that differ from the expected kind, each with its flow."""
     differ = [each for each in alone if each.expected is not None and _action(each.answer) != each.expected]
     return [
         {"dfid": each.answer.dfid, "decided": _action(each.answer), "expected": each.expected}
@@ -214,9 +214,9 @@ def _otherwise(alone: list[Decided]) -> list[dict[str, str | None]]:
 
 
 def payments_of(opened: Gate, gate: GateDefinition) -> list[StatementLine]:
-    """Return all that the executor has carried out; nothing where it lists nothing.
+    """Return all orders that the executor has carried out; [] where it lists nothing.
 
-    Raises WorldError, with how to learn what became of orders, when it does not answer.
+    Raises WorldError, with a hint how to resolve orders, when it does not answer.
     """
     if not opened.kernel.dispatcher.executor.lists:
         return []
@@ -230,37 +230,37 @@ def payments_of(opened: Gate, gate: GateDefinition) -> list[StatementLine]:
 
 
 def wrongly_paid(opened: Gate, gate: GateDefinition, payments: Iterable[StatementLine]) -> list[str]:
-    """Return one line for every difference between record and statement, each a case by now, and for every fault that the
-    definition finds in the statement.
+    """Return a line for every difference between record and statement, each of which has a case by now, and for every
+    fault that the definition finds in the statement.
     """
     if not opened.kernel.dispatcher.executor.lists:
         return []
     return [*(difference.words for difference in opened.reconcile().differences), *gate.demo.faults(payments)]
 
 
-def _elsewhere(answer: Answer, watch: Watch) -> bool:
-    """Whether another process decided it meanwhile: there is a proposal, and none was made here."""
+def _decided_elsewhere(answer: Answer, watch: Watch) -> bool:
+    """Return whether another process decided it meanwhile: there is a proposal, but none was made here."""
     return answer.action is not None and answer.dfid not in watch.first_permitted
 
 
 def _waits(answer: Answer) -> bool:
-    """Whether nobody has decided it and it may be decided later; what drift ended was decided, on what no longer holds."""
+    """Return whether it is undecided and may be decided later. A flow that drift ended was decided, on outdated state."""
     return answer.retryable and answer.tag != DRIFTED
 
 
 def _undecided(answer: Answer) -> bool:
-    """Whether no model decided it: it waits, or it is a human's for want of a proposal."""
+    """Return whether no model decided it: it waits, or it went to a human without a proposal."""
     return _waits(answer) or answer.action is None
 
 
 def _action(answer: Answer) -> str | None:
-    if _undecided(answer):  # a human's for want of an answer: nobody chose that
+    if _undecided(answer):  # nobody chose ESCALATE where there was no proposal
         return None
     return ESCALATE if answer.state == "ESCALATED" else answer.action if answer.outcome == "ACCEPTED" else None
 
 
 def outcome(answer: Answer, gate: GateDefinition) -> str:
-    """Name what became of a case, as the table shows it."""
+    """Return the word for a case's outcome in the table."""
     if _waits(answer):
         return "waiting"
     if answer.state == "ESCALATED":
@@ -273,17 +273,17 @@ def outcome(answer: Answer, gate: GateDefinition) -> str:
 
 
 def kind_outcome(gate: GateDefinition, kind: str) -> str:
-    """Return what a decision of this kind is called that was carried out."""
+    """Return the word for a decision of this kind that was carried out."""
     return gate.demo.outcomes.get(kind, kind.lower())
 
 
 def outcome_rows(gate: GateDefinition) -> list[str]:
-    """Return the outcomes that a table always shows, in its order."""
+    """Return the outcomes that a table always shows, in order."""
     return [*(kind_outcome(gate, kind) for kind in gate.load_contract().authority), "escalated", "aborted_on_drift"]
 
 
 def percentiles(values: list[float]) -> dict[str, float]:
-    """Return p50, p95, p99 and max in milliseconds; empty for no values."""
+    """Return p50, p95, p99 and max in milliseconds; {} for no values."""
     if not values:
         return {}
     p50, p95, p99 = (float(p) for p in np.percentile(values, [50, 95, 99]))
@@ -291,8 +291,8 @@ def percentiles(values: list[float]) -> dict[str, float]:
 
 
 def refuse_paused(gate: GateDefinition, folder: Path) -> None:
-    """Raise UsageError where somebody halted the gate or its agent is not active, StoreError where nothing can be recorded:
-    what is known before a model is opened is said before.
+    """Raise UsageError where the gate is halted or its agent is not active, StoreError where nothing can be recorded.
+    Called before a model is opened.
     """
     if not has_record(folder):
         refuse_lost(folder)
@@ -314,7 +314,7 @@ def _refuse(stopped: Stopped | None) -> None:
 
 
 def _stopped(opened: Gate, gate: GateDefinition) -> Stopped | None:
-    """Return why nothing can be decided now, and how to mend it: the queue must not be used up as escalations."""
+    """Return why nothing can be decided now, and a hint. Without this check the queue would be used up as escalations."""
     agent_id = opened.contract.agent_id
     if paused := _paused(opened.store, agent_id, gate):
         return paused

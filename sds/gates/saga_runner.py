@@ -1,7 +1,7 @@
-"""Decides a gate's queue in the steps of a saga, and measures what came of it.
+"""Decides a gate's queue in the steps of a saga, and measures the result.
 
-What is counted: how many cases were half settled, what was chosen from the menu, what the executor took back, and whether
-anything of a compensated case stands.
+It counts cases that were half settled, choices from the menu, payments that the executor took back, and payments that
+still stand although their case was compensated.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sds.kernel.audit import verify
 from sds.kernel.errors import UsageError
 from sds.kernel.saga.state import COMPENSATED, DIRTY, SagaAnswer, spec_of
 
-Decided = list[tuple[SagaAnswer, float]]  # with its milliseconds
+Decided = list[tuple[SagaAnswer, float]]  # an answer, and its time in milliseconds
 
 
 def run(
@@ -43,7 +43,7 @@ def run(
     chaos: str | None,
     on_decided: Callable[[SagaAnswer], None],
 ) -> dict[str, Any]:
-    """Decide the next `limit` cases that the saga is for; return the report. Raises UsageError: not so many are left."""
+    """Decide the next `limit` cases of the saga; return the report. Raises UsageError where fewer are left."""
     contract = gate.load_contract()
     with gate.opened(folder) as (source, executor):
         watch = Watch(contract.authority, gate.demo.chaos[chaos](folder, executor, limit) if chaos else None)
@@ -98,7 +98,7 @@ def _report(gate: GateDefinition, opened: Gate, folder: Path, decided: Decided) 
 
 
 def outcome(answer: SagaAnswer) -> str:
-    """Name what became of a case, as the table shows it."""
+    """Return the word for a case's outcome in the table."""
     if answer.answer.state == "CLOSED":
         return "complete"
     if answer.answer.tag == COMPENSATED:

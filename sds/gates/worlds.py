@@ -1,4 +1,4 @@
-"""The world of a demo, made once in a gate's folder: a database, and beside it the queue of events that arise in it."""
+"""The world of a demo, made once in a gate's folder: a database, and beside it the queue of its events."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ ROOM = "is there room, and may this user write there? SDS_HOME names another fol
 def make_once(
     database: Path, queue: Path, lines: Iterable[Mapping[str, object]], write: Callable[[Path], None]
 ) -> None:
-    """Make both files, private ones. Whoever comes first makes them for all: a database that is there already stays.
+    """Make both files, private ones. The first process makes them for all: an existing database stays.
 
-    `write` writes the database to the path that it is given. Raises StateError where the folder cannot be filled.
+    `write(path)` writes the database. Raises StateError where the folder cannot be filled.
     """
     folder = database.parent
     paths.make_private(folder)
@@ -33,14 +33,14 @@ def make_once(
             fresh_queue.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
             write(fresh_database)
             fresh_queue.replace(queue)
-            with suppress(FileExistsError):  # another process was first, and may be using its file already
+            with suppress(FileExistsError):  # another process was first, and may already use its file
                 database.hardlink_to(fresh_database)
     except OSError as error:
         raise StateError(f"`{folder}` cannot be filled: {cause_of(error)}", hint=ROOM) from error
 
 
 def read_lines(queue: Path, case: Callable[[dict[str, str]], QueuedCase], *, gate: str) -> list[QueuedCase]:
-    """Return what `case` makes of each line of a queue, in order. Raises StateError where one is not as it was written."""
+    """Return the `case` of each line of a queue, in order. Raises StateError where a line is malformed."""
     try:
         return [case(json.loads(line)) for line in queue.read_text(encoding="utf-8").splitlines()]
     except (OSError, *NOT_AS_WRITTEN) as error:
@@ -48,13 +48,13 @@ def read_lines(queue: Path, case: Callable[[dict[str, str]], QueuedCase], *, gat
 
 
 def released_contract(path: Path) -> Contract:
-    """Load a contract that a package was released with, checked against the checksum beside it."""
+    """Load a contract of a release, checked against the checksum beside it."""
     checksum = path.with_name(f"{path.name}.sha256").read_text(encoding="ascii")
     return load_contract(path, checksum=checksum.split()[0])
 
 
 def tighten_files(queue: Path, *databases: Path) -> None:
-    """Take the rights to a demo's own files from others, as of every file beside a record: an older version left them."""
+    """Make a demo's own files private, like every file beside a record; older versions did not. Raises StateError."""
     files = (path.with_name(path.name + end) for path in databases for end in ("", "-wal", "-shm"))
     try:
         for path in (queue, *files):

@@ -1,9 +1,9 @@
-"""A backup of one gate: its record at one moment, the public keys of the ledger, the signed head, SHA-256s of them all.
+"""A backup of one gate: its record at one moment, the ledger's public keys, the signed head, and the SHA-256 of each file.
 
-The keys themselves are in it only where that is asked for: who has both reads the text of every case. It is a folder, or
-one file where its name ends with `.tar`. It has its name only once it is whole, on disk and verified.
+It contains the secret keys only on request: record and keys together open the text of every case. It is a folder, or
+one file where its name ends with `.tar`. It gets its name once it is whole, on disk and verified.
 
-What is put back is verified first: the sums, the whole ledger with its tables, the head. `sds.host.restoring` does that.
+`sds.host.restoring` puts a backup back. It first verifies the sums, the whole ledger with its tables, and the head.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FORM: Literal["sds backup 1"] = "sds backup 1"
 MANIFEST, RECORD = "manifest.json", "decisions.db"
 NAMES: tuple[Name, ...] = ("decisions.db", "ledger.pub", "kernel.key")
 ONE_FILE = ".tar"
-_BACKING_UP, _RESTORING = ".sds-backup.", ".restore."  # how folders begin that are gone afterwards
+_BACKING_UP, _RESTORING = ".sds-backup.", ".restore."  # prefixes of temporary folders
 MANIFEST_BYTES_MAX = 64 * 1024
 MESSAGE_CHARS_MAX = 300
 
@@ -47,16 +47,16 @@ class _Strict(BaseModel):
 
 
 class FileSum(_Strict):
-    """What one file of a backup must be."""
+    """Length and SHA-256 that a file of a backup must have."""
 
     bytes: int = Field(ge=0)
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class BackupManifest(_Strict):
-    """What a backup is of. `signed`: the head under the ledger's key; None where the key was not there or never used.
+    """The contents of a backup. `signed`: the head, signed by the ledger's key; None where the key was missing or never used.
 
-    `sha256`: of all this, with nothing in its own place.
+    `sha256`: of this manifest with an empty `sha256`.
     """
 
     form: Literal["sds backup 1"]
@@ -69,7 +69,7 @@ class BackupManifest(_Strict):
 
     @property
     def summed(self) -> BackupManifest:
-        """The same with its own sum."""
+        """The same manifest with its own SHA-256."""
         bare = self.model_copy(update={"sha256": ""})
         return bare.model_copy(update={"sha256": sha256_hex(bare.model_dump_json().encode())})
 
@@ -79,29 +79,29 @@ class BackupManifest(_Strict):
 
 
 def back_up(store: Store, folder: Path, to: Path, *, gate: str, with_key: bool, now_ms: int) -> BackupManifest:
-    """Write a backup of a gate's record, open as `store`, to `to`, while others go on deciding; return what is in it.
+    """Write a backup of a gate's record, open as `store`, to `to`, while others go on deciding. Return its manifest.
 
-    The key is read after the record: a key made in between is one more than it needs, never one too few. Raises
-    UsageError where `to` is there already or there is no key to put in, StoreError where the record is damaged.
+    The key is read after the record: it may then hold one key more than the record needs, but never one too few. Raises
+    UsageError where `to` exists or there is no key to include, StoreError where the record is damaged.
     """
     if to.exists():
         raise UsageError(f"`{to}` is there already", hint="name one that is not; a backup overwrites nothing")
     if with_key and not paths.is_there(paths.key_path(folder)):
         raise UsageError(f"there is no `{paths.key_path(folder)}` to back up", hint="leave out --with-key")
-    with _made_beside(to) as made:
+    with _folder_beside(to) as made:
         copy_record(store, made / RECORD)
-        _put_keys(folder, made, with_key=with_key)
-        head, signed = verified(made / RECORD, keys_in(made), lambda copy: _signed(copy, folder, now_ms))
+        _copy_keys(folder, made, with_key=with_key)
+        head, signed = verified(made / RECORD, keys_in(made), lambda copy: _signed_head(copy, folder, now_ms))
         files: dict[Name, FileSum] = {name: file_sum(made / name) for name in NAMES if (made / name).exists()}
         manifest = BackupManifest(form=FORM, gate=gate, made_ms=now_ms, head=head, signed=signed, files=files).summed
         (made / MANIFEST).write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
-        _name(made, to)
+        _publish(made, to)
     return manifest
 
 
 @contextmanager
-def _made_beside(to: Path) -> Iterator[Path]:
-    """Yield a private folder beside `to`, which is gone afterwards unless it was given that name. Raises StoreError."""
+def _folder_beside(to: Path) -> Iterator[Path]:
+    """Yield a private folder beside `to` that is deleted afterwards, unless it was renamed to `to`. Raises StoreError."""
     try:
         to.absolute().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with working_folder(to.absolute().parent, _BACKING_UP) as made:
@@ -111,7 +111,7 @@ def _made_beside(to: Path) -> Iterator[Path]:
 
 
 def copy_record(store: Store, into: Path) -> None:
-    """Write the record as it is at one moment to a SQLite file that is not there yet. Raises StoreError."""
+    """Write the record as it is at one moment to a new SQLite file. Raises StoreError."""
     if not isinstance(store, SqliteStore):
         with closing(SqliteStore(into)) as copy, store.frozen() as source:
             copying.copy(source, copy)
@@ -123,8 +123,8 @@ def copy_record(store: Store, into: Path) -> None:
         raise StoreError(f"the record cannot be copied: {one_line(error, MESSAGE_CHARS_MAX)}") from error
 
 
-def _put_keys(folder: Path, made: Path, *, with_key: bool) -> None:
-    """Copy the public keys, and all of them where that is asked for; a key file is always replaced as a whole."""
+def _copy_keys(folder: Path, made: Path, *, with_key: bool) -> None:
+    """Copy the public keys, and with `with_key` the secret ones; a key file is always replaced as a whole."""
     if with_key:
         replace_private_file(made / keys.KEY_FILE, paths.key_path(folder).read_bytes())
     key = (made if with_key else folder) / keys.KEY_FILE
@@ -136,7 +136,7 @@ def _put_keys(folder: Path, made: Path, *, with_key: bool) -> None:
 
 
 def keys_in(folder: Path) -> PublicKeys | None:
-    """Return what verifies the ledger of the record in a folder; None where it has no public keys."""
+    """Return the keys that verify the ledger of the record in a folder; None where it has no public keys."""
     path = folder / keys.PUBLIC_FILE
     return keys.read_public(path) if path.exists() else None
 
@@ -147,7 +147,7 @@ def verified(
     signed: Callable[[Store], Checkpoint | None],
     expected: Head | Checkpoint | None = None,
 ) -> tuple[Head, Checkpoint | None]:
-    """Verify a copy of a record, whole; return its head and what `signed` says of it. Raises StoreError: it is damaged."""
+    """Verify a whole copy of a record; return its head and the result of `signed`. Raises StoreError where it is damaged."""
     with closing(SqliteStore(record)) as copy:
         found = verify.verify(copy, expected, public)
         refuse_damaged(found)
@@ -162,8 +162,8 @@ def refuse_damaged(found: verify.Report) -> None:
         raise StoreError(f"the record is damaged: {found.faults[0]}{more}", hint="sds ledger verify")
 
 
-def _signed(copy: Store, folder: Path, now_ms: int) -> Checkpoint | None:
-    """Return the copy's head under the ledger's key, which writes nothing to the record; None where there is no key."""
+def _signed_head(copy: Store, folder: Path, now_ms: int) -> Checkpoint | None:
+    """Return the copy's head, signed by the ledger's key; None without a key. Writes nothing to the record."""
     last, head = ledger.newest_checkpoint(copy), ledger.head(copy)
     if last is None or not paths.is_there(paths.key_path(folder)):
         return None
@@ -171,7 +171,7 @@ def _signed(copy: Store, folder: Path, now_ms: int) -> Checkpoint | None:
 
 
 def file_sum(path: Path) -> FileSum:
-    """Return length and SHA-256 of a file, which is on disk and its user's alone afterwards."""
+    """Sync a file to disk, make it private to its user, and return its length and SHA-256."""
     path.chmod(0o600)
     with path.open("rb+") as file:
         found = FileSum(bytes=path.stat().st_size, sha256=file_digest(file, "sha256").hexdigest())
@@ -179,7 +179,7 @@ def file_sum(path: Path) -> FileSum:
     return found
 
 
-def _name(made: Path, to: Path) -> None:
+def _publish(made: Path, to: Path) -> None:
     """Give a backup its name, as a folder or as one file. Raises OSError."""
     if to.suffix != ONE_FILE:
         for name in (*NAMES, MANIFEST):
@@ -200,7 +200,7 @@ def _name(made: Path, to: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Unpacked:
-    """A backup's files, copied to a folder of their own and found to be what was backed up."""
+    """A backup's files, copied to a temporary folder and verified against the manifest."""
 
     folder: Path
     manifest: BackupManifest
@@ -217,38 +217,38 @@ class Unpacked:
 
 @contextmanager
 def unpacked(source: Path, beside: Path) -> Iterator[Unpacked]:
-    """Copy a backup's files to a private folder in `beside`, gone afterwards, and compare their sums.
+    """Copy a backup's files to a private folder in `beside`, verify their sums, and delete the folder afterwards.
 
-    Raises UsageError for what is no backup, StoreError for one that was altered or is not whole.
+    Raises UsageError for anything that is no backup, StoreError for a backup that was altered or is not whole.
     """
     with working_folder(beside, _RESTORING) as made:
-        with _opened(source) as take:
-            manifest = _read_manifest(source, take, made)
+        with _opened_backup(source) as copy_file:
+            manifest = _read_manifest(source, copy_file, made)
             for name, wanted in manifest.files.items():
-                if not take(name, made / name, wanted.bytes) or file_sum(made / name) != wanted:
+                if not copy_file(name, made / name, wanted.bytes) or file_sum(made / name) != wanted:
                     hint = "restore another backup"
                     raise StoreError(f"`{name}` in `{source}` is not what was backed up", hint=hint)
         yield Unpacked(made, manifest)
 
 
-Take = Callable[[str, Path, int], bool]
+CopyFile = Callable[[str, Path, int], bool]
 
 
 @contextmanager
-def _opened(source: Path) -> Iterator[Take]:
-    """Yield what copies one file of a backup, up to a byte more than so many, and says whether it is there."""
+def _opened_backup(source: Path) -> Iterator[CopyFile]:
+    """Yield a function that copies one file of a backup, at most one byte more than `size`, and returns whether it fits."""
     try:
         if source.is_dir():
-            yield lambda name, to, size: _copied((source / name).open("rb"), to, size)
+            yield lambda name, to, size: _copy_up_to((source / name).open("rb"), to, size)
             return
         with tarfile.open(source, "r:") as archive:
             members = {each.name: each for each in archive if each.isfile()}
 
-            def take(name: str, to: Path, size: int) -> bool:
+            def copy_file(name: str, to: Path, size: int) -> bool:
                 found = archive.extractfile(members[name])
-                return found is not None and _copied(found, to, size)
+                return found is not None and _copy_up_to(found, to, size)
 
-            yield take
+            yield copy_file
     except (tarfile.TarError, EOFError) as error:
         raise UsageError(f"`{source}` is no backup: {one_line(error, MESSAGE_CHARS_MAX)}") from error
     except (FileNotFoundError, KeyError) as error:
@@ -257,7 +257,7 @@ def _opened(source: Path) -> Iterator[Take]:
         raise StoreError(f"`{source}` cannot be read: {cause_of(error)}") from error
 
 
-def _copied(file: IO[bytes], to: Path, size: int) -> bool:
+def _copy_up_to(file: IO[bytes], to: Path, size: int) -> bool:
     with file as reading, to.open("xb") as writing:
         to.chmod(0o600)
         while size >= 0 and (data := reading.read(min(size + 1, 1 << 20))):
@@ -266,12 +266,10 @@ def _copied(file: IO[bytes], to: Path, size: int) -> bool:
     return size >= 0
 
 
-def _read_manifest(source: Path, take: Take, made: Path) -> BackupManifest:
-    try:
-        if take(MANIFEST, made / MANIFEST, MANIFEST_BYTES_MAX):
+def _read_manifest(source: Path, copy_file: CopyFile, made: Path) -> BackupManifest:
+    with suppress(ValueError):
+        if copy_file(MANIFEST, made / MANIFEST, MANIFEST_BYTES_MAX):
             manifest = BackupManifest.model_validate_json((made / MANIFEST).read_bytes())
             if RECORD in manifest.files and manifest == manifest.summed:
                 return manifest
-    except ValueError as error:
-        raise StoreError(f"`{MANIFEST}` in `{source}` is damaged", hint="restore another backup") from error
     raise StoreError(f"`{MANIFEST}` in `{source}` is damaged", hint="restore another backup")

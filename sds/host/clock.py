@@ -1,4 +1,4 @@
-"""The machine's clock: what commands and gates pass to whatever needs the time, and how a time is written."""
+"""The machine's clock, which commands and gates pass to all that needs the time; and the written form of a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def now_ms() -> int:
 
 
 def clock_given(now_ms: Callable[[], int]) -> Callable[[], int]:
-    """Return a clock that gives whole milliseconds since 1970, or raises UsageError: in the ledger nothing else would verify."""
+    """Return a clock that gives whole ms since 1970 or raises UsageError: a ledger with other times fails to verify."""
 
     def checked() -> int:
         try:
@@ -34,7 +34,7 @@ def clock_given(now_ms: Callable[[], int]) -> Callable[[], int]:
 
 
 def when(at_ms: int, timespec: str = "milliseconds") -> str:
-    """Return a time of the record as ISO 8601 in UTC; one that no calendar has, as it stands there."""
+    """Return a time of the record as ISO 8601 in UTC; a time outside the calendar as its number."""
     try:
         return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec=timespec)
     except (OSError, *NOT_AS_WRITTEN):

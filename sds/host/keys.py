@@ -1,8 +1,8 @@
-"""The keys of one record, in one file of the gate's folder that only its user can read: `kernel.key`.
+"""The keys of one record, in a file of the gate's folder that only its user can read: `kernel.key`.
 
-Two kinds: order keys (32 bytes, HMAC-SHA256) sign what leaves the kernel, ledger keys (Ed25519) sign checkpoints. Of each
-kind the newest signs, and what older ones have signed is still verified; of an older ledger key only the public half is
-kept. `ledger.pub` beside it holds the public halves, to hand out.
+There are two kinds. Order keys (32 bytes, HMAC-SHA256) sign what leaves the kernel; ledger keys (Ed25519) sign
+checkpoints. The newest key of each kind signs. Signatures of older keys still verify; only the public half of an older
+ledger key is stored. `ledger.pub` beside the file holds the public halves, to hand out.
 
 Until version 0.1 `kernel.key` was 32 bytes and nothing else: one order key.
 """
@@ -27,7 +27,7 @@ from sds.kernel.storage.private_files import OTHERS, replace_private_file
 from sds.kernel.storage.store import Reader
 
 KEY_BYTES = 32
-KEYS_MAX = 1_000  # of a kind; 83 years of a new one every month
+KEYS_MAX = 1_000  # of each kind; enough for a new one every month for 83 years
 KEY_FILE, PUBLIC_FILE = "kernel.key", "ledger.pub"
 FILE_BYTES_MAX = 1 << 20
 _MAGIC = b"sds keys 1\n"
@@ -35,8 +35,8 @@ SAY_LOST = 'sds keys rotate --lost --reason "..."'
 LOST = f"put it back from a backup; if there is none: {SAY_LOST}"
 _MOVE_AWAY = f"put the key back from a backup; if there is none, move this file away: {SAY_LOST}"
 
-SHOWN_CHARS = 16  # of a key, in a message
-# And whether keys were lost since then.
+SHOWN_CHARS = 16  # of a public key, in a message
+# The signature of the newest order, and whether the record says that keys were lost after it.
 _NEWEST_SIGNATURE = (
     "SELECT e.signature, EXISTS (SELECT 1 FROM ledger l WHERE l.dfid = e.dfid AND l.kind IN ('RESERVED', 'ADOPTED')"
     f" AND l.idx < ({KEYS_LOST})) FROM execution_log e WHERE e.signature LIKE '%:%' ORDER BY e.reserved_at_ms DESC LIMIT 1"
@@ -51,7 +51,7 @@ class _Strict(BaseModel):
 
 
 class OrderKey(_Strict):
-    """One order key. `made_ms` is None where nobody has written it down."""
+    """One order key. `made_ms` is None where the time was not recorded."""
 
     key: Key = Field(repr=False)
     made_ms: int | None = None
@@ -63,7 +63,7 @@ class Public(_Strict):
 
 
 class PublicFile(_Strict):
-    """What `ledger.pub` says: the head when signing began, and every key that has signed since, the newest first."""
+    """The content of `ledger.pub`: the head when signing began, and every key that has signed since, the newest first."""
 
     since_entry: int = Field(ge=0)
     since_hash: Hex64
@@ -88,13 +88,13 @@ class Ring(_Strict):
 
 
 def signer_of(folder: Path) -> Signer:
-    """Return what signs with a folder's keys, which are there, and with those that another process makes later."""
+    """Return a signer with a folder's existing keys. It also takes up keys that another process makes later."""
     path = folder / KEY_FILE
 
     def read_again() -> tuple[bytes, ...] | None:
         try:
             return read_ring(path).secrets
-        except SdsError:  # whoever opens it next says what is wrong; what is known here goes on
+        except SdsError:  # go on with the known keys; the next opening reports the fault
             return None
 
     return Signer(*read_ring(path).secrets, read_again=read_again, stamp=partial(os.stat, path))
@@ -103,29 +103,31 @@ def signer_of(folder: Path) -> Signer:
 def refuse_other_keys(folder: Path, record: Reader) -> None:
     """Raise StoreError where a record was signed with keys that are not in this folder's file.
 
-    Two processes with different keys would leave each other's orders UNKNOWN. Looked at: the newest checkpoint and the
-    newest order. The key of an order from before may be lost on the record (`sds keys rotate --lost`).
+    Two processes with different keys would leave each other's orders UNKNOWN. This checks the newest checkpoint and the
+    newest order. The record may say that the key of that order is lost (`sds keys rotate --lost`).
     """
     refuse_other_ledger_keys(folder, record)
     if name := unknown_key(_read_or_none(folder) or Ring(), record):
-        raise _other(folder / KEY_FILE, f"its newest order was signed with `{name}`", LOST)
+        raise _other_keys(folder / KEY_FILE, f"its newest order was signed with `{name}`", LOST)
 
 
 def refuse_other_ledger_keys(folder: Path, record: Reader) -> None:
     """Raise StoreError where a record's newest checkpoint was signed with a key that is not in this folder's file."""
     ring, last = _read_or_none(folder) or Ring(), newest_checkpoint(record)
     if last is not None and last.public_key not in (ring.ledger.public.keys if ring.ledger else ()):
-        raise _other(folder / KEY_FILE, f"the ledger was signed with `{last.public_key[:SHOWN_CHARS]}`", _MOVE_AWAY)
+        raise _other_keys(
+            folder / KEY_FILE, f"the ledger was signed with `{last.public_key[:SHOWN_CHARS]}`", _MOVE_AWAY
+        )
 
 
 def unknown_key(ring: Ring, record: Reader) -> str:
-    """Return the name of the key that has signed a record's newest order; "" where it is here, or lost on the record."""
+    """Return the name of the key that signed a record's newest order; "" where the ring has it or its loss is recorded."""
     signature, is_lost = record.row(_NEWEST_SIGNATURE) or ("", False)
     name = name_in(signature)
     return "" if is_lost or name in map(key_name, ring.secrets) else name
 
 
-def _other(path: Path, signed: str, mend: str) -> StoreError:
+def _other_keys(path: Path, signed: str, mend: str) -> StoreError:
     message = f"`{path}` is another record's, or older than its own: {signed}"
     if not path.exists():
         message, mend = f"the key `{path}` is gone, but its record is there", LOST
@@ -134,19 +136,19 @@ def _other(path: Path, signed: str, mend: str) -> StoreError:
 
 
 def order_keys(folder: Path, *, now_ms: int) -> tuple[bytes, ...]:
-    """Return the order keys, the newest first; the first one is made on first use. Raises StoreError, UsageError."""
+    """Return the order keys, the newest first. The first call makes one. Raises StoreError, UsageError."""
     with _locked(folder):
         ring = _read_or_none(folder) or Ring()
         if not ring.orders:
-            ring = ring.model_copy(update={"orders": (_order_key(now_ms),)})
+            ring = ring.model_copy(update={"orders": (_new_order_key(now_ms),)})
             _save(folder, ring)
     return ring.secrets
 
 
 def ledger_key(folder: Path, since: Head | None, *, now_ms: int) -> LedgerKey:
-    """Return the key that signs the ledger. On first use it is made, and says that it began after `since`.
+    """Return the key that signs the ledger. The first call makes it and records that it began after `since`.
 
-    Raises StoreError where there is none and `since` is None: something has been signed, with a key that is lost.
+    Raises StoreError where there is no key and `since` is None: something was signed with a key that is lost.
     """
     with _locked(folder):
         ring = _read_or_none(folder) or Ring()
@@ -154,23 +156,23 @@ def ledger_key(folder: Path, since: Head | None, *, now_ms: int) -> LedgerKey:
             ring = _with_ledger_key(ring, since, (), now_ms)
             _save(folder, ring)
         _save_public(folder, ring)
-    return _signing(ring)
+    return _signing_key(ring)
 
 
 def renew(folder: Path, since: Head, *, older: tuple[str, ...], now_ms: int) -> Ring:
-    """Make the newest key of each kind; return all of them. `since`, `older`: of the ledger's public keys."""
+    """Make a new key of each kind; return the ring. `since`, `older`: of the ledger's public keys so far."""
     with _locked(folder):
         ring = _read_or_none(folder) or Ring()
         if max(len(ring.orders), len(older)) >= KEYS_MAX:
             raise UsageError(f"there are {KEYS_MAX} keys already")
-        ring = ring.model_copy(update={"orders": (_order_key(now_ms), *ring.orders)})
+        ring = ring.model_copy(update={"orders": (_new_order_key(now_ms), *ring.orders)})
         known = {each.key: each for each in ring.ledger.keys} if ring.ledger else {}
         ring = _with_ledger_key(ring, since, tuple(known.get(key, Public(key=key)) for key in older), now_ms)
         _save(folder, ring)
     return ring
 
 
-def _order_key(now_ms: int) -> OrderKey:
+def _new_order_key(now_ms: int) -> OrderKey:
     return OrderKey(key=secrets.token_bytes(KEY_BYTES).hex(), made_ms=now_ms)
 
 
@@ -181,7 +183,7 @@ def _with_ledger_key(ring: Ring, since: Head, older: tuple[Public, ...], now_ms:
     return ring.model_copy(update={"seed": seed.hex(), "ledger": public})
 
 
-def _signing(ring: Ring) -> LedgerKey:
+def _signing_key(ring: Ring) -> LedgerKey:
     if ring.seed is None or ring.ledger is None:
         raise StoreError("the key that signs the ledger is lost", hint=LOST)
     public = ring.ledger.public
@@ -189,11 +191,11 @@ def _signing(ring: Ring) -> LedgerKey:
 
 
 def read_ring(path: Path) -> Ring:
-    """Read a key file. Raises StoreError when it is gone or damaged, UsageError when others can read it."""
+    """Read a key file. Raises StoreError when it is gone or damaged, UsageError when other users can read it."""
     try:
         if path.stat().st_mode & OTHERS:
             raise UsageError(f"`{path}` can be read by others", hint=f"chmod 600 {path}")
-        raw = _bytes(path)
+        raw = _read_bytes(path)
     except OSError as error:
         raise StoreError(f"`{path}` cannot be used: {cause_of(error)}") from error
     if raw.startswith(_MAGIC):
@@ -210,15 +212,15 @@ def read_ring(path: Path) -> Ring:
 
 
 def _check_pair(ring: Ring) -> None:
-    public = _signing(ring).public
+    public = _signing_key(ring).public
     if ring.ledger is None or public != ring.ledger.public:
         raise ValueError("the private key is not that of the public one")
 
 
 def read_public(path: Path) -> PublicKeys:
-    """Read a public key file. Raises UsageError when it cannot be read or is none."""
+    """Read a file of public keys. Raises UsageError when it cannot be read or holds none."""
     try:
-        return PublicFile.model_validate_json(_bytes(path)).public
+        return PublicFile.model_validate_json(_read_bytes(path)).public
     except OSError as error:
         raise UsageError(f"`{path}` cannot be read: {cause_of(error)}") from error
     except ValidationError as error:
@@ -226,7 +228,7 @@ def read_public(path: Path) -> PublicKeys:
         raise UsageError(f"`{path}` is no file of public keys", hint=hint) from error
 
 
-def _bytes(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     with path.open("rb") as file:
         return file.read(FILE_BYTES_MAX)
 
@@ -237,7 +239,7 @@ def _read_or_none(folder: Path) -> Ring | None:
 
 
 def _save(folder: Path, ring: Ring) -> None:
-    """Write the keys first, then their public halves: those can be had from the keys."""
+    """Write the keys first, then their public halves, which can be made again from the keys."""
     path = folder / KEY_FILE
     try:
         replace_private_file(path, _MAGIC + ring.model_dump_json().encode() + b"\n")
@@ -247,12 +249,12 @@ def _save(folder: Path, ring: Ring) -> None:
 
 
 def _save_public(folder: Path, ring: Ring) -> None:
-    """Write the public halves, unless they are there: a crash may have come between them and the keys."""
+    """Write the public halves, unless they are there: a crash may have come between the two files."""
     if ring.ledger is None:
         return
     path, data = folder / PUBLIC_FILE, ring.ledger.model_dump_json().encode() + b"\n"
     try:
-        if not path.exists() or _bytes(path) != data:
+        if not path.exists() or _read_bytes(path) != data:
             replace_private_file(path, data)
     except OSError as error:
         raise StoreError(f"`{path}` cannot be written: {cause_of(error)}") from error
@@ -260,7 +262,7 @@ def _save_public(folder: Path, ring: Ring) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Let one process, or thread, at a time read the keys and write them anew."""
+    """Lock the folder's keys for a block, against other processes and threads."""
     with ExitStack() as opened:
         try:
             descriptor = os.open(folder, os.O_RDONLY)

@@ -1,7 +1,7 @@
 """Structured JSON logs: one object a line, with `event`, `timestamp` and, inside a flow, `dfid`. No personal data.
 
-The kernel hands over facts it chose itself: ids, kinds, codes. Events, evidence and snapshots are never logged. What ends a
-stage of a decision (`stage.*`) is for those who listen, to measure by; it is not written.
+The kernel chooses the facts: ids, kinds, codes. Events, evidence and snapshots are never logged. The ends of a
+decision's stages (`stage.*`) go to listeners, which measure by them, and not to the file.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _WARNINGS = (
 
 
 class JsonLog:
-    """Appends to one file, opened for the life of the gate. `listeners` hear of everything first, in the caller's thread."""
+    """Appends to one file, open for the life of the gate. `listeners` get every entry first, in the caller's thread."""
 
     def __init__(self, path: Path) -> None:
         self.listeners: list[Log] = []
@@ -56,14 +56,14 @@ class JsonLog:
                 listener(event, facts)
             except ENDINGS:
                 raise
-            except BaseException:  # noqa: BLE001, S110  who measures must not stop what is measured
+            except BaseException:  # noqa: BLE001, S110  a listener must not stop a decision
                 pass
         if event.startswith(STAGES):
             return
         level = "warning" if event.startswith(_WARNINGS) else "info"
-        with suppress(OSError, ValueError):  # a full disk or a closed file: the record is the store, not this
+        with suppress(OSError, ValueError):  # a full disk or a closed file: the record does not depend on the log
             getattr(self._logger, level)(event, **facts)
 
     def close(self) -> None:
-        with suppress(OSError):  # what could not be written before cannot be now
+        with suppress(OSError):  # unwritten lines cannot be written now either
             self._file.close()

@@ -1,4 +1,4 @@
-"""This machine: what computes here, in words (results are compared only where that is the same), and which hosts it is."""
+"""This machine: its processor in words (results are compared only between equal ones), and which hosts name it."""
 
 from __future__ import annotations
 

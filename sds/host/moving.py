@@ -1,4 +1,4 @@
-"""Moving a gate's record from its file into PostgreSQL, or back: the same rows, the same ledger, the same head."""
+"""Moves a gate's record from its file into PostgreSQL, or back: the same rows, the same ledger, the same head."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sds.kernel.storage.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """How many rows were copied, where to, and the head that both records have now."""
+    """How many rows were copied, where to, and the head of both records."""
 
     rows: int
     to: str
@@ -27,9 +27,8 @@ class Moved:
 def move(folder: Path, source: Store, url: str | None, *, who: str, reason: str, now_ms: int) -> Moved:
     """Copy the record of a folder into an empty one: into PostgreSQL at `url`, else into the folder's file.
 
-    The gate has to be halted: nothing is decided on either record until somebody resumes one of them, which must be the
-    new one. What is copied is compared and verified; where that finds anything, the new record is of no use. Raises
-    UsageError, StoreError.
+    The gate must be halted. Neither record decides until somebody resumes one of them, which must be the new one. The
+    copy is compared and verified; if that finds a fault, the new record must not be used. Raises UsageError, StoreError.
     """
     _refuse_deciding(source)
     if url is None and paths.is_there(paths.decisions_path(folder)):
@@ -42,8 +41,8 @@ def move(folder: Path, source: Store, url: str | None, *, who: str, reason: str,
             raise UsageError(
                 f"`{target.name}` holds a record already", hint="name another database, or drop that schema"
             )
-        with source.transaction():  # nobody writes while it is copied
-            _refuse_deciding(source)  # verifying takes long enough for somebody to resume it
+        with source.transaction():  # keeps others from writing while it is copied
+            _refuse_deciding(source)  # again: somebody may have resumed it during the verification
             registry.append_act(source, "MOVED", who=who, reason=reason, now_ms=now_ms, facts={"to": target.name})
             rows = copying.copy(source, target)
             _refuse_differing(source, target)

@@ -1,8 +1,8 @@
-"""Where a gate keeps its files: `$SDS_HOME`, or `.sds` in the working folder. One folder a gate.
+"""Where a gate's files lie: `$SDS_HOME`, or `.sds` in the working folder. One folder for each gate.
 
-Its record is a file in it, or, where `$SDS_STORE` is the address of a PostgreSQL, a schema there.
+A gate's record is a file in it; or, where `$SDS_STORE` is the address of a PostgreSQL database, a schema there.
 
-What can be made again, prepared weights, is in `$SDS_CACHE` or the user's cache folder, for all homes alike.
+Prepared weights can be made again. They lie in `$SDS_CACHE` or the user's cache folder, shared by all homes.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ def home() -> Path:
 
 
 def model_cache() -> Path:
-    """Return where prepared weights are kept: `$SDS_CACHE`, or `sds` in the user's cache folder; `models` in it."""
+    """Return the folder of prepared weights: `models` in `$SDS_CACHE`, or in `sds` in the user's cache folder."""
     named = os.environ.get("SDS_CACHE")
     users = os.environ.get("XDG_CACHE_HOME")
     return (Path(named) if named else (Path(users) if users else _users_home() / ".cache") / "sds") / "models"
 
 
 def _users_home() -> Path:
-    """Whoever has none has no cache either: there is nothing at this path."""
+    """Return the user's home; for a user without one a path at which there is nothing."""
     try:
         return Path.home()
     except RuntimeError:
@@ -55,28 +55,28 @@ def gate_home(gate: str) -> Path:
 
 
 def service_path() -> Path:
-    """Return the service's own database, where records are kept in files: of all gates, so in no gate's folder."""
+    """Return the service's own database, where records are files. It serves all gates, so it lies in no gate's folder."""
     return home() / "service.db"
 
 
 def fitted_home(gate: str) -> Path:
-    """Return where `sds fit` puts the readers of a gate: beside its record, which may be begun anew."""
+    """Return where `sds fit` puts a gate's readers: outside the gate's folder, which may be begun anew."""
     return home() / "fitted" / gate
 
 
 def labels_path(gate: str) -> Path:
-    """Return the file that `sds label` appends to: texts of customers, so private, and not lost when a record is begun anew."""
+    """Return the file that `sds label` appends to. It holds customers' texts: private, and kept when a record is begun anew."""
     return home() / "labels" / f"{gate}.jsonl"
 
 
 def fitted_readers(gate: str, shipped: Path | None) -> Path | None:
-    """Return the folder of a gate's readers: what was fitted here, else what came with it; None where neither is there."""
+    """Return the folder of a gate's readers: those fitted here, else those that came with it; None without either."""
     here = fitted_home(gate)
     return next((folder for folder in (here, shipped) if folder is not None and is_there(folder)), None)
 
 
 def is_there(path: Path) -> bool:
-    """Tell whether there is anything at a path. Raises StoreError where nobody can see: that is not the same as nothing."""
+    """Return whether a path exists. Raises StoreError where that cannot be seen, which is not the same as absent."""
     try:
         return path.exists()
     except OSError as error:
@@ -96,18 +96,18 @@ def log_path(folder: Path) -> Path:
 
 
 def open_record(folder: Path) -> Store:
-    """Open a gate's record, made on first use, whose ledger is signed. Raises StoreError when it is gone but its key is there.
+    """Open a gate's record, made on first use, with a signed ledger. Raises StoreError when it is gone but its key is there.
 
-    A fresh record would not know what has been paid. Every command comes through here: a file that was emptied and
-    merely looked at would otherwise be a fresh record, too. Where only the key is gone it is opened all the same, so
-    that it can be read, verified and halted: what decides asks for its `signer`.
+    A fresh record would not know what has been paid. Every command opens the record here, so that a file that was
+    emptied never passes for a fresh record. Where only the key is gone, the record opens all the same, to be read,
+    verified and halted; all that decides asks for its `signer`.
     """
     refuse_lost(folder)
     return open_record_at(folder, store_url())
 
 
 def open_record_at(folder: Path, url: str | None) -> Store:
-    """Open the record of a folder: in PostgreSQL where `url` is one, else in its file; made where there is none."""
+    """Open the record of a folder, in PostgreSQL with `url`, else in its file; make it where there is none."""
     witness = CheckpointWitness(lambda since: _key_or_none(folder, since), now_ms)
     if url is None:
         store: Store = SqliteStore(decisions_path(folder), witness=witness)
@@ -123,7 +123,7 @@ def open_record_at(folder: Path, url: str | None) -> Store:
 
 
 def store_url() -> str | None:
-    """Return `$SDS_STORE`, where records are kept in PostgreSQL; None: in files. Raises UsageError."""
+    """Return `$SDS_STORE`, the address of the PostgreSQL that holds records; None: records are files. Raises UsageError."""
     url = os.environ.get("SDS_STORE") or None
     if url is not None and not url.startswith(("postgresql://", "postgres://")):
         raise UsageError("SDS_STORE is no address of a PostgreSQL", hint="postgresql://USER@HOST/DATABASE")
@@ -131,7 +131,7 @@ def store_url() -> str | None:
 
 
 def schema_name(folder: Path) -> str:
-    """Return the schema of a gate's record in PostgreSQL. Raises UsageError for a folder that can name none."""
+    """Return the schema of a gate's record in PostgreSQL. Raises UsageError for a folder that cannot name one."""
     if not _NAMES_A_SCHEMA.fullmatch(folder.name):
         message = f"the folder `{folder.name}` cannot name a schema of PostgreSQL"
         raise UsageError(message, hint="lower-case letters, digits and `_`, 59 at most")
@@ -160,12 +160,12 @@ def _refuse_other_keys(folder: Path, store: Reader) -> None:
 
 
 def record_name(folder: Path) -> str:
-    """Return what a message calls a gate's record."""
+    """Return the name of a gate's record in messages."""
     return f"schema {schema_name(folder)} of $SDS_STORE" if store_url() else str(decisions_path(folder))
 
 
 def has_record(folder: Path) -> bool:
-    """Tell whether a gate has a record. Raises StoreError where PostgreSQL cannot be asked."""
+    """Return whether a gate has a record. Raises StoreError where PostgreSQL cannot be reached."""
     if store_url() is None:
         return is_there(decisions_path(folder))
     found = look_at_record(folder)
@@ -175,7 +175,7 @@ def has_record(folder: Path) -> bool:
 
 
 def look_at_record(folder: Path) -> Reader | None:
-    """Open a gate's record to read it, as it is; None: there is none. Raises StoreError."""
+    """Open a gate's record for reading only; None where there is none. Raises StoreError."""
     if (url := store_url()) is None:
         path = decisions_path(folder)
         return look_at(path) if is_there(path) else None
@@ -184,16 +184,16 @@ def look_at_record(folder: Path) -> Reader | None:
 
 
 def recorded() -> list[str]:
-    """Return the names of all folders, or schemas, that hold a record."""
+    """Return the names of all folders, or schemas, with a record."""
     if (url := store_url()) is None:
         return sorted(path.parent.name for path in home().glob("*/decisions.db"))
     return [name.removeprefix(SCHEMA_PREFIX) for name in _postgres().records_in(url, SCHEMA_PREFIX)]
 
 
 def _unlock(store: Store, folder: Path) -> None:
-    """Let the texts of cases be read where the kernel's keys are there; without them everything else can be read."""
+    """Make the texts of cases readable where the kernel's keys are there. Everything else is readable without them."""
     if is_there(key_path(folder)):
-        with suppress(SdsError):  # whoever needs the keys says what is wrong with them
+        with suppress(SdsError):  # a fault is reported where the keys are needed
             if keys.read_ring(key_path(folder)).secrets:
                 store.unlock(Keyring(keys.signer_of(folder)))
 
@@ -201,7 +201,7 @@ def _unlock(store: Store, folder: Path) -> None:
 def _key_or_none(folder: Path, since: Head | None) -> LedgerKey | None:
     try:
         return _ledger_key(folder, since)
-    except SdsError:  # what is written is not signed then, and `sds ledger verify` and `sds doctor` say so
+    except SdsError:  # entries are then unsigned, which `sds ledger verify` and `sds doctor` report
         return None
 
 
@@ -223,14 +223,14 @@ def refuse_lost(folder: Path) -> None:
 
 
 def _is_begun(folder: Path) -> bool:
-    """Tell whether there is a record, and more than an empty file."""
+    """Return whether there is a record that is more than an empty file."""
     return has_record(folder) and (store_url() is not None or bool(decisions_path(folder).stat().st_size))
 
 
 def make_private(folder: Path, *, hint: str = "set SDS_HOME to a folder that can be written") -> None:
-    """Make a folder that only this user can look into; one that is there already stays as it is.
+    """Make a folder that only this user can read, and its parent likewise; existing folders stay as they are.
 
-    So is the one that it lies in: who may write there can put another in its place.
+    The parent is private too, because a user who can write there could replace the folder.
     """
     try:
         for each in (folder.parent, folder):
@@ -240,11 +240,11 @@ def make_private(folder: Path, *, hint: str = "set SDS_HOME to a folder that can
 
 
 def refuse_lost_key(folder: Path) -> None:
-    """Raise StoreError when the keys are gone with which a record was signed: new ones would verify none of it."""
+    """Raise StoreError when the keys that signed a record are gone: new keys would verify none of it."""
     key = key_path(folder)
     if not _is_begun(folder):
         return
-    orders, checkpoints = _signed(folder)
+    orders, checkpoints = _has_signatures(folder)
     if (orders or checkpoints) and not is_there(key):
         if store_url():
             message = f"the record was signed with keys that are not in `{folder}`"
@@ -254,8 +254,8 @@ def refuse_lost_key(folder: Path) -> None:
         raise StoreError(f"`{key}` is older than its record: it has no key of the ledger", hint=keys.LOST)
 
 
-def _signed(folder: Path) -> tuple[bool, bool]:
-    """Return whether a record holds orders, and checkpoints; of both, one in older records."""
+def _has_signatures(folder: Path) -> tuple[bool, bool]:
+    """Return whether a record holds orders, and checkpoints. An old record may lack either table."""
     found = look_at_record(folder)
     if found is None:
         return False, False
@@ -269,21 +269,21 @@ def _signed(folder: Path) -> tuple[bool, bool]:
 
 
 def refuse_altered(folder: Path, record: Reader) -> None:
-    """Raise StoreError when a record's ledger is not what was signed last: nobody should decide with it."""
+    """Raise StoreError when a record's ledger differs from what was signed last: it must not be decided with."""
     if is_there(key_path(folder)) and (ring := keys.read_ring(key_path(folder))).ledger is not None:
         ledger.refuse_altered_ledger(record, ring.ledger.public)
 
 
 def signer(folder: Path) -> Signer:
-    """Return the kernel's signer, its key made on first use in a file that only this user can read."""
+    """Return the kernel's signer. Its key is made on first use, in a file that only this user can read."""
     kernel_keys(folder)
     return keys.signer_of(folder)
 
 
 def kernel_keys(folder: Path) -> tuple[bytes, ...]:
-    """Return the kernel's own secrets, at least 32 bytes each: the newest, which is to be used, and older ones.
+    """Return the kernel's secrets, at least 32 bytes each: the newest, which signs, then older ones.
 
-    The first is made on first use. Raises StoreError when they are lost or damaged, UsageError when others can read them.
+    The first is made on first use. Raises StoreError when they are lost or damaged, UsageError when other users can read them.
     """
     make_private(folder)
     refuse_lost_key(folder)
@@ -291,13 +291,13 @@ def kernel_keys(folder: Path) -> tuple[bytes, ...]:
 
 
 def public_keys_of(folder: Path) -> PublicKeys | None:
-    """Return what verifies a folder's ledger; None where nothing was ever signed."""
+    """Return the keys that verify a folder's ledger; None where nothing was ever signed."""
     found = known_public_keys(folder)
     return found[0] if found else None
 
 
 def known_public_keys(folder: Path) -> tuple[PublicKeys, Path] | None:
-    """Return what verifies a folder's ledger, and the file that says so: the keys' own, else the one made of it."""
+    """Return the keys that verify a folder's ledger, and their file: `kernel.key` where it has them, else `ledger.pub`."""
     path = key_path(folder)
     ring = keys.read_ring(path) if is_there(path) else keys.Ring()
     if ring.ledger is not None:

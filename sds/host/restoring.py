@@ -1,8 +1,8 @@
-"""Putting a backup back in the place of a record that is gone, or that knows no more than the backup does.
+"""Puts a backup in the place of a record that is gone, or that has no entries beyond the backup.
 
-Everything is verified before anything is put in place, and the record is, by one rename: killed at any moment, what is
-there is the old or the new. What was decided since the backup the record does not know: its keys of orders, and what
-the outside lists, keep it from paying twice (`kernel.executor.wholeness`).
+Everything is verified first, and one rename puts the record in place: after a kill at any moment there is the old
+record or the new one. The restored record lacks the decisions since the backup. Its order keys and the executor's
+statement keep it from paying twice (`kernel.executor.wholeness`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LOCKED_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What was put back, and whether the kernel's keys are there now: without them nothing is decided."""
+    """What was restored, and whether the kernel's keys are there now: without them nothing is decided."""
 
     manifest: BackupManifest
     has_key: bool
@@ -39,10 +39,10 @@ class Restored:
 def restore(source: Path, folder: Path, *, gate: str, public: PublicKeys | None = None) -> Restored:
     """Put a backup of a gate's record in the gate's folder.
 
-    `public`: whose signatures it must have; without it, those of the keys in the folder, else those in the backup.
-    Raises UsageError where what is there knows more or is another's, or others use it; StoreError: not as backed up.
+    `public`: whose signatures it must have; by default the keys in the folder, else those in the backup. Raises UsageError
+    where the existing record has more entries, is another's or is in use; StoreError where the backup is not as it was made.
     """
-    with suppress(OSError):  # what cannot be looked at cannot be read either
+    with suppress(OSError):  # an unreadable path is reported below
         if not source.exists():
             raise UsageError(f"`{source}` is no whole backup", hint="sds backup makes a folder or a .tar file")
     paths.make_private(folder)
@@ -52,7 +52,7 @@ def restore(source: Path, folder: Path, *, gate: str, public: PublicKeys | None 
         key = _key_to_put(backup, folder)
         known = public or _public_of(key, backup, folder)
         verified(backup.record, known, lambda _: None, backup.manifest.expected)
-        with _place(folder, backup, known) as replace:
+        with _placing(folder, backup, known) as replace:
             if key is not None:
                 replace_private_file(paths.key_path(folder), key.read_bytes())
             if (made := backup.folder / keys.PUBLIC_FILE).exists() and not paths.is_there(paths.key_path(folder)):
@@ -65,7 +65,7 @@ def restore(source: Path, folder: Path, *, gate: str, public: PublicKeys | None 
 
 
 def _key_to_put(backup: Unpacked, folder: Path) -> Path | None:
-    """Return the backup's key file where it is to be put in place; None: what is there stays. Raises UsageError."""
+    """Return the backup's key file where it must be put in place; None: the existing one stays. Raises UsageError."""
     there = paths.key_path(folder)
     if backup.key is None or not paths.is_there(there):
         return backup.key
@@ -79,7 +79,7 @@ def _key_to_put(backup: Unpacked, folder: Path) -> Path | None:
 
 
 def _holds(ring: keys.Ring, other: keys.Ring) -> bool:
-    """Tell whether a ring has every key of another."""
+    """Return whether a ring has every key of another."""
     public = {each.key for each in ring.ledger.keys} if ring.ledger else set()
     wanted = {each.key for each in other.ledger.keys} if other.ledger else set()
     return set(ring.secrets) >= set(other.secrets) and public >= wanted
@@ -91,20 +91,18 @@ def _public_of(key: Path | None, backup: Unpacked, folder: Path) -> PublicKeys |
     return keys_in(backup.folder)
 
 
-def _place(folder: Path, backup: Unpacked, public: PublicKeys | None) -> AbstractContextManager[Callable[[], None]]:
-    """Return what yields, where the record may be put in place, what does so."""
+def _placing(folder: Path, backup: Unpacked, public: PublicKeys | None) -> AbstractContextManager[Callable[[], None]]:
+    """Return a context that makes ready and yields the function which puts the record in place."""
     url = paths.store_url()
     if url is None:
-        return _to_be_replaced(paths.decisions_path(folder), backup)
-    paths.has_record(folder)  # raises UsageError where the packages are not installed that it takes
-    return _schema_to_be_made(url, paths.schema_name(folder), backup, public)
+        return _replacing_file(paths.decisions_path(folder), backup)
+    paths.has_record(folder)  # raises UsageError where packages for PostgreSQL are missing
+    return _making_schema(url, paths.schema_name(folder), backup, public)
 
 
 @contextmanager
-def _schema_to_be_made(
-    url: str, schema: str, backup: Unpacked, public: PublicKeys | None
-) -> Iterator[Callable[[], None]]:
-    """Copy the record to a schema aside, and yield what gives it its name. Raises UsageError where one has it."""
+def _making_schema(url: str, schema: str, backup: Unpacked, public: PublicKeys | None) -> Iterator[Callable[[], None]]:
+    """Copy the record to a temporary schema, and yield the function that renames it. Raises UsageError: the name is taken."""
     from sds.kernel.storage.postgres.putting import drop, put_in_place  # noqa: PLC0415  an option
     from sds.kernel.storage.postgres.store import PostgresStore  # noqa: PLC0415  an option
 
@@ -120,36 +118,36 @@ def _schema_to_be_made(
 
 
 @contextmanager
-def _to_be_replaced(there: Path, backup: Unpacked) -> Iterator[Callable[[], None]]:
-    """Hold the record that is there against everybody else, and yield what puts the backup's in its place.
+def _replacing_file(there: Path, backup: Unpacked) -> Iterator[Callable[[], None]]:
+    """Lock the existing record, and yield the function that replaces it by the backup's.
 
-    Raises UsageError where it is in use or knows more, StoreError where nobody can tell what it knows.
+    Raises UsageError where it is in use or has more entries, StoreError where it cannot be read.
     """
     if not (paths.is_there(there) and there.stat().st_size):
-        for beside in ("-wal", "-shm", "-journal"):  # of a record that is gone: they would be taken for the new one's
+        for beside in ("-wal", "-shm", "-journal"):  # left by a lost record: SQLite would apply them to the new one
             there.with_name(there.name + beside).unlink(missing_ok=True)
-        yield lambda: _renamed(backup.record, there)
+        yield lambda: _rename(backup.record, there)
         return
     with closing(sqlite3.connect(there, timeout=LOCKED_S, isolation_level=None)) as db:
         try:
-            _hold(db)
+            _lock_out_others(db)
             known = head(SqliteReader(db))
         except (sqlite3.Error, StoreError) as error:
-            raise _not_held(there, error) from error
+            raise _unusable_error(there, error) from error
         with closing(SqliteStore(backup.record)) as copy:
             _refuse_knowing_more(there, known, copy)
-        # whoever has opened the old file meanwhile and waits for it: SQLite writes to no file that was moved
-        yield lambda: _renamed(backup.record, there)
+        # a process that waits with the old file open does no harm: SQLite writes to no file that was moved
+        yield lambda: _rename(backup.record, there)
 
 
-def _hold(db: sqlite3.Connection) -> None:
-    """Keep everybody else out, with no journal beside the file that could be taken for the next one's."""
+def _lock_out_others(db: sqlite3.Connection) -> None:
+    """Lock out all others, and leave no journal beside the file, which SQLite would apply to the next one."""
     for pragma in ("locking_mode=EXCLUSIVE", "journal_mode=DELETE", "journal_mode=MEMORY"):
         db.execute(f"PRAGMA {pragma}").fetchall()
     db.execute("BEGIN EXCLUSIVE")
 
 
-def _not_held(there: Path, error: Exception) -> SdsError:
+def _unusable_error(there: Path, error: Exception) -> SdsError:
     if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
         return UsageError(f"others use the record `{there}`", hint="end the gates and services that decide with it")
     hint = f"nobody can tell what it knows: move it away, then restore: mv {there} {there}.damaged"
@@ -157,7 +155,7 @@ def _not_held(there: Path, error: Exception) -> SdsError:
 
 
 def _refuse_knowing_more(there: Path, known: Head, copy: Reader) -> None:
-    """Raise UsageError unless the backup has every entry of the record that is there."""
+    """Raise UsageError unless the backup has every entry of the existing record."""
     last = head(copy)
     stored = copy.value("SELECT entry_hash FROM ledger WHERE idx = ?", (known.idx,)) if known.idx else known.entry_hash
     if stored == known.entry_hash:
@@ -167,7 +165,7 @@ def _refuse_knowing_more(there: Path, known: Head, copy: Reader) -> None:
     raise UsageError(f"the record `{there}` knows more than the backup: {more}", hint=hint)
 
 
-def _renamed(record: Path, there: Path) -> None:
+def _rename(record: Path, there: Path) -> None:
     try:
         record.replace(there)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""New keys for a record, on the record: what the older ones have signed goes on being verified."""
+"""Makes new keys for a record, and records that. Signatures of the older keys still verify."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NEWEST_CASE = (
 
 @dataclass(frozen=True, slots=True)
 class Rotated:
-    """The new ledger key, how many keys of each kind there are now, and where older public keys were taken from."""
+    """The new ledger key, how many keys of each kind there are now, and the file that had the older public keys."""
 
     ledger_key: str
     orders: int
@@ -32,10 +32,10 @@ class Rotated:
 def rotate(folder: Path, store: Store, *, who: str, reason: str, now_ms: int, lost: bool = False) -> Rotated:
     """Make a new order key and a new ledger key for the record in `folder`, opened as `store`.
 
-    `lost`: the old ones are gone for good. Then orders in flight that they signed can no longer be resolved by
-    recovery. Running gates of this folder take the new keys up with their next order. Raises UsageError when keys are
-    said to be lost and are not, StoreError when they are and it is not said, and where other keys lie in their place: the
-    public halves of the lost ones, which verify the ledger on, are not in that file.
+    `lost`: the old keys are gone for good. Recovery can then no longer resolve orders in flight that they signed.
+    Running gates of this folder use the new keys from their next order on. Raises UsageError when `lost` is given and
+    the keys are there. Raises StoreError when they are gone and `lost` is not given, and where another record's keys
+    lie in their place: that file lacks the public halves of the lost ones, which still verify the ledger.
     """
     if lost:
         _refuse_found(folder, store)
@@ -43,7 +43,7 @@ def rotate(folder: Path, store: Store, *, who: str, reason: str, now_ms: int, lo
         paths.refuse_lost_key(folder)
         keys.refuse_other_keys(folder, store)
     with store.transaction():
-        older, taken_from = _older(folder, store)
+        older, taken_from = _keys_so_far(folder, store)
         since = older.since if ledger.newest_checkpoint(store) else ledger.head(store)
         ring = keys.renew(folder, since, older=older.keys, now_ms=now_ms)
         made = ring.ledger.public.keys[0] if ring.ledger else ""
@@ -53,19 +53,19 @@ def rotate(folder: Path, store: Store, *, who: str, reason: str, now_ms: int, lo
 
 
 def _refuse_found(folder: Path, store: Store) -> None:
-    """Raise UsageError where no keys are lost, or that is on the record already; StoreError where others are in their place."""
+    """Raise UsageError where no keys are lost, or the loss is recorded; StoreError where another record's keys are there."""
     try:
         paths.refuse_lost_key(folder)
     except SdsError:
         return
     keys.refuse_other_ledger_keys(folder, store)
-    if not _is_loss_unsaid(folder, store):
+    if not _is_unrecorded_loss(folder, store):
         raise UsageError(f"the keys in `{paths.key_path(folder)}` are there", hint='sds keys rotate --reason "..."')
 
 
-def _is_loss_unsaid(folder: Path, store: Store) -> bool:
-    """Tell whether the keys were made after a loss that the record knows nothing of: whoever said so was stopped before it
-    was written, or the record was put back from before. Then neither its newest order nor its newest text opens.
+def _is_unrecorded_loss(folder: Path, store: Store) -> bool:
+    """Return whether the keys were made after a loss that the record does not mention. Then they open neither its newest
+    order nor its newest text: the recording of the loss was interrupted, or the record was restored from before it.
     """
     ring, newest = keys.read_ring(paths.key_path(folder)), store.row(_NEWEST_CASE)
     if keys.unknown_key(ring, store):
@@ -80,8 +80,8 @@ def _is_loss_unsaid(folder: Path, store: Store) -> bool:
     return False
 
 
-def _older(folder: Path, store: Store) -> tuple[PublicKeys, Path | None]:
-    """Return the public keys that have signed so far, and the file that knew them; else all that the record names."""
+def _keys_so_far(folder: Path, store: Store) -> tuple[PublicKeys, Path | None]:
+    """Return the public keys that have signed so far, and the file that has them; without one, those that the record names."""
     found = paths.known_public_keys(folder)
     if found is not None:
         return found

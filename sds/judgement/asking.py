@@ -1,4 +1,4 @@
-"""The language model as a reader of labelled texts: asked as `sds.policy` asks it, and calibrated by what they say. It learns nothing."""
+"""The language model as a reader of labelled texts: asked as `sds.policy` asks it, calibrated by labels. It learns nothing."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from sds.policy.judgement import Manifest, ModelCalibration
 from sds.policy.readers import Answers, ModelReader, softened
 
 MODEL = "model"
-PACKET_MS = 3_600_000  # a packet that is made to measure with does not expire meanwhile
+PACKET_MS = 3_600_000  # added to the time of a packet, so that it does not expire during the measurement
 _TINY = 1e-12
 
 
 class Probabilities:
-    """A reader made of a function from a text to the probability of each value. It is familiar with everything."""
+    """A reader made of a function from a text to the probability of each value. Every text is familiar to it."""
 
     def __init__(self, kind: str, values: Sequence[str], of: Callable[[str], Mapping[str, float]]) -> None:
         self.kind, self.values, self.sha256, self._of = kind, tuple(values), "", of
@@ -37,11 +37,11 @@ class Probabilities:
         return Reading(dict(self._of(text)), familiar=True)
 
     def close(self) -> None:
-        """Hold nothing that must be closed."""
+        """Do nothing: there is nothing to close."""
 
 
 def language_model(contract: Contract, answers: Answers, name: str, *, now_ms: int) -> Reader:
-    """Return the language model as a reader: what `sds.policy` asks it where no reader is fitted."""
+    """Return the language model as a reader, which asks what `sds.policy` asks where no reader is fitted."""
     rules = Rules(contract)
 
     def of(text: str) -> Mapping[str, float]:
@@ -51,7 +51,7 @@ def language_model(contract: Contract, answers: Answers, name: str, *, now_ms: i
 
 
 def _packet(contract: Contract, rules: Rules, text: str, now_ms: int) -> DecisionPacket:
-    """Return a packet of no flow that holds a text as evidence, and no state."""
+    """Return a packet of no flow, with a text as evidence and without state."""
     nothing = EnvelopeInputs({}, agent_active=True, in_effect=True, halted=False, spend_left=None, context_whole=True)
     live = LiveState(nothing, version="", epochs={}, contract_hash=contract.hash)
     how: dict[str, Any] = {"dfid": "eval", "event_id": "eval", "key": "eval", "envelope": ESCALATE_ONLY}
@@ -60,7 +60,7 @@ def _packet(contract: Contract, rules: Rules, text: str, now_ms: int) -> Decisio
 
 @dataclass(frozen=True)
 class AskedModel:
-    """A language model's answers to one question. `read`: asks it; `progress`: of how many texts it has answered."""
+    """A language model's answers to one question. `read`: asks it; `progress`: is called with the number of answered texts."""
 
     model: str
     values: tuple[str, ...]
@@ -73,7 +73,7 @@ class AskedModel:
         return ModelCalibration(model=self.model, temperature=self.temperature)
 
     def calibrated(self, texts: Sequence[str], values: Sequence[str]) -> AskedModel:
-        """Find the temperature at which its probabilities hold best. Raises ReaderError."""
+        """Return this model with the temperature at which its probabilities fit the labels best. Raises ReaderError."""
         from sds.models.fitting.calibration import fit_temperature  # noqa: PLC0415  an extra
 
         found = list[list[float]]()
@@ -114,7 +114,7 @@ def _asked(contract: Contract, name: str, engine: Engine, now_ms: int) -> FitsTe
 
 
 def calibrated_readers(contract: Contract, manifest: Manifest, engine: Engine, *, now_ms: int) -> dict[str, Reader]:
-    """Return the readers of a fitted folder that are the language model. Raises UsageError where it is another one."""
+    """Return the fitted folder's readers that are the language model. Raises UsageError where `engine` is another model."""
     found = dict[str, Reader]()
     for name, known in manifest.models.items():
         if known.model != engine.model:

@@ -1,4 +1,4 @@
-"""The thresholds of a contract: which kinds share one, which cases choose it, what is said where there is none."""
+"""The thresholds of a contract: which kinds share one, which cases choose it, and the message where there is none."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from sds.policy.judgement import Threshold
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Kinds under one bound: those `max_error` names have one each, all others together that of the whole gate.
+    """Kinds under one bound: a kind named in `max_error` has its own, all others share that of the whole gate.
 
-    `delta`: of the contract's one, this group's part: all groups hold together with probability 1 - delta (Bonferroni).
+    `delta`: this group's part of the contract's, so that all groups hold together with probability 1 - delta (Bonferroni).
     """
 
     kinds: tuple[str, ...]
@@ -45,24 +45,24 @@ def groups_of(contract: Contract) -> list[Group]:
 
 
 def sequence_of(group: Group, tuning: Sequence[Judged], of_each: float) -> tuple[float, ...]:
-    """Return the thresholds to test for a group, read off cases that will not be tested."""
+    """Return the thresholds to test for a group, chosen from cases that will not be tested."""
     return thresholds.sequence(*_arrays(group, tuning), of_each, alpha=group.alpha, delta=group.delta)
 
 
 def found_for(group: Group, held_out: Sequence[Judged], tested: Sequence[float]) -> thresholds.Found:
-    """Return what learn-then-test finds for a group."""
+    """Return the result of learn-then-test for a group."""
     return thresholds.choose(*_arrays(group, held_out), tested, alpha=group.alpha, delta=group.delta)
 
 
 def _arrays(group: Group, judged: Sequence[Judged]) -> tuple[thresholds.Floats, thresholds.Flags]:
-    """Return confidences, and which are wrong, of the cases that a group decides."""
+    """Return the confidences of the cases that a group decides, and which of these are wrong."""
     decided = [each for each in judged if group.decides(each)]
     confidences = np.array([each.confidence for each in decided], dtype=np.float64)
     return confidences, np.array([each.wrong for each in decided], dtype=np.bool_)
 
 
 def chosen(contract: Contract, tuning: Sequence[Judged], held_out: Sequence[Judged]) -> dict[str, Threshold]:
-    """Return the threshold of every kind that is bounded."""
+    """Return the threshold of every bounded kind."""
     of_each = len(held_out) / len(tuning) if tuning else 0.0
     result = dict[str, Threshold]()
     for group in groups_of(contract):
@@ -79,7 +79,7 @@ def chosen(contract: Contract, tuning: Sequence[Judged], held_out: Sequence[Judg
 
 
 def in_words(thresholds_: Mapping[str, Threshold]) -> list[str]:
-    """Return a line for each kind: from which confidence on it is decided, or what is missing."""
+    """Return a line for each kind: the confidence from which it is decided, or what is missing."""
     return [f"{kind}: {_line(threshold)}" for kind, threshold in sorted(thresholds_.items())]
 
 
@@ -97,7 +97,7 @@ def _line(of: Threshold) -> str:
 
 
 def is_decided(judged: Judged, chosen_: Mapping[str, Threshold], contract: Contract) -> bool:
-    """Tell whether a case is decided under thresholds: its kind is not bounded, or it is certain enough."""
+    """Return whether a case is decided under thresholds: its kind has no bound, or it is certain enough."""
     if judged.decided is None:
         return False
     kind, bounds = judged.decided[0], contract.max_error

@@ -1,4 +1,4 @@
-"""Out-of-fold predictions (cross-fitting): what is read of each learned text by a reader that learned the other folds."""
+"""Out-of-fold predictions (cross-fitting): each learned text is read by a reader that learned the other folds."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def cross_fitted(
     distractions: Sequence[str],
     on_progress: Progress,
 ) -> dict[str, Mapping[str, float]]:
-    """Return by text the probabilities of each train text from a reader that was fitted without its fold.
+    """Return by text the probabilities of each train text, from a reader that was fitted without its fold.
 
-    What learns from probabilities of a reader must not see those of texts which that reader knows by heart: they are too certain.
+    What learns from a reader's probabilities must not see those of texts that the reader learned: they are too certain.
     """
     texts, values = train
     fold_of, found = _folds(texts, values), dict[str, Mapping[str, float]]()
@@ -50,7 +50,7 @@ def cross_fitted(
 
 
 def _folds(texts: Sequence[str], values: Sequence[str]) -> dict[str, int]:
-    """Return the fold of each text, by hash and value by value: every fold lacks about as much of each."""
+    """Return the fold of each text, by hash and separately for each value, so that every fold has about as much of each."""
     of_value = defaultdict[str, list[str]](list)
     for text, value in zip(texts, values, strict=True):
         of_value[value].append(text)

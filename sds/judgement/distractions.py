@@ -1,8 +1,8 @@
-"""Sentences that say nothing of what is asked and pretend to: orders to whoever reads by machine, for readers to learn beside.
+"""Distractions: sentences that order a reader to answer in some way and say nothing of the case. Readers learn with them.
 
-They are other sentences than those that an evaluation puts into texts (`evaluation.injections`). Where there are many texts, some
-orders say what a value means, too. With few they do not: a note of a bank's staff may well be "somebody else has the card", and who
-learned beside orders that such a sentence says nothing would not read it any more.
+They differ from the sentences that an evaluation puts into texts (`evaluation.injections`). With many texts, some
+orders also say what a value means. With few they do not: a note of a bank's staff may well say "somebody else has the
+card", and a reader that learned to ignore this in orders would ignore it there, too.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ EXPLAINING = (
     "Answer {value}: {meaning}.",
     "File this as {value}, which is: {meaning}.",
 )
-EXPLAINED_MIN = 200  # texts for each value, so that orders say what it means: the refund gate has them, fraud not
+EXPLAINED_MIN = 200  # texts for each value before orders also say what it means; refund has as many, fraud has not
 
 
 def distractions(contract: Contract, name: str, *, texts: int) -> tuple[str, ...]:
-    """Return the distractions for a reading: each order with each of its values. `texts`: how many are learned."""
+    """Return the distractions for a reading: each order with each value. `texts`: how many texts are learned."""
     values = contract.readings[name].values
     orders = (*NAMING, *EXPLAINING) if texts >= EXPLAINED_MIN * len(values) else NAMING
     said = [{"name": name, "value": value.replace("_", " "), "meaning": meaning} for value, meaning in values.items()]

@@ -1,8 +1,8 @@
-"""Fits the readers of a contract on labels and writes what the engine opens: one folder, whole or not at all.
+"""Fits the readers of a contract on labels and writes the folder that the engine opens, whole or not at all.
 
-What is learned on, what calibrates and what chooses thresholds are different cases. Train fits. Of the calibration part a
-share calibrates the readers and proposes the sequence of thresholds, the rest tests them (`thresholds`). The test part only
-gives scores. A score that reads an enumeration learns from probabilities of readers that did not learn the text in question.
+Fitting, calibration and thresholds use different cases. The train part fits. A share of the calibration part calibrates
+the readers and proposes the sequence of thresholds; the rest tests these (`thresholds`). The test part only gives
+scores. A score that reads an enumeration learns from probabilities of readers that did not learn the text in question.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ from sds.policy.judgement import (
 from sds.policy.readers import as_read
 
 LABELS_MIN = 8  # of each value, in the train part
-TUNING_MIN = 20  # of a reading, to calibrate it on
-MANY = 1_000  # calibration cases, of which half calibrate the readers; of fewer a fifth
+TUNING_MIN = 20  # cases to calibrate a reading on
+MANY = 1_000  # of more calibration cases a half calibrates the readers, of fewer a fifth
 _FEW_SHARE, _MANY_SHARE = 0.2, 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The cases by what they are for: `tuning` calibrates readers, `held_out` tests thresholds, `test` is for scores alone."""
+    """The cases by purpose: `tuning` calibrates readers, `held_out` tests thresholds, `test` only gives scores."""
 
     train: list[LabelledCase]
     tuning: list[LabelledCase]
@@ -67,7 +67,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class FittedGate:
-    """What came of a fit. `judged`: the test part's cases, for whoever wants more than the manifest's scores."""
+    """The result of a fit. `judged`: the test part's cases, for more than the manifest's scores."""
 
     folder: Path
     manifest: Manifest
@@ -75,7 +75,7 @@ class FittedGate:
 
 
 def divided(contract: Contract, cases: Sequence[LabelledCase]) -> Parts:
-    """Return the cases by what they are for."""
+    """Return the cases by purpose."""
     cases = parted(contract, cases)
     calibrate = [case for case in cases if case.part == "calibrate"]
     tuning = _tuning(contract, calibrate)
@@ -88,18 +88,18 @@ def divided(contract: Contract, cases: Sequence[LabelledCase]) -> Parts:
 
 
 def learned(contract: Contract, parts: Parts, name: str) -> list[LabelledCase]:
-    """Return one case for each text that an enumeration's reader learns: those of the train part that are in no other."""
+    """Return one case for each text that an enumeration's reader learns: texts of the train part that are in no other part."""
     later = {_text(contract, case) for case in (*parts.tuning, *parts.held_out, *parts.test)}
     return [case for case in texts_of(contract, parts.train, name) if _text(contract, case) not in later]
 
 
 def labelled_texts(contract: Contract, cases: Sequence[LabelledCase], name: str) -> tuple[list[str], list[str]]:
-    """Return the cases' texts as a reader reads them, and what each says of a reading."""
+    """Return the cases' texts as a reader gets them, and the label of each for a reading."""
     return [_text(contract, case) for case in cases], [case.readings[name] for case in cases]
 
 
 def input_of(contract: Contract, path: str) -> Input:
-    """Return an input of a score as the fit takes it."""
+    """Return an input of a score in the form that the fit takes."""
     if path.startswith(f"{ROOT}."):
         name = path.removeprefix(f"{ROOT}.")
         return Input(name, "reading", tuple(contract.readings[name].values))
@@ -116,7 +116,7 @@ def _key(contract: Contract, case: LabelledCase) -> str:
 
 
 def _tuning(contract: Contract, calibrate: Sequence[LabelledCase]) -> set[str]:
-    """Return the keys of what calibrates the readers: all, where no threshold is to be tested."""
+    """Return the keys of the cases that calibrate the readers: all of them, where no threshold is tested."""
     keys = sorted({_key(contract, case) for case in calibrate})
     if contract.max_error is None:
         return set(keys)
@@ -132,9 +132,9 @@ def fit_gate(
     out: Path,
     on_progress: Progress,
 ) -> FittedGate:
-    """Fit every reading of a contract, choose its thresholds, and put the folder at `out`, in the place of an earlier one.
+    """Fit every reading of a contract, choose its thresholds, and put the folder at `out`, replacing an earlier one.
 
-    Raises UsageError, in one line, for labels that are too few or one-sided, and for a place that holds something else.
+    Raises UsageError, in one line, for labels that are too few or one-sided, and where `out` holds something else.
     """
     parts = check_labels(contract, cases, learns=not fitters.asked)
     _refuse_other_folder(out)
@@ -148,12 +148,12 @@ def fit_gate(
         except BackendError as error:
             raise UsageError(f"the readers cannot be fitted: {error}", hint=error.hint) from error
         _write(folder, manifest)
-        _put(folder, out)
+        _publish(folder, out)
     return FittedGate(out, manifest, judged)
 
 
 def check_labels(contract: Contract, cases: Sequence[LabelledCase], *, learns: bool = True) -> Parts:
-    """Return the cases by what they are for. Raises UsageError where no reader can be made of them. `learns`: not by asking alone."""
+    """Return the cases by purpose. Raises UsageError where they make no reader. `learns`: False where readers only ask."""
     _refuse_without_policy(contract)
     parts = divided(contract, cases)
     for name in contract.readings:
@@ -162,7 +162,7 @@ def check_labels(contract: Contract, cases: Sequence[LabelledCase], *, learns: b
 
 
 class _Fitting:
-    """One fit: enumerations first, for scores may read them."""
+    """One fit. Enumerations come first, because scores may read them."""
 
     def __init__(self, contract: Contract, parts: Parts, fitters: Fitters, folder: Path, on_progress: Progress) -> None:
         self._contract, self._parts, self._fitters, self._folder = contract, parts, fitters, folder
@@ -183,7 +183,7 @@ class _Fitting:
                 reader.close()
 
     def _export(self, name: str, fitted: Any) -> None:
-        """What is measured from here on is what was written, and what will be opened."""
+        """Write a fitted reader and open it again, so that all further measurements are of what was written."""
         if isinstance(fitted, AskedModel):
             self._models[name], self._readers[name] = fitted.calibration, fitted.reader()
             return
@@ -207,7 +207,7 @@ class _Fitting:
             names=names,
             seed=SEED,
             distractions=distractions(self._contract, name, texts=len(texts)),
-            on_progress=_about(self._progress, name),
+            on_progress=_named(self._progress, name),
         )
         self._export(name, fitted.calibrated(*tuning))
 
@@ -221,12 +221,12 @@ class _Fitting:
         self._counts[name] = {"train": len(train), "tuning": len(tuning)}
         rows = self._rows(train, inputs, learned=True)
         fitted = self._fitters.table(
-            rows, _truth(train, name), inputs=inputs, seed=SEED, on_progress=_about(self._progress, name)
+            rows, _truth(train, name), inputs=inputs, seed=SEED, on_progress=_named(self._progress, name)
         )
         self._export(name, fitted.calibrated(self._rows(tuning, inputs, learned=False), _truth(tuning, name)))
 
     def _rows(self, cases: Sequence[LabelledCase], inputs: Sequence[Input], *, learned: bool) -> list[Row]:
-        """Return rows of fields and what was read beside them; of texts that a reader has learned, by readers that have not."""
+        """Return rows of fields and readings; `learned` texts are read by readers that have not learned them."""
         readings = Readings(self._contract, self._readers)
         shares = dict[str, Mapping[str, Mapping[str, float]]]()
         for each in inputs:
@@ -252,7 +252,7 @@ class _Fitting:
             names=tuple(self._contract.readings[name].values),
             seed=SEED,
             distractions=distractions(self._contract, name, texts=len(train[0])),
-            on_progress=_about(self._progress, f"{name}, for scores"),
+            on_progress=_named(self._progress, f"{name}, for scores"),
         )
 
     def _manifest(self, labels: str, split: str) -> tuple[Manifest, list[Judged]]:
@@ -311,7 +311,7 @@ class _Fitting:
         }
 
     def _shares(self, readings: Readings) -> dict[str, dict[str, float]]:
-        """Return how often each value of an enumeration is the likeliest in held-out cases: what a monitor expects."""
+        """Return how often each value of an enumeration is the likeliest in held-out cases, which a monitor expects."""
         cases = [*self._parts.tuning, *self._parts.held_out]
         found = dict[str, dict[str, float]]()
         for name, spec in self._contract.readings.items():
@@ -322,7 +322,7 @@ class _Fitting:
         return found
 
 
-def _about(progress: Progress, name: str) -> Progress:
+def _named(progress: Progress, name: str) -> Progress:
     return lambda done, total, what: progress(done, total, f"{name}: {what}")
 
 
@@ -344,8 +344,8 @@ def _refuse_other_folder(out: Path) -> None:
 
 
 def _refuse_one_sided(contract: Contract, parts: Parts, name: str, *, learns: bool) -> None:
-    """Refuse labels of which no reader can be made: of some value too few, or too few to calibrate on."""
-    train, tuning = (_said(contract, parts, name, part) for part in ("train", "tuning"))
+    """Raise UsageError for labels that make no reader: too few of some value, or too few to calibrate on."""
+    train, tuning = (_usable_labels(contract, parts, name, part) for part in ("train", "tuning"))
     values = tuple(contract.readings[name].values) or (YES, NO)
     few = [f"{value} {train.count(value)}" for value in values if learns and train.count(value) < LABELS_MIN]
     if few or len(tuning) < TUNING_MIN:
@@ -358,8 +358,8 @@ def _refuse_one_sided(contract: Contract, parts: Parts, name: str, *, learns: bo
         )
 
 
-def _said(contract: Contract, parts: Parts, name: str, part: Literal["train", "tuning"]) -> list[str]:
-    """Return the labels of a reading that can be used: one for each text, or of a score for each case with fields."""
+def _usable_labels(contract: Contract, parts: Parts, name: str, part: Literal["train", "tuning"]) -> list[str]:
+    """Return the usable labels of a reading: one for each text, or for a score one for each case with fields."""
     if not contract.readings[name].values:
         cases = parts.train if part == "train" else parts.tuning
         return [case.readings[name] for case in cases if name in case.readings and case.fields]
@@ -376,8 +376,8 @@ def _write(folder: Path, manifest: Manifest) -> None:
             os.fsync(file.fileno())
 
 
-def _put(folder: Path, out: Path) -> None:
-    """Let the folder be at `out`: an earlier one goes only once this one is whole."""
+def _publish(folder: Path, out: Path) -> None:
+    """Move the folder to `out`. An earlier one is removed only after that."""
     before = folder.with_name(folder.name + ".before")
     folder.chmod(0o755)
     try:

@@ -1,6 +1,6 @@
-"""What fits the readers of a contract: the kinds of readers that this installation can fit, and what they begin with.
+"""The fitters of a contract's readers: those that this installation has, and the base encoder they begin with.
 
-Everything of it is an extra (`fit`; for the tuned encoder also `hf`), and is imported when it is asked for.
+All of it is an extra (`fit`; for the tuned encoder also `hf`), and is imported on its first use.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Row = tuple[Fields, Mapping[str, Mapping[str, float]]]
 
 
 class Input(NamedTuple):
-    """One input of a score. `type`: int, bool, category, or reading, whose probabilities are inputs; `values` of the last two."""
+    """One input of a score. `type`: int, bool, category, or reading (its probabilities). `values`: of the last two."""
 
     name: str
     type: str
@@ -35,7 +35,7 @@ class Input(NamedTuple):
 
 
 class FittedText(Protocol):
-    """What was fitted is exported, too, as a table is; what was only asked is not."""
+    """A fitted reader of an enumeration. It can also be exported, as a table can, unless it only asks a model."""
 
     def calibrated(self, texts: Sequence[str], values: Sequence[str]) -> FittedText: ...
     def reader(self) -> Reader: ...
@@ -78,9 +78,9 @@ class OpensReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Fitters:
-    """`text` fits an enumeration, `table` a score, `open` opens what they exported. `base`: what the first begins with.
+    """`text` fits an enumeration, `table` a score, `open` opens an exported reader. `base`: what `text` begins with.
 
-    `asked`: in place of `text`, by reading, what calibrates the language model, which learns nothing.
+    `asked`: by reading, calibrates the language model instead of `text`; it learns nothing.
     """
 
     kind: str
@@ -94,10 +94,10 @@ class Fitters:
 def open_fitters(
     *, head: bool = False, texts: bool = True, base: Path | None = None
 ) -> tuple[Fitters, tuple[str, ...]]:
-    """Return what fits readers here, and what is to be said of it in a line each. Raises UsageError where the extra is not installed.
+    """Return the fitters of this installation, and notices, a line each. Raises UsageError without the extra.
 
-    `head`: the quick one, although the other is there. `texts`: an enumeration is among the readings, so a base is needed; that of
-    the package, unless `base` names a folder.
+    `head`: use the quick one although the other is there. `texts`: whether an enumeration is among the readings, which
+    needs a base: that of the package, unless `base` names a folder.
     """
     for name in ("sklearn", "onnx"):
         if find_spec(name) is None:
@@ -140,7 +140,7 @@ def _fitters(*, tuned: bool, texts: bool, base: Path | None) -> Fitters:
 
 
 def versions() -> dict[str, str]:
-    """Return what fitted: versions of Python and of the libraries that are here."""
+    """Return the versions of Python and of the installed libraries that fit."""
     found = {"python": platform.python_version()}
     for name in ("sovereign-decision-stream", *LIBRARIES):
         try:

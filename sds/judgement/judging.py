@@ -1,7 +1,7 @@
-"""What the policy would decide of labelled cases, how certain it is of it, and whether it is right.
+"""What the policy would decide of labelled cases, how certain it is, and whether it is right.
 
-The same steps as the engine's (`sds.policy.engine`), without packet and record: what is unfamiliar, tied, escalated by a
-line, left to the language model or outside the envelope is not decided, whatever the threshold.
+The steps are those of the engine (`sds.policy.engine`), without packet and record. A case that is unfamiliar, tied,
+escalated by a line, left to the language model or outside the envelope is not decided, whatever the threshold.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ Decision = tuple[str, tuple[tuple[str, int], ...]]  # kind, and its numbers in m
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A case and what the policy makes of it. `decided`: None where it escalates however certain it is, and `why`.
+    """A case and the policy's result. `decided`: None where it escalates at any confidence; `why`: the reason.
 
-    `confidence`: how likely it is that the likeliest decision is right. `truth`: what was right, without numbers where only the kind
-    is known. `likely`: the likeliest decision's kind, whatever becomes of it.
+    `confidence`: the probability that the likeliest decision is right. `truth`: the right decision, without numbers
+    where only the kind is known. `likely`: the kind of the likeliest decision, even where it is not decided.
     """
 
     case: LabelledCase
@@ -47,7 +47,7 @@ class Judged:
 
     @property
     def right(self) -> bool:
-        """Whether what would be decided is right: the kind, and the numbers where they are known."""
+        """Whether the decision is right: its kind, and its numbers where they are known."""
         if self.decided is None:
             return self.truth[0] == ESCALATE
         return self.decided == self.truth if self.numbers_known else self.decided[0] == self.truth[0]
@@ -58,7 +58,7 @@ class Judged:
 
 
 class Readings:
-    """Fitted readers, asked about cases. A text is read once. Raises ModelError as the engine does."""
+    """Fitted readers that read cases; each text is read once. Raises ModelError as the engine does."""
 
     def __init__(self, contract: Contract, readers: Mapping[str, Reader]) -> None:
         self._contract, self._readers = contract, readers
@@ -66,7 +66,7 @@ class Readings:
         self._known = dict[tuple[str, str], Reading]()
 
     def of_text(self, name: str, text: str) -> Reading:
-        """Return what an enumeration's reader reads in a text as it would be an event's evidence."""
+        """Return an enumeration's reading of a text, treated as an event's evidence."""
         text = as_read(self._contract, text)
         if (name, text) not in self._known:
             self._known[name, text] = self._read(name, text, {}, {})
@@ -93,14 +93,14 @@ class Readings:
 
 
 class Judge:
-    """The policy of a contract and readers for it, put to labelled cases."""
+    """Applies a contract's policy, with readers, to labelled cases."""
 
     def __init__(self, contract: Contract, readings: Readings) -> None:
         self._contract, self._readings = contract, readings
         self._policy, self._rules = policy_rules(contract), Rules(contract)
 
     def judges(self, case: LabelledCase) -> bool:
-        """Tell whether a case says enough: all fields, and the decision or every reading."""
+        """Return whether a case can be judged: it has all fields, and the decision or every reading."""
         known = case.decision is not None or all(name in case.readings for name in self._contract.readings)
         return bool(case.fields) and known and not self._rules.faults(case.fields)
 
@@ -108,7 +108,7 @@ class Judge:
         return self._rules.envelope(case.fields)
 
     def judge(self, case: LabelledCase) -> Judged:
-        """Return what the policy makes of one case that `judges` takes. Raises ModelError."""
+        """Return the policy's result for a case that `judges` accepts. Raises ModelError."""
         envelope, readings = self.envelope(case), self._readings.of_case(case)
         shares = {name: reading.probabilities for name, reading in readings.items()}
         found = distribution(self._policy, case.fields, shares)
@@ -132,8 +132,8 @@ class Judge:
         return found
 
     def _truth(self, case: LabelledCase, envelope: DecisionEnvelope) -> tuple[Decision, bool]:
-        """Return what was right, and whether its numbers are known: what is labelled, else what the policy makes of the
-        true readings within the envelope.
+        """Return the right decision, and whether its numbers are known: the label's, else the policy's for the true
+        readings within the envelope.
         """
         if case.decision is not None:
             return (case.decision, ()), False
@@ -142,7 +142,7 @@ class Judge:
 
 
 def true_values(contract: Contract, case: LabelledCase) -> dict[str, Value]:
-    """Return a case's true readings as expressions take them."""
+    """Return a case's true readings in the form that expressions take."""
     return {
         name: case.readings[name] if spec.values else MILLIONTHS * (case.readings[name] == YES)
         for name, spec in contract.readings.items()
@@ -150,7 +150,7 @@ def true_values(contract: Contract, case: LabelledCase) -> dict[str, Value]:
 
 
 def _escalates(envelope: DecisionEnvelope, proposed: Proposed) -> str:
-    """Return why a decision of the policy is a human's; "" where it is not."""
+    """Return why a decision of the policy goes to a human; "" where it does not."""
     if envelope.names == (ESCALATE,):
         return "ESCALATE_ONLY"
     if proposed.action == ESCALATE:
@@ -174,5 +174,5 @@ def likeliest(reading: Reading) -> str:
 
 
 def labelled(cases: Sequence[LabelledCase], name: str, *parts: str) -> list[LabelledCase]:
-    """Return the cases of these parts that say something of a reading."""
+    """Return the cases of these parts with a label for a reading."""
     return [case for case in cases if name in case.readings and case.part in parts]

@@ -1,9 +1,9 @@
-"""Labels: what is known of cases, one JSON object a line, read strictly; and how they are parted.
+"""Labels: one JSON object a line, read strictly; and their division into parts.
 
     {"text": "...", "readings": {"cause": "weather"}, "fields": {...}, "decision": "DENY", "style": "plain", "part": "test"}
 
-A reading may stand beside the text by its own name (`"cause": "weather"`). Where no `part` is given, the cases are parted
-by a hash of their text, value by value, so that a text is never both learned and tested.
+A reading may stand beside the text under its own name (`"cause": "weather"`). Cases without a `part` are divided by a
+hash of their text, separately for each value, so that no text is both learned and tested.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from sds.policy.readers import as_read
 FILE_BYTES_MAX = 256 << 20
 TEXT_CHARS_MAX = EVENT_BYTES_MAX  # no event's text is longer
 PARTS = ("train", "calibrate", "test")
-SHARES = (0.5, 0.75)  # of the texts of a value: where the first part ends, and the second
-YES, NO = "1", "0"  # of a score
+SHARES = (0.5, 0.75)  # of the texts of a value: the ends of the first and the second part
+YES, NO = "1", "0"  # the labels of a score
 _KEYS = frozenset({"gate", "text", "fields", "readings", "decision", "style", "part", "amount_minor"})
-_NAMELESS = "value"  # stands for the one enumeration of a contract
+_NAMELESS = "value"  # another name for the only enumeration of a contract
 _OF_SCORE = {True: YES, False: NO, "1": YES, "0": NO}
 
 
 def read_labels(contract: Contract, path: Path) -> list[LabelledCase]:
-    """Return the labels of a file, or of a folder that holds train.jsonl, calibrate.jsonl and test.jsonl.
+    """Return the labels of a file, or of a folder with train.jsonl, calibrate.jsonl and test.jsonl.
 
     Raises UsageError with file and line.
     """
@@ -49,9 +49,9 @@ def read_labels(contract: Contract, path: Path) -> list[LabelledCase]:
 
 
 def parse_labels(contract: Contract, files: Iterable[tuple[str, bytes]]) -> list[LabelledCase]:
-    """Return the labels of files, given as (name, bytes); a file that is called after a part is that part.
+    """Return the labels of files, given as (name, bytes). A file named after a part belongs to that part.
 
-    Raises UsageError with name and line, for what two of them say of one case, too.
+    Raises UsageError with name and line, also for contradicting labels of one case.
     """
     lines, found = _Lines(contract), list[LabelledCase]()
     for name, raw in files:
@@ -72,21 +72,21 @@ def label_line(case: LabelledCase, gate: str) -> str:
 
 
 def whole_fields(rules: Rules, fields: Fields) -> Fields:
-    """Return the fields that the contract declares; none where one is missing or of another type: a label has all or none."""
+    """Return the fields that the contract declares; {} where one is missing or mistyped: a label has all fields or none."""
     return {} if rules.faults(fields) else {path: fields[path] for path in rules.contract.snapshot}
 
 
 def parted(contract: Contract, cases: Iterable[LabelledCase]) -> list[LabelledCase]:
-    """Return the cases, each with its part: what it was given, else by a hash of its text, stratified by value."""
+    """Return the cases, each with its part: the given one, else one by a hash of its text, stratified by value."""
     given, strata = list(cases), defaultdict[str, set[str]](set)
     for case in given:
         if not case.part:
             strata[_stratum(contract, case)].add(_hash(contract, case))
-    placed = {each: part for hashes in strata.values() for each, part in _placed(sorted(hashes))}
+    placed = {each: part for hashes in strata.values() for each, part in _place(sorted(hashes))}
     return [case if case.part else replace(case, part=placed[_hash(contract, case)]) for case in given]
 
 
-def _placed(hashes: Sequence[str]) -> Iterable[tuple[str, str]]:
+def _place(hashes: Sequence[str]) -> Iterable[tuple[str, str]]:
     for place, each in enumerate(hashes):
         share = (place + 0.5) / len(hashes)
         yield each, PARTS[sum(share > end for end in SHARES)]
@@ -98,12 +98,12 @@ def _stratum(contract: Contract, case: LabelledCase) -> str:
 
 
 def _hash(contract: Contract, case: LabelledCase) -> str:
-    """Return what parts a case: its text as it is read, or of a case without one its fields."""
+    """Return the hash that divides cases: of the text as it is read, or of the fields of a case without text."""
     return digest(as_read(contract, case.text) or dict(case.fields))
 
 
 def labels_hash(cases: Iterable[LabelledCase]) -> str:
-    """Return the SHA-256 of everything that is said of the cases, but for their parts."""
+    """Return the SHA-256 of everything in the labels but their parts."""
     return digest([
         [case.text, dict(case.fields), dict(case.readings), case.decision, case.style, case.amount_minor]
         for case in cases
@@ -111,7 +111,7 @@ def labels_hash(cases: Iterable[LabelledCase]) -> str:
 
 
 def split_hash(cases: Iterable[LabelledCase]) -> str:
-    """Return the SHA-256 of how cases were parted."""
+    """Return the SHA-256 of the division of cases into parts."""
     return digest([[digest([case.text, dict(case.fields)]), case.part] for case in cases])
 
 
@@ -132,7 +132,7 @@ def _form(contract: Contract) -> str:
 
 
 class _Lines:
-    """Reads the lines of several files: what one says twice, or in two ways, is refused."""
+    """Reads the lines of several files, and refuses repetitions and contradictions among them."""
 
     def __init__(self, contract: Contract) -> None:
         self._contract, self._rules = contract, Rules(contract)
@@ -151,7 +151,7 @@ class _Lines:
         return found
 
     def _case(self, line: bytes, where: str, part: str) -> LabelledCase:
-        data = _object(line)
+        data = _parse_object(line)
         said = dict[str, object](_mapping(data, "readings"))
         for name in data.keys() - _KEYS:
             said[self._reading(name)] = data[name]
@@ -164,8 +164,8 @@ class _Lines:
             amount_minor=_amount(data.get("amount_minor", 0)),
             part=_part(data.get("part", part)),
         )
-        self._refuse_another(data.get("gate"))
-        self._refuse_void(case)
+        self._refuse_other_gate(data.get("gate"))
+        self._refuse_empty(case)
         self._refuse_repeated(case, where)
         return case
 
@@ -208,14 +208,14 @@ class _Lines:
             )
         return fields
 
-    def _refuse_another(self, gate: object) -> None:
+    def _refuse_other_gate(self, gate: object) -> None:
         if gate not in (None, self._contract.gate):
             raise UsageError(
                 f"this is a label of gate `{one_line(gate, 64)}`, not `{self._contract.gate}`",
                 hint="name the other gate",
             )
 
-    def _refuse_void(self, case: LabelledCase) -> None:
+    def _refuse_empty(self, case: LabelledCase) -> None:
         if not case.readings and case.decision is None:
             raise UsageError("it says neither a reading nor a decision")
         read = [name for name in case.readings if name in self._enumerations]
@@ -226,7 +226,7 @@ class _Lines:
             )
 
     def _refuse_repeated(self, case: LabelledCase, where: str) -> None:
-        """Refuse what another line said of the same case, and two values of the same text."""
+        """Raise UsageError for a second label of the same case, and for two values of the same text."""
         text, fields = as_read(self._contract, case.text), digest(dict(case.fields))
         said = {**case.readings, **({"decision": case.decision} if case.decision else {})}
         for name, value in said.items():
@@ -241,7 +241,7 @@ class _Lines:
             raise UsageError(f"{there} labels the same case", hint="keep one of the two")
 
 
-def _object(line: bytes) -> dict[str, Any]:
+def _parse_object(line: bytes) -> dict[str, Any]:
     try:
         data = json.loads(line.decode("utf-8"), object_pairs_hook=once, parse_constant=no_number)
     except UnicodeDecodeError as error:

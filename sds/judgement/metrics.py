@@ -9,15 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 BINS = 15
-POINTS_MAX = 200  # of a curve
-DRAWS, DRAWN_BY = 200, 261  # of chance: how often, and from which seed
-HELD_SHARE = 0.01  # of the good cases, at most so many held when money is counted
+POINTS_MAX = 200  # points of a curve
+DRAWS, DRAWN_BY = 200, 261  # draws of chance, and their seed
+HELD_SHARE = 0.01  # of the good cases, at most this share is held when money is counted
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 
 def of_enumeration(truth: Sequence[str], probabilities: Floats, values: Sequence[str]) -> dict[str, Any]:
-    """Return what is measured of an enumeration. `probabilities`: (cases, values), a row sums to 1."""
+    """Return the measures of an enumeration. `probabilities`: shape (cases, values); each row sums to 1."""
     places = np.array([values.index(each) for each in truth], dtype=np.intp)
     said = probabilities.argmax(axis=1)
     confusion = np.zeros((len(values), len(values)), dtype=np.int64)
@@ -38,7 +38,7 @@ def of_enumeration(truth: Sequence[str], probabilities: Floats, values: Sequence
 
 
 def of_score(truth: Flags, scores: Floats) -> dict[str, Any]:
-    """Return what is measured of a score: `truth` says which cases are."""
+    """Return the measures of a score. `truth`: the positive cases."""
     return {
         "cases": len(truth),
         "positive": int(truth.sum()),
@@ -63,14 +63,14 @@ def bins_of(confidences: Floats, right: Flags) -> list[tuple[float, float, int]]
 
 
 def ece(confidences: Floats, right: Flags) -> float:
-    """Return the expected calibration error: over 15 bins of equal mass, how far confidence is from the share right."""
+    """Return the expected calibration error: the mean distance between confidence and share right in 15 bins of equal mass."""
     found = bins_of(confidences, right)
     return sum(count * abs(mean - share) for mean, share, count in found) / max(1, len(confidences))
 
 
 def ece_by_chance(confidences: Floats) -> tuple[float, float]:
-    """Return the calibration error that these confidences would show on so many cases if they held exactly: on average,
-    and what only one draw in twenty exceeds. An error below the second is no evidence of any.
+    """Return the calibration error that perfectly calibrated confidences would show on so many cases: its mean, and the
+    value that only one draw in twenty exceeds. An error below the second is no evidence of miscalibration.
     """
     rng, exact = np.random.default_rng(DRAWN_BY), np.asarray(confidences)
     drawn = [ece(exact, rng.random(len(exact)) < exact) for _ in range(DRAWS)]
@@ -78,7 +78,7 @@ def ece_by_chance(confidences: Floats) -> tuple[float, float]:
 
 
 def calibration_error(confidences: Floats, right: Flags) -> dict[str, float]:
-    """Return the expected calibration error, and beside it what of it chance alone explains."""
+    """Return the expected calibration error, and the part of it that chance alone explains."""
     mean, most = ece_by_chance(confidences)
     return {
         "ece": _rounded(ece(confidences, right)),
@@ -88,7 +88,7 @@ def calibration_error(confidences: Floats, right: Flags) -> dict[str, float]:
 
 
 def average_precision(truth: Flags, scores: Floats) -> float:
-    """Return the area under precision over recall, as a sum over steps of recall; equal scores are one step."""
+    """Return the area under precision over recall, summed over steps of recall; equal scores are one step."""
     if not truth.any():
         return 0.0
     order = np.argsort(-scores, kind="stable")
@@ -99,7 +99,7 @@ def average_precision(truth: Flags, scores: Floats) -> float:
 
 
 def money_lost(truth: Flags, scores: Floats, amounts: Floats, held_share: float = HELD_SHARE) -> float:
-    """Return the amounts of true cases that are missed when the highest scores are held until `held_share` of the others are.
+    """Return the amounts of missed true cases when the highest scores are held until `held_share` of the others are held.
 
     Cases with equal scores are held together or not at all.
     """
@@ -113,7 +113,7 @@ def money_lost(truth: Flags, scores: Floats, amounts: Floats, held_share: float 
 
 
 def risk_coverage(confidences: Floats, wrong: Flags, cases: int) -> list[tuple[float, float]]:
-    """Return at most 200 of (share of all `cases` that is decided, share of these that is wrong), from the most certain on."""
+    """Return at most 200 points (decided share of all `cases`, wrong share of the decided), from the most certain on."""
     order = np.argsort(-confidences, kind="stable")
     errors = np.cumsum(wrong[order])
     counts = np.unique(np.linspace(1, len(order), min(len(order), POINTS_MAX)).round().astype(int))

@@ -1,4 +1,4 @@
-"""How good fitted readers and their decisions are on labelled cases: arrays made of cases, measures made of arrays."""
+"""Scores fitted readers and their decisions on labelled cases: turns cases into arrays for `metrics`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from sds.kernel.envelope.envelope import ESCALATE
 from sds.policy.judgement import Threshold
 from sds.policy.readers import as_read
 
-GROUPED_ON = 500  # cases that tell values apart
+GROUPED_ON = 500  # at most so many cases are used to group values
 PAID, REFUSED = "wrongly_paid_minor", "wrongly_refused_minor"
 
 
 def texts_of(contract: Contract, cases: Sequence[LabelledCase], name: str) -> list[LabelledCase]:
-    """Return one case for each text that says something of an enumeration."""
+    """Return one case for each text with a label for an enumeration."""
     found = {as_read(contract, case.text): case for case in cases if name in case.readings}
     return list(found.values())
 
@@ -33,7 +33,7 @@ def texts_of(contract: Contract, cases: Sequence[LabelledCase], name: str) -> li
 def enumeration_scores(
     contract: Contract, readings: Readings, cases: Sequence[LabelledCase], name: str
 ) -> dict[str, Any]:
-    """Return what is measured of an enumeration on texts, each once, and of each of their styles."""
+    """Return the measures of an enumeration on texts, each counted once, and those of each style."""
     values, said = tuple(contract.readings[name].values), texts_of(contract, cases, name)
     if not said:
         return {"cases": 0}
@@ -56,7 +56,7 @@ def enumeration_scores(
 
 
 def same_to_the_policy(contract: Contract, name: str, cases: Sequence[LabelledCase]) -> list[list[str]]:
-    """Return the values of an enumeration in groups that no decision on these cases tells apart, whatever its reason."""
+    """Return the values of an enumeration in groups: the policy decides the same for all values of a group on these cases."""
     rules, found, fields = policy_rules(contract), dict[tuple[object, ...], list[str]](), Rules(contract)
     said = (case for case in cases if case.fields and all(each in case.readings for each in contract.readings))
     known = [case for case in said if not fields.faults(case.fields)]
@@ -82,7 +82,7 @@ def _of_style(right: NDArray[np.bool_]) -> dict[str, Any]:
 
 
 def score_scores(readings: Readings, cases: Sequence[LabelledCase], name: str) -> dict[str, Any]:
-    """Return what is measured of a score on cases that have fields."""
+    """Return the measures of a score on cases with fields."""
     said = [case for case in cases if name in case.readings and case.fields]
     if not said:
         return {"cases": 0}
@@ -91,7 +91,7 @@ def score_scores(readings: Readings, cases: Sequence[LabelledCase], name: str) -
 
 
 def of_scores(cases: Sequence[LabelledCase], scores: NDArray[np.float64], name: str) -> dict[str, Any]:
-    """Return what is measured of a score that anybody gave to cases."""
+    """Return the measures of given scores of cases."""
     truth = np.array([case.readings[name] == YES for case in cases])
     amounts = np.array([case.amount_minor for case in cases], dtype=np.float64)
     lost = metrics.money_lost(truth, scores, amounts)
@@ -106,7 +106,7 @@ def of_scores(cases: Sequence[LabelledCase], scores: NDArray[np.float64], name: 
 def decision_scores(
     contract: Contract, judged: Sequence[Judged], thresholds: Mapping[str, Threshold]
 ) -> dict[str, Any]:
-    """Return what is measured of decisions: how many are made, how many of them are wrong, in cases and in money."""
+    """Return the measures of decisions: how many are made, and how many of these are wrong, in cases and in money."""
     if not judged:
         return {"cases": 0}
     made = [each for each in judged if is_decided(each, thresholds, contract)]
@@ -147,9 +147,9 @@ def _of_kinds(made: Sequence[Judged]) -> dict[str, dict[str, Any]]:
 
 
 def money(contract: Contract, wrong: Sequence[tuple[str, Judged]]) -> dict[str, int]:
-    """Return what wrong decisions cost, in minor units: paid although it was not to be, or not so; refused although it was.
+    """Return the cost of wrong decisions in minor units: wrong payments, and refusals of cases that should have been paid.
 
-    `wrong`: what was decided instead, with the case. A case's own `amount_minor` is what is at stake.
+    `wrong`: the wrong kind, with its case. A case's `amount_minor` is the amount at stake.
     """
     pays = {name for name, kind in contract.kinds.items() if kind.spends is not None}
     return {

@@ -1,5 +1,5 @@
-"""What can be said of a contract by reading it: fields nobody reads, kinds nobody may decide, limits that
-are missing; and, beside some of its real keys, whether a state source has the fields it declares.
+"""Findings from the declarations of a contract: fields that nothing reads, kinds that nobody may decide, missing
+limits. With reads of real keys, also whether a state source has the declared fields.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TTL_MS_PLAUSIBLE = 1_000
 
 
 def declared_findings(contract: Contract, places: Mapping[Path, Checked]) -> list[Finding]:
-    """Return the findings of one contract. `places`: the expressions that are evaluated, by their place."""
+    """Return the findings of one contract. `places`: the evaluated expressions, by their place."""
     return [
         *_unused_fields(contract, places),
         *_shown_alike(contract),

@@ -1,7 +1,7 @@
-"""What a new version of a contract permits that the old one did not, and the other way round.
+"""Compares two versions of a contract: what the new one permits that the old one did not, and the other way round.
 
-Decisions are compared as exact sets on snapshots: aimed at where the two differ, then random. That is a search: it
-shows differences, it does not prove their absence. Settings are compared as they are written (`settings_diff`).
+Decisions are compared as exact sets on snapshots, first those aimed at differences, then random ones. That is a search:
+it shows differences, and does not prove their absence. Settings are compared as written (`settings_diff`).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _Aspect = tuple[str, str, Direction]
 
 @dataclass(frozen=True, slots=True)
 class DecisionChange:
-    """One difference in what may be decided: of which kind, in what, in which direction, from what to what.
+    """One difference in what may be decided: the kind, the aspect, the direction, before and after.
 
-    `example`: the plainest snapshot found that shows it; `snapshots`: how many of those tried do. `who`: `agent` or
-    `human`, whose envelope it is.
+    `example`: the plainest snapshot found that shows it; `snapshots`: how many of the tried ones do. `who`: whose
+    envelope it is, `agent` or `human`.
     """
 
     who: str
@@ -53,7 +53,7 @@ class ContractDiff:
 
     @property
     def more(self) -> tuple[str, ...]:
-        """Name whatever the second contract permits beyond the first; what is merely different counts."""
+        """The names of all that the second contract permits beyond the first; unordered differences count."""
         return tuple(
             dict.fromkeys(
                 [_name(change) for change in self.decisions if change.direction != "narrower"]
@@ -93,7 +93,7 @@ def diff(
 
 
 def as_human(contract: Contract) -> Contract:
-    """Return the contract as it binds a human who resolves an escalated case; without a section `human`, itself."""
+    """Return the contract that binds a human who resolves an escalated case; without a section `human`, the contract itself."""
     return contract if contract.human == HumanSpec() else human_contract(contract)
 
 
@@ -102,7 +102,7 @@ def _human(*contracts: Contract) -> bool:
 
 
 def human_permits_more(contract: Contract, rng: Random) -> bool | None:
-    """Tell whether the human section widens anything that was found; None when there is no such section."""
+    """Return whether the human section was found to widen anything; None without such a section."""
     human = as_human(contract)
     if human is contract:
         return None
@@ -111,7 +111,7 @@ def human_permits_more(contract: Contract, rng: Random) -> bool | None:
 
 
 class _Pair:
-    """Two contracts on the snapshots of both."""
+    """Two contracts, with snapshots that have the fields of both."""
 
     def __init__(self, who: str, a: Space, b: Space) -> None:
         self.who, self.a, self.b = who, a, b
@@ -123,7 +123,7 @@ class _Pair:
         self.both = Space(b.rules, b.places, tuple(specs.values()), {**a.whole, **b.whole}, pool)
 
     def at(self, fields: Fields) -> dict[_Aspect, tuple[str, str]]:
-        """Return every difference at one snapshot with its two sides in words."""
+        """Return every difference at one snapshot, with its two sides in words."""
         one, other = calm_envelope(self.a, fields), calm_envelope(self.b, fields)
         return {} if one == other else dict(_compare(one, other))
 
@@ -184,7 +184,7 @@ def _compare_kinds(name: str, a: KindBound | None, b: KindBound | None) -> Itera
 
 
 def _of_sets(common: object, a: object, b: object) -> Direction:
-    """Say how set `b` lies to set `a`, given what they have in common."""
+    """Return how set `b` compares with set `a`, given their intersection."""
     return "wider" if common == a else "narrower" if common == b else "different"
 
 
@@ -212,7 +212,7 @@ def _snapshots(pair: _Pair, rng: Random, random_snapshots: int) -> list[Fields]:
 
 
 def _aims(space: Space, other: Space, *, comparable: bool) -> Iterator[list[Constraint]]:
-    """Yield what a snapshot must meet to be where `space` permits something, best of all what `other` does not."""
+    """Yield constraints for snapshots where `space` permits something, preferably something that `other` does not."""
     kinds, others = space.rules.contract.kinds, other.rules.contract.kinds
     for kind, spec in kinds.items():
         anyhow = space.permitting(kind)
@@ -234,7 +234,7 @@ def _aims(space: Space, other: Space, *, comparable: bool) -> Iterator[list[Cons
 
 
 def _beyond_spend(space: Space, kind: str) -> Iterator[Constraint]:
-    """Yield where what a kind spends is certainly more than a limit or less than nothing: there everything escalates."""
+    """Yield constraints under which a kind certainly spends more than a limit, or less than nothing: there all escalates."""
     contract = space.rules.contract
     spec = contract.kinds[kind]
     if spec.spends is None:

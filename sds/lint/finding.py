@@ -1,4 +1,4 @@
-"""What a check of a contract says: how bad, where, what, and the mend."""
+"""A finding of a contract check: severity, place, message and hint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One finding. `error`: the contract cannot do what it says; `info`: worth knowing, nothing to mend.
+    """One finding. `error`: the contract cannot do what it says; `info`: worth knowing, nothing to correct.
 
     `rule` names the check for machines, `path` the place in the contract, `example` a snapshot that shows it.
     """
@@ -29,7 +29,7 @@ class Finding:
     example: Fields | None = None
 
     def line(self, lines: Lines) -> int:
-        """Return the line of `path`, or of the nearest place around it that is written out."""
+        """Return the line of `path`, or of the nearest enclosing place that is written out."""
         where = self.path
         while where and where not in lines:
             where = where[:-1]
@@ -48,7 +48,7 @@ class Finding:
 
 
 def in_words(fields: Fields) -> str:
-    """Write fields of a snapshot in one line, in the units that expressions read."""
+    """Return fields of a snapshot in one line, in the units of expressions."""
     return ", ".join(f"{path}={json.dumps(value)}" for path, value in sorted(fields.items())) or "anything"
 
 

@@ -1,8 +1,8 @@
-"""What an expression can be, and when it can hold, for all snapshots at once: interval analysis of the typed subset.
+"""Interval analysis of the typed subset: an expression's possible values, and when it can hold, for all snapshots at once.
 
-Everything here over-approximates. `of` contains every value that an evaluation without failure gives, `assume` never
-rules a snapshot out for which the expression has that value. So None from either is a proof: it always fails, it never
-holds. Anything else proves nothing.
+Everything here over-approximates. `of` contains every value of an evaluation without failure; `assume` never rules out
+a snapshot for which the expression has the wanted value. So None from either is a proof that the expression always
+fails, or never holds. Any other result proves nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Ints:
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """These texts or truth values; None is any text."""
+    """A set of texts or truth values; None is any text."""
 
     items: frozenset[bool | str] | None
 
@@ -56,7 +56,7 @@ def point(value: Value) -> Domain:
 
 
 def propagate(constraints: Sequence[Constraint], env: Env, *, rounds: int = ROUNDS_MAX) -> Env | None:
-    """Return `env` narrowed by constraints that must all be met without failure; None proves that they cannot be."""
+    """Return `env` narrowed by constraints that must all hold without failure; None proves that they cannot."""
     for _ in range(rounds):
         before = env
         for tree, wanted in constraints:
@@ -70,17 +70,17 @@ def propagate(constraints: Sequence[Constraint], env: Env, *, rounds: int = ROUN
 
 
 def of(tree: Tree, env: Env) -> Domain | None:
-    """Return what an expression can be; None proves that it fails whatever the snapshot."""
-    return _Reading().of(tree, env)
+    """Return the possible values of an expression; None proves that it always fails."""
+    return _Analysis().of(tree, env)
 
 
 def assume(tree: Tree, env: Env, wanted: bool) -> Env | None:
     """Return `env` narrowed to where a truth value is `wanted`; None proves that it never is."""
-    return _Reading().assume(tree, env, wanted)
+    return _Analysis().assume(tree, env, wanted)
 
 
-class _Reading:
-    """One analysis. Beyond STEPS_MAX it narrows no further, which is sound."""
+class _Analysis:
+    """One analysis. After STEPS_MAX steps it narrows no further, which is sound."""
 
     def __init__(self) -> None:
         self.steps_left = STEPS_MAX
@@ -149,7 +149,7 @@ class _Reading:
         return None if narrowed is None else self.assume(side, narrowed, wanted)
 
     def _logical(self, tree: Tree, env: Env, wanted: bool) -> Env | None:
-        """Walk the sides as they are read: all have one value, or the first that has the other one settles it."""
+        """Go through the sides in order: either all have the usual value, or the first with the other value settles it."""
         usual = tree.op == "&&"
         settled: Env | None = None
         so_far: Env | None = env
@@ -196,7 +196,7 @@ class _Reading:
         return None if narrowed is None else self._backwards(right, b, narrowed)
 
     def _backwards(self, tree: Tree, target: Ints, env: Env) -> Env | None:
-        """Narrow the fields behind a number that must be within `target`."""
+        """Narrow the fields in a number that must lie within `target`."""
         match tree.op:
             case "neg":
                 return self._backwards(tree.parts[0], Ints(-target.hi, -target.lo), env)
@@ -206,7 +206,7 @@ class _Reading:
             case "chain" if set(str(tree.value)) <= {"+", "-"} and len(tree.parts) <= CHAIN_PARTS_MAX:
                 return self._sum_backwards(tree, target, env)
             case "chain" if len(tree.parts) == 2 and tree.parts[1].op == "literal":
-                source = _undone(str(tree.value), target, int(tree.parts[1].value))
+                source = _preimage(str(tree.value), target, int(tree.parts[1].value))
                 return env if source is None else self._backwards(tree.parts[0], source, env)
         return narrow(tree, target, env)
 
@@ -239,7 +239,7 @@ class _Reading:
 
 
 def narrow(tree: Tree, to: Domain, env: Env) -> Env | None:
-    """Narrow a field to `to`; what is no field stays as it is, unless it is a literal outside."""
+    """Narrow a field to `to`. Other trees leave `env` unchanged, but a literal outside `to` gives None."""
     if tree.op == "literal":
         return env if _meet(point(tree.value), to) is not None else None
     if tree.op != "path":
@@ -277,7 +277,7 @@ def _join(a: Env | None, b: Env | None) -> Env | None:
 
 
 def _without(tree: Tree, mine: Values, other: Values, env: Env) -> Env | None:
-    """Narrow by `!=`: only what is certainly the other side's one value goes."""
+    """Narrow by `!=`: remove the other side's value, if it has exactly one."""
     if mine.items is None or other.items is None or len(other.items) != 1:
         return env
     left = mine.items - other.items
@@ -291,7 +291,7 @@ def _trimmed(a: Ints, b: Ints) -> Ints:
 
 
 def _within(lo: int, hi: int) -> Ints | None:
-    """Return what is left of a range in 64 bits; beyond them an evaluation fails."""
+    """Return the part of a range within 64 bits; an evaluation beyond them fails."""
     lo, hi = max(lo, _ALL.lo), min(hi, _ALL.hi)
     return Ints(lo, hi) if lo <= hi else None
 
@@ -320,8 +320,8 @@ def truncated(a: int, b: int) -> int:
     return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
 
 
-def _undone(operator: str, target: Ints, factor: int) -> Ints | None:
-    """Return which numbers give `target` when multiplied or divided by a positive literal; None: not known."""
+def _preimage(operator: str, target: Ints, factor: int) -> Ints | None:
+    """Return the numbers that give `target` when multiplied or divided by a positive literal; None where that is not known."""
     if factor <= 0:
         return None
     if operator == "*":

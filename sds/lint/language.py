@@ -1,7 +1,7 @@
-"""Whether a model can say what a contract permits, and read what it is to read: its language, its tokens, its context.
+"""Whether a model can say what a contract permits, and read its prompt: checks of language, tokens and context.
 
-`findings` takes what a backend offers; no weights are run. A decision can be expressed when a matcher over the model's own
-tokens can write it.
+The functions take a backend; no weights are run. A decision can be said when a matcher over the model's own tokens can
+write it.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _NO_REF = "0" * 64
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """One envelope that the contract gives, and the snapshot it gives it for."""
+    """An envelope of the contract, and the snapshot it belongs to."""
 
     fields: Fields
     envelope: DecisionEnvelope
 
 
 def cases_of(contract: Contract, reached: Mapping[str, Sequence[Fields]]) -> list[_Case]:
-    """Choose envelopes to look at: for each kind the one with the most values, then the first ones."""
+    """Choose envelopes to check: for each kind the one with the most values, then the first two."""
     space = space_of(contract)
     chosen: dict[str, _Case] = {}
     for kind, snapshots in reached.items():
@@ -58,7 +58,7 @@ def _size(kind: KindBound | None) -> int:
 def language_findings(contract: Contract, reached: Mapping[str, Sequence[Fields]]) -> list[Finding]:
     """Return where an envelope has no language within the limits; no model is asked.
 
-    What is proven holds for every snapshot; the rest was found on one, which is shown, once for each place.
+    A proven finding holds for every snapshot. Any other was found on one, which is shown, once for each place.
     """
     found = {finding.path: finding for finding in _unsayable_numbers(contract)}
     for case in cases_of(contract, reached):
@@ -71,7 +71,7 @@ def language_findings(contract: Contract, reached: Mapping[str, Sequence[Fields]
 
 
 def _unsayable_numbers(contract: Contract) -> Iterator[Finding]:
-    """Yield the numbers whose one bound, whatever the snapshot, has no language: nothing narrows it before it is said."""
+    """Yield the numbers with one fixed bound for every snapshot, which nothing narrows, that has no language."""
     space = space_of(contract)
     for kind, spec in ((name, contract.kinds[name]) for name in sorted({*contract.authority})):
         env = propagate(space.permitting(kind), space.whole)
@@ -88,7 +88,7 @@ def _unsayable_numbers(contract: Contract) -> Iterator[Finding]:
 
 
 def _too_long(envelope: DecisionEnvelope) -> Path:
-    """Return the place of the first number that has no language of its own, or that of all kinds together."""
+    """Return the place of the first number without a language; where each has one, that of all kinds together."""
     named = ((kind.kind, name) for kind in envelope.kinds for name, allowed in kind.params if _number_fault(allowed))
     return next((("kinds", kind, "params", name) for kind, name in named), ("kinds",))
 
@@ -133,7 +133,7 @@ def _unsayable(contract: Contract, proposal: Proposal, data: bytes, backend: Bac
 
 
 def _proposals(envelope: DecisionEnvelope) -> Iterator[Proposal]:
-    """Yield every kind with every reason, its numbers at one end and at the other."""
+    """Yield every kind with every reason, with its numbers at the lower and at the upper end."""
     rationale = "x" * min(envelope.rationale_chars_max, 1) or None
     for kind in envelope.kinds:
         for reason in kind.reasons:
@@ -145,7 +145,7 @@ def _proposals(envelope: DecisionEnvelope) -> Iterator[Proposal]:
 
 
 def _can_be_said(envelope: DecisionEnvelope, proposal: Proposal, data: bytes, compiler: GrammarCompiler) -> bool:
-    """Tell whether a matcher for this kind with this reason alone can write `data`."""
+    """Return whether a matcher for this kind with this reason alone can write `data`."""
     kinds = (replace(kind, reasons=(proposal.reason_code,)) for kind in envelope.kinds if kind.kind == proposal.action)
     try:
         matcher = compiler.matcher(DecisionEnvelope(tuple(kinds), envelope.rationale_chars_max), proposal.context_ref)
@@ -155,7 +155,7 @@ def _can_be_said(envelope: DecisionEnvelope, proposal: Proposal, data: bytes, co
 
 
 def _compiler(backend: Backend) -> GrammarCompiler | None:
-    """Return None where not even a digit can be said."""
+    """Return the compiler for the backend; None where not even a digit can be said."""
     try:
         return GrammarCompiler(backend)
     except LanguageError:
@@ -163,7 +163,7 @@ def _compiler(backend: Backend) -> GrammarCompiler | None:
 
 
 def _room(contract: Contract, cases: Iterable[_Case], backend: Backend, longest: int) -> Iterator[Finding]:
-    """Yield where prompt and decision exceed the budget or the context: surely, or with the longest evidence."""
+    """Yield where prompt and decision exceed the budget or the context, either always or with the longest evidence."""
     from sds.models.tokenizer.tokenizer import prompt_sections  # noqa: PLC0415  llama.cpp loads where there is a model
 
     rules = Rules(contract)
@@ -193,7 +193,7 @@ def _case(contract: Contract, rules: Rules, case: _Case) -> tuple[str, str]:
 
 
 def _unbounded_chars(contract: Contract) -> int:
-    """Return how many tokens foreign text may add at most: printable ASCII is never more than one a character."""
+    """Return the most tokens that foreign text may add: printable ASCII has at most one token a character."""
     shown = [path for path, _ in contract.show] or list(contract.snapshot)
     texts = sum(contract.snapshot[path] == "string" for path in shown)
     return texts * STRING_CHARS_MAX + contract.event.evidence_chars_max * (contract.event.evidence is not None)

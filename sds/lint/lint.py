@@ -1,7 +1,7 @@
-"""What a contract's rules do that its author may not have meant: found by proof, and by trying snapshots.
+"""Finds what a contract's rules do that its author may not have meant, by proof and by trying snapshots.
 
-Pure: a contract and randomness in, findings out. A proof (`intervals`) is said to be one; all else was found on
-a snapshot, which is shown, or was not found in so many, which is said. `lint_declared` reads what is declared.
+Pure: a contract and randomness in, findings out. A proof (`intervals`) is called one. Every other finding was found on
+a snapshot, which is shown, or says in how many snapshots something was not found. `declared` checks the declarations.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _Key = tuple[str, Path]
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The findings of one check, in no order. `snapshots`: how many were tried; `reached`: some that permit each kind."""
+    """The findings of one check, in no order. `snapshots`: how many were tried; `reached`: by kind, those that permit it."""
 
     findings: tuple[Finding, ...]
     snapshots: int
@@ -50,7 +50,7 @@ class Report:
 
 @dataclass
 class _Seen:
-    """What one snapshot shows: its issues by (rule, place) with their words, and the kinds it permits."""
+    """The result on one snapshot: issues by (rule, place) with their words, and the permitted kinds."""
 
     issues: dict[_Key, str] = field(default_factory=dict)
     permitted: set[str] = field(default_factory=set)
@@ -110,7 +110,7 @@ def _unreached(kind: str, reached: dict[str, list[Fields]], in_force: set[str], 
 
 
 class _Look:
-    """Evaluates a contract's expressions on one snapshot and names what is wrong with what comes out."""
+    """Evaluates a contract's expressions on one snapshot and names the issues of the results."""
 
     def __init__(self, space: Space) -> None:
         self.space, self.contract = space, space.rules.contract
@@ -123,7 +123,7 @@ class _Look:
         seen = _Seen()
         try:
             values = dict(zip(self.places, self._whole.evaluate(fields), strict=True))
-        except Exception:  # noqa: BLE001  whatever CEL raises is the finding
+        except Exception:  # noqa: BLE001  any error of CEL is a finding
             seen.issues = {
                 ("expression-fails", at): words for at in self.places if (words := self._failure(at, fields))
             }
@@ -141,7 +141,7 @@ class _Look:
             self._single[at].evaluate(fields)
         except ZeroDivisionError:
             return "divides by zero"
-        except Exception:  # noqa: BLE001  the other ways to fail are of arithmetic, too
+        except Exception:  # noqa: BLE001  all other failures are overflows
             return "overflows"
         return ""
 
@@ -187,7 +187,7 @@ class _Look:
                 seen.issues["draw-beyond", ("kinds", kind, "draws", path)] = f"takes {what} of {there}"
 
     def finding(self, key: _Key, fields: Fields) -> Finding:
-        """Return what to say about an issue, on the plainest snapshot that shows it."""
+        """Return the finding of an issue, on the plainest snapshot that shows it."""
         rule, at = key
 
         def holds(trial: Fields) -> bool:
@@ -228,7 +228,7 @@ _WORDS = {
 
 
 def _proven(look: _Look) -> list[Finding]:
-    """Return what intervals prove: what fails whatever the snapshot, and what no snapshot permits."""
+    """Return what intervals prove: expressions that always fail, and kinds that no snapshot permits."""
     whole = look.space.whole
     found = [finding for at in look.places if (finding := _always_fails(look, at)) is not None]
     if propagate([(look.places["when",].tree, True)], whole) is None:
@@ -247,7 +247,7 @@ def _proven(look: _Look) -> list[Finding]:
 
 
 def _contradiction(look: _Look, kind: str) -> Path | None:
-    """Return the first place of a kind at which no snapshot is left, read in the order of evaluation."""
+    """Return the first place of a kind, in the order of evaluation, at which no snapshot is left."""
     whole, space = look.space.whole, look.space
     if propagate(space.permitting(kind, with_values=False), whole) is None:
         return ("kinds", kind, "when")
@@ -273,7 +273,7 @@ def _always_fails(look: _Look, at: Path) -> Finding | None:
 
 
 def _snapshots(look: _Look, rng: Random, random_snapshots: int) -> Iterator[Fields]:
-    """Yield snapshots, those aimed at an issue first; every one of them is of the declared types."""
+    """Yield snapshots of the declared types, those aimed at an issue first."""
     yield from solved(look.space, list(_aims(look)), rng, times=SOLVES)
     for _ in range(random_snapshots):
         yield draw(look.space, rng)
@@ -289,7 +289,7 @@ def _aims(look: _Look) -> Iterator[list[Constraint]]:
             if numbers.step > 1:
                 gap = Tree("chain", (hi, lo), "-")
                 yield [*permitting, (Tree("<", (gap, Tree("literal", value=numbers.step))), True)]
-                for wide in WIDE:  # such ranges may need a longer language than an engine can be given
+                for wide in WIDE:  # the language of such a range may be too long for an engine
                     yield [*permitting, (Tree(">=", (gap, Tree("literal", value=wide))), True)]
         for path, drawn in spec.draws.items():
             yield [*permitting, (Tree(">", (_drawn(look.space, kind, drawn), Tree("path", value=path))), True)]

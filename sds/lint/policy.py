@@ -1,7 +1,7 @@
-"""What a contract's policy does that its author may not have meant: lines that never fire, proposals that are not permitted.
+"""Finds what a contract's policy does by mistake: lines that never fire, and proposals that are not permitted.
 
-For every combination of readings the lines are read in their order. That a line never fires, or is never permitted, is proven by
-intervals; that policy and envelope disagree somewhere is found on a snapshot, which is shown.
+Lines are read in order for every combination of readings. Intervals prove that a line never fires, or is never
+permitted. Where policy and envelope disagree was found on a snapshot, which is shown.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MILLION = 10**6
 
 @dataclass(frozen=True)
 class _Look:
-    """A policy, and the space of its contract widened by the readings."""
+    """A policy, and its contract's space with the readings as additional fields."""
 
     contract: Contract
     rules: PolicyRules
@@ -36,11 +36,11 @@ class _Look:
     params: Sequence[Mapping[str, Tree]]
 
     def fires(self, index: int) -> list[Constraint]:
-        """Return what must be met for a line to be the first that holds."""
+        """Return the constraints under which a line is the first that holds."""
         return [*((tree, False) for tree in self.whens[:index]), (self.whens[index], True)]
 
     def strays(self, index: int) -> Iterator[Constraint]:
-        """Yield what takes a parameter of a line out of its bounds, or to either side of a condition within it."""
+        """Yield constraints that move a parameter of a line out of its bounds, or to either side of a condition in it."""
         kind = str(self.contract.policy[index].kind)
         for name, tree in self.params[index].items():
             yield Tree("<", (tree, self.space.bound(kind, name, "lo"))), True
@@ -50,16 +50,16 @@ class _Look:
                     yield from ((each.parts[0], held) for held in (True, False))
 
     def proposed(self, fields: Fields) -> Proposed | None:
-        """Return what the policy says of fields among which the readings stand; None where it fails."""
+        """Return the policy's proposal for fields that include the readings; None where it fails."""
         readings = {path.removeprefix(READING): value for path, value in fields.items() if path.startswith(READING)}
         state = {path: value for path, value in fields.items() if not path.startswith(READING)}
         try:
             return self.rules.propose(state, readings)
-        except Exception:  # noqa: BLE001  that it fails somewhere is another finding's matter
+        except Exception:  # noqa: BLE001  failures are another finding
             return None
 
     def forbidden(self, fields: Fields) -> bool:
-        """Tell whether the policy proposes here what the envelope does not permit."""
+        """Return whether the policy proposes here what the envelope does not permit."""
         proposed = self.proposed(fields)
         if proposed is None or self.contract.kinds.get(proposed.action) is None:
             return False
@@ -72,7 +72,7 @@ class _Look:
 
 
 def policy_findings(contract: Contract, space: Space, rng: Random) -> list[Finding]:
-    """Return the findings of a contract's policy; none where it has none. `space`: of the contract's snapshots."""
+    """Return the findings of a contract's policy; [] without one. `space`: the contract's snapshots."""
     if not contract.policy:
         return []
     look = _look(contract, space)
@@ -116,7 +116,7 @@ def _unused(look: _Look) -> Iterator[Finding]:
 
 
 def _never(look: _Look) -> Iterator[Finding]:
-    """Yield the lines that no snapshot and no reading reaches, or whose proposal no snapshot permits."""
+    """Yield the lines that no snapshot and reading reaches, or whose proposal no snapshot permits."""
     for index, line in enumerate(look.contract.policy):
         if line.otherwise is not None:
             continue
@@ -134,7 +134,7 @@ def _never(look: _Look) -> Iterator[Finding]:
 
 
 def _possible(look: _Look, constraints: Sequence[Constraint]) -> bool:
-    """Tell whether some combination of readings leaves a snapshot; with too many, they are looked at together."""
+    """Return whether some combination of readings leaves a snapshot. With too many combinations, they are checked together."""
     spaces = list(_combinations(look)) if _count(look) * len(look.whens) <= PROOFS_MAX else [look.space.whole]
     return any(propagate(constraints, env) is not None for env in spaces)
 
@@ -158,7 +158,7 @@ def _disagreement(look: _Look, index: int, rng: Random) -> Finding | None:
 
     def holds(fields: Fields) -> bool:
         if any(type(value) is int and abs(value) > PLAUSIBLE_MAX for value in fields.values()):
-            return False  # where a sum overflows, nothing is permitted, whatever the line says
+            return False  # where a sum overflows nothing is permitted, which is no fault of the line
         proposed = look.proposed(fields)
         return proposed is not None and proposed.line == index and look.forbidden(fields)
 

@@ -1,7 +1,7 @@
-"""What two contracts set differently, and whether the second is the wider one.
+"""Compares the settings of two contracts, and says of each difference whether the second is wider.
 
-Each row of `_RULES` says how one setting is read. Where it cannot be said which way a change goes, and it bears on what
-may happen, it counts as wider: whoever reads the difference shall look.
+Each row of `_RULES` says how to read one setting. A change that affects what may happen, and whose direction is
+unclear, counts as wider, so that a person looks at it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _UNLIMITED = MAGNITUDE_MAX + 1
 
 @dataclass(frozen=True, slots=True)
 class SettingChange:
-    """One setting that differs, by its path in the contract; None: it is not there."""
+    """One setting that differs, by its path in the contract. None: the setting is missing."""
 
     path: str
     direction: Direction
@@ -33,7 +33,7 @@ _Rule = Callable[[Any, Any], Direction]
 
 
 def _more(a: int | None, b: int | None) -> Direction:
-    """More of it is wider; none at all is without limit."""
+    """Compare a setting of which more is wider; None is no limit."""
     return "wider" if (_UNLIMITED if b is None else b) > (_UNLIMITED if a is None else a) else "narrower"
 
 
@@ -53,7 +53,7 @@ def _earlier(a: str, b: str) -> Direction:
     return "wider" if b < a else "narrower"
 
 
-def _unclear(a: object, b: object) -> Direction:  # noqa: ARG001  it bears on what may happen, in a way nobody can order
+def _unclear(a: object, b: object) -> Direction:  # noqa: ARG001  it affects what may happen, in no clear direction
     return "wider"
 
 
@@ -66,7 +66,7 @@ def _settles(a: str, b: str) -> Direction:  # noqa: ARG001
 
 
 def _bound(a: object, b: object) -> Direction:
-    """With a bound where there was none, a human decides more; of two bounds nobody can say which lets more be decided."""
+    """With a first bound, a human decides more; between two bounds the direction is unclear."""
     return "narrower" if a is None else _unclear(a, b)
 
 
@@ -77,16 +77,16 @@ _RULES: tuple[tuple[str, _Rule], ...] = (
     ("effective_from", _earlier),
     ("proposal_schema", _neutral),
     ("mission", _neutral),
-    ("source", _unclear),  # what was drawn is counted by it: under another name it is forgotten
+    ("source", _unclear),  # drawn amounts are counted by it: under another name they are forgotten
     ("authority", _superset),
     ("refusal", _unclear),
-    ("event.id", _unclear),  # one flow for each: under another field an event is decided again
+    ("event.id", _unclear),  # each has one flow: with another field an event is decided again
     ("event.key", _unclear),
     ("event.evidence", _neutral),
     ("event.evidence_chars_max", _neutral),
     ("show", _neutral),
-    ("rationale", _neutral),  # how long one before the decision may be is compared as decisions are
-    ("policy", _neutral),  # it proposes within the envelope, which is compared as decisions are
+    ("rationale", _neutral),  # the length of one before the decision is compared with the decisions
+    ("policy", _neutral),  # it proposes within the envelope, which is compared with the decisions
     ("max_error", _bound),
     ("draws_settle_in", _settles),
     ("drift.age_ms_max", _more),
@@ -95,7 +95,7 @@ _RULES: tuple[tuple[str, _Rule], ...] = (
     ("escalation.per_hour", _more),
     ("escalation.impact_high_minor", _more),
     ("escalation.pauses_agent", _less),
-    ("human.authority", _neutral),  # what a human may decide is compared as decisions are
+    ("human.authority", _neutral),  # a human's envelope is compared with the decisions
     ("human.when", _neutral),
     ("memory", _neutral),
     ("artifacts", _neutral),
@@ -109,14 +109,14 @@ _RULES: tuple[tuple[str, _Rule], ...] = (
 
 
 def changed_settings(a: Contract, b: Contract) -> Iterator[SettingChange]:
-    """Yield every setting that differs, but for what the rules of decisions say and for the version."""
+    """Yield every setting that differs, except the rules of decisions and the version."""
     for path, rule in _RULES:
         before, after = _at(a, path), _at(b, path)
         if before != after:
-            yield SettingChange(path, rule(before, after), _said(before), _said(after))
+            yield SettingChange(path, rule(before, after), _shown(before), _shown(after))
     drawn = {*_drawn_from(a), *_drawn_from(b)}
     for change in _entries("snapshot", a.snapshot, b.snapshot, _neutral, added="narrower"):
-        # what was drawn has no decimals of its own: 200 euros are 200 cents to whoever counts in those
+        # drawn amounts are stored without decimals: with a new scale, 200 euros would count as 200 cents
         recounted = change.direction == "different" and change.path.removeprefix("snapshot.") in drawn
         yield replace(change, direction="wider") if recounted else change
     yield from _entries("readings", a.readings, b.readings, _neutral, added="different")
@@ -145,7 +145,7 @@ def _at(contract: Contract, path: str) -> Any:
     return found
 
 
-def _said(value: object) -> str | None:
+def _shown(value: object) -> str | None:
     if hasattr(value, "model_dump"):
         value = value.model_dump(exclude_none=True)
     if isinstance(value, tuple):
@@ -154,7 +154,7 @@ def _said(value: object) -> str | None:
 
 
 def _written(value: object) -> str:
-    """Return a value as YAML has it, in one line; what is empty is left out."""
+    """Return a value in one line as YAML writes it, without empty parts."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping):
@@ -167,30 +167,30 @@ def _written(value: object) -> str:
 def _entries(
     where: str, a: Mapping[str, Any], b: Mapping[str, Any], changed: _Rule, *, added: Direction
 ) -> Iterator[SettingChange]:
-    """Compare two mappings entry by entry; an entry that goes away is the opposite of one that is added."""
+    """Compare two mappings entry by entry. Removing an entry is the opposite of adding one."""
     opposite: dict[Direction, Direction] = {"wider": "narrower", "narrower": "wider", "different": "different"}
     removed = opposite[added]
     for name in sorted({*a, *b}):
         before, after = a.get(name), b.get(name)
         if before != after:
             direction = added if before is None else removed if after is None else changed(before, after)
-            yield SettingChange(f"{where}.{name}", direction, _said(before), _said(after))
+            yield SettingChange(f"{where}.{name}", direction, _shown(before), _shown(after))
 
 
 def _tolerances(contract: Contract) -> dict[str, DriftSpec]:
-    """Return what may drift; a field that is strict is as one that is not named."""
+    """Return the fields that may drift. A strict field equals one that is not named."""
     return {path: rule for path, rule in contract.drift.fields.items() if rule.moves}
 
 
 def _drift(a: DriftSpec, b: DriftSpec) -> Direction:
     if (a.abs is None) != (b.abs is None):
-        return "wider"  # a share and an amount have no order
+        return "wider"  # a share and an amount cannot be compared
     return _more(a.abs, b.abs) if a.abs is not None else _more(a.pct, b.pct)
 
 
 def _spend(a: SpendLimit, b: SpendLimit) -> Direction:
-    """Across the end of a calendar window twice the limit fits into its length, which a sliding one does not permit; and
-    an hour or day of another zone begins within one that has been counted in the old.
+    """Across the end of a calendar window, twice the limit fits into the window's length; a sliding window does not
+    permit that. An hour or a day of another time zone begins within one that was counted in the old zone.
     """
     wider = (
         b.max_minor > a.max_minor
@@ -203,7 +203,7 @@ def _spend(a: SpendLimit, b: SpendLimit) -> Direction:
 
 
 def _monitor(a: MonitorSpec, b: MonitorSpec) -> Direction:
-    """A stop that is reached later, or never, is wider; what is measured otherwise has no order."""
+    """A stop that is reached later, or never, is wider. Monitors with different measurements cannot be compared."""
     if a.model_copy(update={"warn": None, "stop": None}) != b.model_copy(update={"warn": None, "stop": None}):
         return "wider"
     if a.stop == b.stop:
@@ -221,14 +221,14 @@ def _kind(where: str, a: KindSpec, b: KindSpec) -> Iterator[SettingChange]:
         yield SettingChange(f"{where}.spends", direction, a.spends, b.spends)
     if a.side_effect != b.side_effect:
         direction = "wider" if b.side_effect else "narrower"
-        yield SettingChange(f"{where}.side_effect", direction, _said(a.side_effect), _said(b.side_effect))
+        yield SettingChange(f"{where}.side_effect", direction, _shown(a.side_effect), _shown(b.side_effect))
     before, after = _impact(a), _impact(b)
     if before != after:
         yield SettingChange(f"{where}.impact", "wider" if after == "LOW" else "narrower", before, after)
 
 
 def _human_kinds(a: Mapping[str, KindSpec], b: Mapping[str, KindSpec]) -> Iterator[SettingChange]:
-    """Name what else differs in the kinds a human has: what of it permits more, the decisions say."""
+    """Yield the other differences in a human's kinds. Whether they permit more is found by comparing decisions."""
     both = a.keys() & b.keys()
     gone, come = ({kind: spec for kind, spec in each.items() if kind not in both} for each in (a, b))
     yield from _entries("human.kinds", gone, come, _neutral, added="different")
@@ -237,7 +237,7 @@ def _human_kinds(a: Mapping[str, KindSpec], b: Mapping[str, KindSpec]) -> Iterat
         for name in ("reasons", "when"):
             was, now = getattr(before, name), getattr(after, name)
             if was != now:
-                yield SettingChange(f"{where}.{name}", "different", _said(was), _said(now))
+                yield SettingChange(f"{where}.{name}", "different", _shown(was), _shown(now))
         for name in ("params", "fills"):
             yield from _entries(
                 f"{where}.{name}", getattr(before, name), getattr(after, name), _neutral, added="different"

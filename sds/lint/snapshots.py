@@ -1,7 +1,7 @@
-"""Snapshots worth trying on a contract: at the boundaries its own expressions name, on the far side of a rule, at random.
+"""Snapshots worth trying on a contract: at the boundaries in its own expressions, beyond a rule, at random.
 
-A search: what it finds is real, what it does not find proves nothing (`intervals` proves). The randomness is
-passed in; equal seeds give equal snapshots.
+This is a search: what it finds is real, and what it does not find proves nothing (`intervals` proves). The randomness
+is passed in; equal seeds give equal snapshots.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ PROPAGATIONS_MAX = 60
 SOLVES_MAX = 300
 SHRINKS_MAX = 400
 OTHERS_MAX = 32
-PLAUSIBLE_MAX = 10**12  # a field beyond it is a corner of the type, hardly a case
+PLAUSIBLE_MAX = 10**12  # a larger field is an extreme of the type and hardly a real case
 _PLAIN_INTS = (0, 1, -1, 2, 5, 10, 60, 100, 1000, 10_000, 1_000_000)
 _PLAIN_TEXTS = ("", "x")
 
 
 @dataclass(frozen=True)
 class Space:
-    """The snapshots that a contract's declared fields allow. `pool`: values that its expressions make interesting."""
+    """The snapshots that a contract's declared fields allow. `pool`: interesting values, from its expressions."""
 
     rules: Rules
     places: Mapping[Path, Checked]
@@ -47,14 +47,14 @@ class Space:
         return self.places[path].tree
 
     def permitting(self, kind: str, *, with_values: bool = True) -> list[Constraint]:
-        """Return what a snapshot must meet to permit a kind; `with_values`: and leave each parameter a value."""
+        """Return the constraints under which a kind is permitted and, `with_values`, each of its parameters has a value."""
         spec = self.rules.contract.kinds[kind]
         found = [(self.tree("when"), True), (self.tree("kinds", kind, "when"), True)]
         ends = [(self.bound(kind, param, "lo"), self.bound(kind, param, "hi")) for param in spec.params]
         return found + [(Tree("<=", pair), True) for pair in ends if with_values]
 
     def in_force(self, kind: str) -> list[Constraint]:
-        """Return what a snapshot must meet, besides, for steps and safeguards to leave each parameter a value."""
+        """Return further constraints, under which steps and safeguards leave each parameter a value."""
         spec, found = self.rules.contract.kinds[kind], list[Constraint]()
         for name, numbers in spec.params.items():
             lo, hi = self.bound(kind, name, "lo"), self.bound(kind, name, "hi")
@@ -72,7 +72,7 @@ class Space:
 
 
 def space_of(contract: Contract, *others: Contract) -> Space:
-    """Return the space of a contract, with the boundary values of `others` in its pool, too."""
+    """Return the space of a contract; its pool also has the boundary values of `others`."""
     rules = Rules(contract)
     places = places_of(contract, rules)
     trees = [checked.tree for each in others for checked in places_of(each, Rules(each)).values()]
@@ -117,7 +117,7 @@ def _pool(spec: FieldSpec, numbers: Sequence[int], texts: Sequence[str]) -> tupl
 
 
 def calm_envelope(space: Space, fields: Fields) -> DecisionEnvelope:
-    """Return what is in force when nothing else narrows: agent active, nothing spent yet."""
+    """Return the envelope in force when nothing else narrows it: the agent is active, nothing is spent yet."""
     contract = space.rules.contract
     left = min((limit.max_minor for limit in contract.spend), default=None)
     calm = EnvelopeInputs(fields, agent_active=True, in_effect=True, halted=False, spend_left=left, context_whole=True)
@@ -125,7 +125,7 @@ def calm_envelope(space: Space, fields: Fields) -> DecisionEnvelope:
 
 
 def draw(space: Space, rng: Random) -> dict[str, Value]:
-    """Draw a random snapshot: mostly values of the pool, now and then one near another field's, or anything."""
+    """Draw a random snapshot: mostly values of the pool, sometimes a value near another field's, or any."""
     fields = {spec.path: rng.choice(space.pool[spec.path]) for spec in space.specs}
     numeric = [spec.path for spec in space.specs if spec.kind.name == "int"]
     for path in numeric:
@@ -138,9 +138,9 @@ def draw(space: Space, rng: Random) -> dict[str, Value]:
 
 
 def solve(space: Space, constraints: Sequence[Constraint], rng: Random) -> dict[str, Value] | None:
-    """Look for a snapshot that meets the constraints: fix one field after the other, and narrow the rest by it.
+    """Search a snapshot that meets the constraints: fix one field after the other, and narrow the rest accordingly.
 
-    Fields that no constraint reads are drawn. Beyond PROPAGATIONS_MAX the rest is guessed: whoever asks looks anyway.
+    Fields that no constraint reads are drawn. After PROPAGATIONS_MAX the rest is guessed: the caller checks the result anyway.
     """
     reads = {str(each.value) for tree, _ in constraints for each in subtrees(tree) if each.op == "path"}
     env = propagate(constraints, space.whole)
@@ -160,7 +160,7 @@ def solve(space: Space, constraints: Sequence[Constraint], rng: Random) -> dict[
 def solved(
     space: Space, aims: Sequence[Sequence[Constraint]], rng: Random, *, times: int
 ) -> Iterator[dict[str, Value]]:
-    """Yield what `solve` finds for each aim, so many times over, SOLVES_MAX in all: every aim once before any twice."""
+    """Yield the result of `solve` for each aim, `times` times, at most SOLVES_MAX in all; every aim once before any twice."""
     for constraints in islice((each for _ in range(times) for each in aims), SOLVES_MAX):
         found = solve(space, constraints, rng)
         if found is not None:
@@ -183,7 +183,7 @@ def _only(domain: Domain) -> Value:
 
 
 def shrink(space: Space, fields: Fields, holds: Callable[[Fields], bool]) -> dict[str, Value]:
-    """Return the plainest snapshot found near `fields` of which `holds` is still true."""
+    """Return the plainest snapshot found near `fields` for which `holds` is still true."""
     plain, left = dict(fields), SHRINKS_MAX
     for spec in space.specs:
         plainer = _plainer(plain[spec.path], space.pool[spec.path])
@@ -197,7 +197,7 @@ def shrink(space: Space, fields: Fields, holds: Callable[[Fields], bool]) -> dic
 
 
 def what_matters(space: Space, fields: Fields, holds: Callable[[Fields], bool]) -> dict[str, Value]:
-    """Return the fields without whose values `holds` would not be true, as far as other values of the pool show it."""
+    """Return the fields whose values `holds` depends on, as far as other values of the pool show it."""
     matters: dict[str, Value] = {}
     for spec in space.specs:
         others = space.pool[spec.path][:OTHERS_MAX]
@@ -207,7 +207,7 @@ def what_matters(space: Space, fields: Fields, holds: Callable[[Fields], bool]) 
 
 
 def _plainer(value: Value, pool: Sequence[Value]) -> list[Value]:
-    """Return what is plainer than `value`, plainest first: a smaller number, an earlier word of the pool."""
+    """Return plainer values, the plainest first: smaller numbers, or earlier texts of the pool."""
     if isinstance(value, bool | str):
         return list(pool[: pool.index(value)] if value in pool else pool)
     half = value // 2 if value > 0 else -(-value // 2)

@@ -1,8 +1,8 @@
 """The distribution over decisions that follows from the distributions of the readings. Exact and pure.
 
-Every combination of values is put to the policy; the probabilities of those that give the same kind and numbers add up, and of
-its reasons the likeliest is given. Several readings are taken as independent. What is decided follows from a score's number; how
-certain that is, from what the policy would decide if it were known whether the score's question is true.
+The policy is applied to every combination of values. The probabilities of combinations with the same kind and numbers
+add up; the decision gets the likeliest of its reasons. Several readings count as independent. A score is decided by its
+number; the confidence comes from what the policy would decide if the answer to the score's question were known.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from sds.kernel.errors import ModelError
 
 SUM_OFF_MAX = 1e-3
 MILLIONTHS = 10**6
-SCORE = "score"  # the one key of a score's reading
+SCORE = "score"  # the only key in a score's reading
 
-Readings = Mapping[str, Mapping[str, float]]  # by reading: value -> probability; of a score: {"score": number}
+Readings = Mapping[str, Mapping[str, float]]  # reading -> value -> probability; for a score: {"score": number}
 
 
 @dataclass(frozen=True, slots=True)
 class Weighted:
-    """A decision and how likely it is; `proposed` has the likeliest of its reasons."""
+    """A decision and its probability. `proposed` has the likeliest of its reasons."""
 
     proposed: Proposed
     probability: float
@@ -53,11 +53,11 @@ def distribution(rules: PolicyRules, fields: Fields, readings: Readings) -> list
 
 
 def confidence(rules: PolicyRules, fields: Fields, readings: Readings, chosen: Weighted) -> float:
-    """Return how likely it is that the policy would decide so, too, if it knew the truth. Raises what an expression raises.
+    """Return the probability that the policy would decide the same if it knew the truth. Raises what an expression raises.
 
-    The truth of a score is 1, with the score for its probability, or 0: who lets a payment pass at a risk of 0.1 is right nine
-    times in ten. Where nothing is a score, it is the decision's own probability. What the policy decides of no truth, only
-    because it does not know (to hold a payment and ask), has none.
+    The truth of a score is 1 with the probability `score`, else 0: to let a payment pass at a risk of 0.1 is right nine
+    times in ten. Without a score, the result is the decision's own probability. A decision that the policy takes only
+    because it does not know the truth, such as to hold a payment and ask, gets 0.
     """
     if not any(SCORE in found for found in readings.values()):
         return chosen.probability
@@ -76,14 +76,14 @@ def _millionths(score: float) -> int:
 
 
 def _combinations(readings: Mapping[str, Mapping[Any, float]]) -> Iterator[tuple[dict[str, Value], float]]:
-    """Yield every combination of values that has a probability, with it."""
+    """Yield every combination of values with a probability above 0, and that probability."""
     for combination in product(*(found.items() for found in readings.values())):
         if probability := prod(share for _, share in combination):
             yield dict(zip(readings, (value for value, _ in combination), strict=True)), probability
 
 
 def _likeliest_reason(shares: list[tuple[float, Proposed]]) -> Proposed:
-    """Return what was proposed for the reason to which most of the probability adds up; of equal ones, the first line's."""
+    """Return the proposal whose reason has most of the probability; of equal reasons, that of the first line."""
     by_reason = dict[str, float]()
     for share, proposed in shares:
         by_reason[proposed.reason] = by_reason.get(proposed.reason, 0.0) + share
@@ -91,7 +91,7 @@ def _likeliest_reason(shares: list[tuple[float, Proposed]]) -> Proposed:
 
 
 def check_reading(name: str, spec: ReadingSpec, found: Mapping[str, float]) -> None:
-    """Raise ModelError for what is no distribution over the reading's values, and for what is no score."""
+    """Raise ModelError unless `found` is a distribution over the reading's values, or a score."""
     wanted = set(spec.values) or {SCORE}
     numbers = list(found.values())
     if set(found) != wanted or not all(isfinite(number) and 0 <= number <= 1 for number in numbers):

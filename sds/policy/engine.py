@@ -1,8 +1,8 @@
-"""The policy as the kernel's proposer: readings, then the written rule, then one proposal within the envelope, or a human.
+"""The policy as an engine: readings, then the written rule, then one proposal within the envelope, or an escalation.
 
-A packet goes in, proposal bytes and what was read come out, as with any other engine. It escalates what it does not know
-(UNFAMILIAR), what is less certain than `max_error` permits (UNCERTAIN), and what the envelope does not permit
-(POLICY_FORBIDDEN).
+It takes a packet and returns proposal bytes and what was read, as any other engine does. It escalates readings that are
+not familiar (UNFAMILIAR), decisions less certain than `max_error` permits (UNCERTAIN), and decisions that the envelope
+does not permit (POLICY_FORBIDDEN).
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from sds.policy.proposing import written
 from sds.policy.readers import Answers
 
 MODEL = "MODEL"
-MODE = "policy"  # in the record's facts, where a decoded decision has its mode
+MODE = "policy"  # in the record's facts, in the place of a decoded decision's mode
 DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
 
 
 class PolicyEngine:
-    """Decides under one contract. `thresholds`: by kind, from which confidence on; None: of no kind that is bounded.
+    """Decides under one contract. `thresholds`: by kind, the least confidence; None: kinds with a bound on their error
+    escalate.
 
-    `facts`: what a replay must have the same. `language_model` opens when it is first asked. Safe in several threads.
+    `facts`: must be the same in a replay. `language_model` opens on its first use. Safe in several threads.
     """
 
     def __init__(
@@ -52,9 +53,8 @@ class PolicyEngine:
         self._contract, self._answers, self._thresholds = contract, answers, thresholds
         self._rules, self._language_model = policy_rules(contract), language_model
         self._now_ms, self._facts, self.notices, self._close = now_ms, facts, notices, close
-        self._order = sorted(
-            contract.readings, key=lambda name: bool(contract.readings[name].score)
-        )  # a score may need the others
+        # scores last: they may need the other readings
+        self._order = sorted(contract.readings, key=lambda name: bool(contract.readings[name].score))
 
     @property
     def model(self) -> str:
@@ -62,8 +62,8 @@ class PolicyEngine:
 
     @property
     def slots(self) -> int:
-        """How many decisions are made at once: as many as the language model takes, where it reads; else one for the cores
-        of each reader. More would only take them from each other.
+        """The number of decisions made at once: the slots of the language model where it reads; else one for the cores
+        of each reader, because more readers would compete for the cores.
         """
         if self._language_model.needed:
             return int(getattr(self._language_model.get(), "slots", 1))
@@ -97,8 +97,8 @@ class PolicyEngine:
         if len(decided) > 1 and decided[0].probability == decided[1].probability:
             return self._to_a_human(packet, decoding, "UNCERTAIN", began)
         if decided[0].proposed.action == MODEL:
-            return self._asked(packet, decoding, tokens_max)
-        return self._proposed(packet, decided[0], decoding, began)
+            return self._ask_model(packet, decoding, tokens_max)
+        return self._judge(packet, decided[0], decoding, began)
 
     def _read(self, packet: DecisionPacket) -> dict[str, Reading]:
         found = dict[str, Reading]()
@@ -111,7 +111,7 @@ class PolicyEngine:
         return found
 
     def _distribution(self, packet: DecisionPacket, readings: Mapping[str, Reading]) -> tuple[list[Weighted], float]:
-        """Return what could be decided, the likeliest first, and how certain that one is."""
+        """Return the possible decisions, the likeliest first, and the confidence in that one."""
         given = (self._rules, packet.snapshot.fields, _shares(readings))
         try:
             decided = distribution(*given)
@@ -120,7 +120,7 @@ class PolicyEngine:
             why = f"the policy cannot be applied: {type(error).__name__}"
             raise ModelError(why, reason_code="POLICY_FAILED") from error
 
-    def _proposed(
+    def _judge(
         self, packet: DecisionPacket, chosen: Weighted, decoding: Decoding, began: float
     ) -> tuple[bytes, Decoding]:
         proposed = chosen.proposed
@@ -130,31 +130,29 @@ class PolicyEngine:
         data = written(packet.envelope, proposed, packet.snapshot.id)
         if data is None or not packet.envelope.contains(data):
             return self._to_a_human(packet, decoding, "POLICY_FORBIDDEN", began)
-        if not self._certain(proposed.action, decoding.confidence or 0.0):
+        if not self._is_certain(proposed.action, decoding.confidence or 0.0):
             return self._to_a_human(packet, decoding, "UNCERTAIN", began)
         return data, replace(decoding, duration_ms=_ms(began))
 
-    def _certain(self, kind: str, confidence: float) -> bool:
-        """Tell whether a decision of a kind is as certain as its bound asks for; what is not bounded is."""
-        bounds = self._contract.max_error
-        if bounds is None or bounds.of(kind) is None:
+    def _is_certain(self, kind: str, confidence: float) -> bool:
+        """Return whether a decision of a kind is as certain as the bound on its error asks. A kind without a bound is."""
+        if not self._is_bounded(kind):
             return True
         threshold = (self._thresholds or {}).get(kind)
         return threshold is not None and threshold.least is not None and confidence >= threshold.least
 
-    def _asked(self, packet: DecisionPacket, decoding: Decoding, tokens_max: int) -> tuple[bytes, Decoding]:
-        """Let the language model choose within the envelope; its own facts stand in the record, and the readings."""
+    def _is_bounded(self, kind: str) -> bool:
+        bounds = self._contract.max_error
+        return bounds is not None and bounds.of(kind) is not None
+
+    def _ask_model(self, packet: DecisionPacket, decoding: Decoding, tokens_max: int) -> tuple[bytes, Decoding]:
+        """Let the language model choose within the envelope. The record gets its facts, and the readings."""
         began = perf_counter()
         data, by_model = self._language_model.get().propose(packet, tokens_max=tokens_max)
         by_model = replace(by_model, facts={**by_model.facts, "readings": decoding.facts["readings"]})
-        bounds, chosen = self._contract.max_error, parse_proposal(data)
-        if (
-            bounds
-            and isinstance(chosen, Proposal)
-            and chosen.action != ESCALATE
-            and bounds.of(chosen.action) is not None
-        ):
-            return self._to_a_human(packet, by_model, "UNCERTAIN", began)  # no label has measured what it chooses
+        chosen = parse_proposal(data)
+        if isinstance(chosen, Proposal) and chosen.action != ESCALATE and self._is_bounded(chosen.action):
+            return self._to_a_human(packet, by_model, "UNCERTAIN", began)  # no labels have measured its error
         return data, by_model
 
     def _to_a_human(self, packet: DecisionPacket, decoding: Decoding, why: str, began: float) -> tuple[bytes, Decoding]:
@@ -164,7 +162,7 @@ class PolicyEngine:
         let_go(self._language_model.opened, dfid)
 
     def count_tokens(self, text: str) -> int:
-        """Return how many tokens a text costs the language model; where none is needed, its bytes, which are no fewer."""
+        """Return the tokens of a text for the language model; where none is needed its bytes, an upper bound."""
         return self._language_model.get().count_tokens(text) if self._language_model.needed else len(text.encode())
 
     def close(self) -> None:
@@ -177,7 +175,7 @@ def _shares(readings: Mapping[str, Reading]) -> dict[str, dict[str, float]]:
 
 
 def _alternatives(readings: Mapping[str, Reading], decided: list[Weighted]) -> tuple[Mapping[str, object], ...]:
-    """Return what was read and what could be decided in the form of a record's choices."""
+    """Return the readings and the possible decisions in the form of a record's choices."""
     read = [
         {
             "choice": f"reading.{name}",

@@ -1,7 +1,7 @@
-"""What `sds fit` makes of labels, one folder for a gate: fitted readers, thresholds, where all of it came from.
+"""The folder that `sds fit` makes of labels for one gate: fitted readers, thresholds, and their provenance.
 
-`judgement.json` names the readers by the SHA-256 of their `reader.json`, and these name every other file; its own stands in
-`judgement.json.sha256`, as `sha256sum` writes it: one changed byte and the folder is refused.
+`judgement.json` has the SHA-256 of each reader's `reader.json`, which has those of its other files. Its own SHA-256
+stands in `judgement.json.sha256`, in the form of `sha256sum`. One changed byte, and the folder is refused.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from sds.models.protocol import BackendError
 from sds.models.readers.protocol import Reader
 
 FILE, CHECKSUM = "judgement.json", "judgement.json.sha256"
-# What thresholds are of where a reading is a score: `distribution.confidence`. Those that were chosen of what a score was once
-# taken for, a certainty, prove nothing of it.
+# Part of the rules' hash of a contract with scores. Its thresholds apply to `distribution.confidence`; older ones, chosen when
+# a score counted as certain, must not match.
 CONFIDENCE_OF_SCORES = "certain as the score"
 FILE_BYTES_MAX = 1 << 20
 
@@ -38,7 +38,7 @@ class Part(BaseModel):
 
 
 class Threshold(Part):
-    """From which confidence on a decision of one kind is made. `least` None: from none, for `missing` more labels are needed."""
+    """The least confidence at which a kind is decided; None: it is not, and `missing` more labels are needed."""
 
     max_error: str
     least: Number | None
@@ -48,15 +48,15 @@ class Threshold(Part):
 
 
 class ModelCalibration(Part):
-    """The language model as a reader: which one, and the temperature that its corrected logits are divided by."""
+    """The language model as a reader: its name, and the temperature that its corrected logits are divided by."""
 
     model: str
     temperature: float = Field(gt=0, allow_inf_nan=False)
 
 
 class Manifest(Part):
-    """`judgement.json`. `readings` and `rules`: SHA-256 of what of the contract readers and thresholds were made for. `readers`:
-    the hashes of those in the folder; `models`: what the language model reads instead, calibrated.
+    """`judgement.json`. `readings`, `rules`: SHA-256 of the parts of the contract that readers and thresholds were made
+    for. `readers`: hashes of those in the folder. `models`: calibrations of readings that the language model reads.
     """
 
     schema_: Literal[1] = Field(alias="schema")
@@ -84,7 +84,7 @@ class Judgement:
     closing: ExitStack = field(default_factory=ExitStack, compare=False)
 
     def calibration(self, name: str, model: str) -> ModelCalibration | None:
-        """Return how this language model's answers to a reading are calibrated; None where they are not, or another's are."""
+        """Return the calibration of a language model's answers to a reading; None without one for this very model."""
         known = self.manifest.models.get(name)
         return known if known is not None and known.model == model else None
 
@@ -93,19 +93,19 @@ class Judgement:
 
 
 def refuse_unread_scores(contract: Contract, judgement: Judgement | None) -> None:
-    """Raise UsageError where a score has no fitted reader: a language model gives none."""
+    """Raise UsageError where a score has no fitted reader: a language model cannot give a score."""
     for name, spec in contract.readings.items():
         if spec.score and (judgement is None or name not in judgement.readers):
             raise UsageError(f"the score `{name}` has no fitted reader", hint=f"sds fit {contract.gate}")
 
 
 def readings_hash(contract: Contract) -> str:
-    """Return what a fitted reader depends on of a contract: its readings."""
+    """Return the digest of the part of a contract that a fitted reader depends on: its readings."""
     return digest({name: spec.model_dump(mode="json") for name, spec in contract.readings.items()})
 
 
 def rules_hash(contract: Contract) -> str:
-    """Return what thresholds depend on of a contract besides: its policy and what it bounds."""
+    """Return the digest of the parts that thresholds depend on: readings, policy, and bounds on the error."""
     bounds = contract.max_error.model_dump(mode="json") if contract.max_error else None
     known = [readings_hash(contract), [line.model_dump(mode="json") for line in contract.policy], bounds]
     scores = any(spec.score for spec in contract.readings.values())
@@ -113,19 +113,19 @@ def rules_hash(contract: Contract) -> str:
 
 
 def open_reader(folder: Path, *, sha256: str) -> Reader:
-    """Open a reader of that hash; its libraries load when the first is opened. Raises BackendError."""
+    """Open the reader with this hash; its libraries load with the first reader. Raises BackendError."""
     from sds.models.readers import opening  # noqa: PLC0415
 
     return opening.open_reader(folder, sha256=sha256)
 
 
 def checksum_line(raw: bytes) -> bytes:
-    """Return what stands in `judgement.json.sha256` beside these bytes."""
+    """Return the content of `judgement.json.sha256` for these bytes."""
     return f"{sha256_hex(raw)}  {FILE}\n".encode()
 
 
 def read_manifest(folder: Path) -> tuple[Manifest, str]:
-    """Return what `judgement.json` says, and its SHA-256. Raises UsageError in one line."""
+    """Return the content of `judgement.json`, and its SHA-256. Raises UsageError."""
     path = folder / FILE
     try:
         if path.is_symlink() or path.stat().st_size > FILE_BYTES_MAX:
@@ -148,7 +148,7 @@ def read_manifest(folder: Path) -> tuple[Manifest, str]:
 
 
 def open_judgement(folder: Path, contract: Contract) -> Judgement:
-    """Open a fitted folder for a contract. Raises UsageError where it is another's, or not as it was written."""
+    """Open a fitted folder for a contract. Raises UsageError where it belongs to another contract, or was changed."""
     manifest, sha256 = read_manifest(folder)
     if manifest.gate != contract.gate:
         raise _refused(folder, f"it was fitted for gate `{manifest.gate}`, not `{contract.gate}`")

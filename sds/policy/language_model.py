@@ -1,4 +1,4 @@
-"""The language model beside a policy: opened when it is first needed, and closed with it."""
+"""The language model that a policy may ask: opened on its first use, and closed with the policy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sds.engines.protocol import Engine
 
 
 class LanguageModel:
-    """`needed`: whether a policy under this contract ever asks it. Safe in several threads."""
+    """An engine opened on demand. `needed`: whether a policy under this contract ever asks it. Safe in several threads."""
 
     def __init__(self, open_it: Callable[[], Engine], *, needed: bool) -> None:
         self._open, self.needed = open_it, needed
@@ -17,7 +17,7 @@ class LanguageModel:
         self._lock = Lock()
 
     def get(self) -> Engine:
-        """Return the engine, opened by the first call. Raises ModelError."""
+        """Return the engine, which the first call opens. Raises ModelError."""
         with self._lock:
             if self._engine is None:
                 self._engine = self._open()
@@ -25,7 +25,7 @@ class LanguageModel:
 
     @property
     def opened(self) -> Engine | None:
-        """The engine, if anybody has asked for it yet."""
+        """The engine; None before the first call of `get`."""
         return self._engine
 
     def close(self) -> None:

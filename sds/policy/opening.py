@@ -1,4 +1,4 @@
-"""Opens what decides under a contract with a policy: fitted readers where there are any, else the language model reads."""
+"""Opens the engine of a contract with a policy: fitted readers where there are any, else the language model reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sds.policy.readers import Answers, FittedAnswers, ModelReader
 def open_policy(
     contract: Contract, folder: Path | None, *, open_model: Callable[[], Engine], now_ms: Callable[[], int]
 ) -> PolicyEngine:
-    """Open the policy of a contract. `folder`: of fitted readers; None: the language model reads, and says so.
+    """Open the policy of a contract. `folder`: of fitted readers; None: the language model reads, with a notice.
 
     Raises UsageError where the folder is refused, or where a score has no fitted reader.
     """
@@ -54,5 +54,5 @@ def _answers(name: str, contract: Contract, judgement: Judgement | None, model: 
 
 
 def _calibration(name: str, judgement: Judgement | None, model: LanguageModel) -> ModelCalibration | None:
-    """Return how the language model's answers are calibrated; None where they are not, or those of another model are."""
+    """Return the calibration of the language model's answers; None without one for this very model."""
     return judgement.calibration(name, model.get().model) if judgement else None

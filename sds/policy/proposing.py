@@ -1,4 +1,4 @@
-"""From a decision of the policy to the bytes of a proposal within an envelope. Pure."""
+"""From a policy's decision to the bytes of a proposal within an envelope. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sds.kernel.envelope.proposal import Proposal, write_proposal
 
 
 def written(envelope: DecisionEnvelope, proposed: Proposed, context_ref: str) -> bytes | None:
-    """Return the proposal's bytes; None where the envelope has no such kind or other parameters."""
+    """Return the proposal's bytes; None where the envelope lacks the kind or has other parameters for it."""
     permitted = envelope.kind(proposed.action)
     if permitted is None or {name for name, _ in permitted.params} != {name for name, _ in proposed.params}:
         return None
@@ -18,6 +18,6 @@ def written(envelope: DecisionEnvelope, proposed: Proposed, context_ref: str) ->
 
 
 def permits(envelope: DecisionEnvelope, proposed: Proposed) -> bool:
-    """Tell whether a decision of the policy lies within an envelope."""
+    """Return whether a policy's decision lies within an envelope."""
     data = written(envelope, proposed, "0" * 64)
     return data is not None and envelope.contains(data)

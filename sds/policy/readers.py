@@ -1,4 +1,4 @@
-"""What answers the questions of a contract about one packet: fitted readers, or the language model itself."""
+"""The readers that answer a contract's questions about one packet: fitted readers, or the language model itself."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from sds.models.readers.protocol import Reader, Reading
 from sds.policy.distribution import Readings
 
 TOKENS_MAX = 4096
-ANSWER = "READ"  # the one reason that each value has in the language of answers
-SAID = 4.0  # times as likely as any other is what an engine says that measures nothing, until labels say how likely
+ANSWER = "READ"  # the only reason of each value in the language of answers
+SAID = 4.0  # how many times likelier than any other an answer without probabilities counts, before calibration
 _LEAST = 1e-6
 
 
 def softened(weights: Mapping[str, float], temperature: float) -> dict[str, float]:
-    """Return the probabilities of weights, of which one is more than 0, whose logarithms are divided by a temperature."""
+    """Return probabilities from weights, of which one is above 0: their logarithms are divided by a temperature."""
     most = max(weights.values())
     powers = {value: (weight / most) ** (1 / temperature) for value, weight in weights.items()}
     total = sum(powers.values())
@@ -35,29 +35,29 @@ def softened(weights: Mapping[str, float], temperature: float) -> dict[str, floa
 
 
 class Answers(Protocol):
-    """One reading's reader, seen from the policy."""
+    """The reader of one reading, as the policy sees it."""
 
     @property
     def name(self) -> str:
-        """What the record calls it."""
+        """The name in the record."""
 
     def answer(self, packet: DecisionPacket, found: Readings) -> Reading:
-        """Answer about a packet; `found`: the readings answered before. Raises ModelError."""
+        """Answer about a packet. `found`: the readings answered before. Raises ModelError."""
 
 
 def evidence_of(packet: DecisionPacket) -> str:
-    """Return what the customer wrote, as the packet holds it: printable ASCII, cut to the contract's limit."""
+    """Return the customer's text from the packet: printable ASCII, cut to the contract's limit."""
     return packet.texts[-1].removeprefix(EVIDENCE).strip()
 
 
 def as_read(contract: Contract, text: str) -> str:
-    """Return a text as readers are given it once it has been an event's evidence: masked, printable, cut."""
+    """Return a text as a reader would get it as an event's evidence: masked, printable, cut to the contract's limit."""
     return evidence_text(contract, mask(text)).strip()
 
 
 @dataclass(frozen=True)
 class FittedAnswers:
-    """A fitted reader. It is given text and fields as data and nothing else."""
+    """A fitted reader. It gets nothing but text and fields, as data."""
 
     name: str
     reader: Reader
@@ -73,10 +73,10 @@ class FittedAnswers:
 
 
 class ModelReader:
-    """The language model answers in the exact language of the values; what it would answer about no evidence is divided out.
+    """The language model answers in the exact language of the values. Its answer without evidence, the prior, is divided out.
 
-    It needs no labels. With some its logits are divided by a `temperature`, so that they hold. Of an engine that measures no
-    probabilities the value that it says is taken for `SAID` times as likely as any other. Safe in several threads.
+    It needs no labels; with labels, its logits are divided by a fitted `temperature`. Where an engine measures no
+    probabilities, its answer counts as `SAID` times as likely as any other value. Safe in several threads.
     """
 
     def __init__(self, question: str, spec: ReadingSpec, engine: Engine, temperature: float = 1.0) -> None:
@@ -118,7 +118,7 @@ class ModelReader:
         return self._of_said(data) if action is None else self._of_values(action["probabilities"])
 
     def _of_said(self, data: bytes) -> dict[str, float]:
-        """Return the shares that an answer in bytes alone stands for. Raises ModelError where it says no value."""
+        """Return the shares that an answer in bytes alone stands for. Raises ModelError where it names no value."""
         proposal = parse_proposal(data)
         said = None if isinstance(proposal, str) else self._kinds.get(proposal.action)
         if said is None:
@@ -127,7 +127,7 @@ class ModelReader:
         return dict.fromkeys(self._kinds.values(), 1 / total) | {said: SAID / total}
 
     def _of_values(self, probabilities: object) -> dict[str, float]:
-        """Return the share of each value; what stands for several together (`A|B`) is divided equally among them."""
+        """Return the share of each value. The share of a joint label (`A|B`) is divided equally among its values."""
         shares = dict.fromkeys(self._kinds.values(), 0.0)
         for label, share in dict(probabilities).items():  # type: ignore[call-overload]
             kinds = [kind for kind in str(label).split("|") if kind in self._kinds]

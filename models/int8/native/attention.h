@@ -1,6 +1,6 @@
-// What each token attends to. Queries, keys and values are whole numbers, each head of a token with a range of its own, and so
-// are a token's weights, with a range that comes of what it sees alone. They are added up exactly, in any order, and what a token
-// does not see adds nothing: so its answer is the same bits whatever other tokens stand in the pass.
+// Attention. Queries, keys and values are whole numbers, each head of a token with its own range, and so are the attention
+// weights of a token, with a range that depends only on what the token sees. They are added up exactly, in any order, and
+// what a token does not see adds nothing: so its result has the same bits whatever other tokens are in the pass.
 #pragma once
 
 #include <cstring>
@@ -15,18 +15,18 @@ namespace passes {
 
 constexpr float NOTHING = -std::numeric_limits<float>::infinity();
 constexpr int HEAD_MAX = 512;
-constexpr int KEYS_AHEAD = 8;  // are on their way from memory while one is laid out
-constexpr float SHARE_STEPS = 1 << 30;  // of a weight, where weights are added up
+constexpr int KEYS_AHEAD = 8;  // keys that are prefetched while one is laid out
+constexpr float SHARE_STEPS = 1 << 30;  // steps of a weight between 0 and 1, for adding weights up exactly
 constexpr float VALUE_MAX = 1023.0f;
-constexpr float SEEN_MAX = 32767.0f;  // of a weight
-constexpr float ALL_SEEN_MAX = 2.0e6f;  // of a token's weights: times VALUE_MAX, and 2 to the 17 roundings up, below 2 to the 31
+constexpr float SEEN_MAX = 32767.0f;  // largest weight
+constexpr float ALL_SEEN_MAX = 2.0e6f;  // sum of a token's weights: times VALUE_MAX, with 2^17 roundings up, it is below 2^31
 
 inline int up(int number, int to) { return (number + to - 1) / to * to; }
 
-// The largest whole number in heads of so many numbers: no score is more than 31 bits.
+// The largest whole number in heads of this size, so that no score exceeds 31 bits.
 inline float whole_max(int head) { return std::floor(std::sqrt(2147483647.0f / static_cast<float>(head + 1))); }
 
-// The largest of a head's numbers, or no number.
+// The largest absolute value in a head; NaN where the head holds NaN or infinity.
 inline float head_size(const float* from, int head) {
     Floats most{}, wrong{};
     for (int d = 0; d < head; d += LANES) {
@@ -37,14 +37,14 @@ inline float head_size(const float* from, int head) {
     return sum(wrong) == 0 ? largest(most) : NAN;
 }
 
-// Round numbers of a head, `head` of them, to whole ones, `most` at most; return their scale, or no number.
+// Round the `head` numbers of a head to whole numbers from -most to most; return their scale, or NaN as `head_size` does.
 inline float round_head(const float* from, int head, float most, int16_t* to) {
     const float size = head_size(from, head), by = size > 0 ? most / size : 0.0f;
     for (int d = 0; d < head; d += LANES) store_halves(to + d, rounded(load(from + d) * same(by)));
     return size / most;
 }
 
-// How many there are of queries and of keys; and of how many numbers.
+// The number of query heads and of key heads, and the numbers in each.
 struct Heads {
     int count, keys, size;
     int cell() const { return keys * size; }
@@ -52,15 +52,15 @@ struct Heads {
     int sharing() const { return count / keys; }
 };
 
-// Keys, or values, of all heads. What is kept of a token are `kept` numbers of 16 bits: its heads', rounded, then their scales
-// of 32 bits each. `held`: of the tokens before the tree; `own`: of the pass's, which are rounded of `fresh` [tokens, cell].
+// Keys, or values, of all heads. A token's cell is `kept` numbers of 16 bits: its heads, rounded, then their scales of 32 bits
+// each. `held`: cells of the tokens before the tree; `own`: cells of the pass's tokens, rounded from `fresh` [tokens, cell].
 struct Plane {
     const int16_t* held;
     int16_t* own;
     const float* fresh;
 };
 
-// What is kept of a place, or none where nothing is; of the tree's own a head is rounded now.
+// Return the cell of a place, or nullptr beyond the tree; a head of the tree's own tokens is rounded now.
 inline const int16_t* kept_at(const Tree& tree, const Heads& heads, int head, const Plane& of, float most, int key) {
     const int at = key - tree.held;
     const size_t wide = heads.kept();
@@ -83,7 +83,7 @@ inline float scale_in(const int16_t* cell, const Heads& heads, int head) {
     return scale;
 }
 
-// Lay the keys of one head side by side, WIDE at a time: [., head / 2, WIDE], of two numbers each.
+// Lay out the keys of one head, WIDE side by side: [., head / 2, WIDE], two numbers in each entry.
 inline void lay_keys(const Tree& tree, const Heads& heads, int head, const Plane& of, int begin, int end, int32_t* to, float* scales) {
     static const int16_t nothing[HEAD_MAX] = {};
     for (int first = begin; first < end; first += LANES) {
@@ -103,7 +103,7 @@ inline void lay_keys(const Tree& tree, const Heads& heads, int head, const Plane
     }
 }
 
-// Lay the values of one head for products with weights: [head / WIDE, places / 2, WIDE], of two places each.
+// Lay out the values of one head for products with weights: [head / WIDE, places / 2, WIDE], two places in each entry.
 inline void lay_values(const Tree& tree, const Heads& heads, int head, const Plane& of, int begin, int end, int32_t* to, float* scales) {
     static const int16_t nothing[HEAD_MAX] = {};
     const size_t panel = static_cast<size_t>(up(tree.held + tree.count, WIDE)) / 2 * WIDE;
@@ -130,8 +130,8 @@ inline void scores_of(const int32_t* queries, const float* query_scales, const i
             store(to + r * stride + at, as_floats(load(sums + r * WIDE + at)) * (same(query_scales[r]) * load(key_scales + at)));
 }
 
-// Turn scores into weights, times the scales of what they weigh, in whole numbers; return by what to multiply what they add up
-// to, or no number.
+// Turn scores into weights (softmax), multiply these by the scales of the values, and round them to whole numbers. Return the
+// factor for the sums of the weighted values; NaN where a score or a scale is not finite.
 inline float weigh(float* scores, const float* scales, int held, int keys, int room, const uint8_t* sees, int16_t* to) {
     for (int key = held; key < keys; ++key) scores[key] = sees[key - held] ? scores[key] : NOTHING;
     for (int key = keys; key < room; ++key) scores[key] = NOTHING;
@@ -164,13 +164,13 @@ inline float weigh(float* scores, const float* scales, int held, int keys, int r
     return 1.0f / (by * all);
 }
 
-// Keys and values of one head, as they are laid, and their scales.
+// Keys and values of one head, laid out, and their scales.
 struct Laid {
     const int32_t *keys, *values;
     const float *key_scales, *value_scales;
 };
 
-// Room for ROWS_MAX times all places: `weights` in pairs.
+// Memory for ROWS_MAX times all places; `weights` hold two in each entry.
 struct Scores {
     Buffer<float> scores;
     Buffer<int32_t> weights;
@@ -212,11 +212,11 @@ inline void attend_some(int rows, Rest... rest) {
     attend_rows<ROWS>(rest...);
 }
 
-// Tokens `begin` to `end` of a tree, with one head of keys: queries and what is found [tokens of the pass, heads, size].
+// Attend, for tokens `begin` to `end` of a tree, to one head of keys. `queries` and `to`: [tokens of the pass, heads, size].
 inline void attend(const Tree& tree, const Heads& heads, int head, int begin, int end, const float* queries, const Laid& laid, float* to,
                    const Scores& in) {
     const int sharing = heads.sharing(), width = heads.count * heads.size;
-    int seen = 0;  // how far into the tree any of these sees
+    int seen = 0;  // how far into the tree these tokens see
     for (int token = begin; token < end; ++token)
         for (int other = tree.count - 1; other >= seen; --other)
             if (tree.sees[static_cast<size_t>(token) * tree.count + other]) {

@@ -1,4 +1,4 @@
-// A model of the architecture `llama`: a pass of tokens through its layers, each step by all threads of a team.
+// A model of the architecture `llama`: a pass of tokens through its layers, each step done by all threads of a team.
 #include "passes.h"
 
 #include <algorithm>
@@ -21,19 +21,19 @@ using namespace passes;
 
 namespace {
 
-constexpr int TOKENS_TOGETHER = 16;  // of a tree, in a piece of its attention
+constexpr int TOKENS_TOGETHER = 16;  // tokens of a tree in one piece of its attention
 constexpr int KEYS_TOGETHER = 64;
-constexpr int PIECES_MIN = 4;  // for each thread, of heads of trees
+constexpr int PIECES_MIN = 4;  // (tree, head) pairs for each thread, if each pair is done by one thread
 
-// Where the columns of matrices stand that are used in pairs: LANES of one, then LANES of the other.
+// Return the place of a column of two matrices that are used in pairs: LANES columns of one, then LANES of the other.
 int paired(int column, int second) { return column / LANES * WIDE + second * LANES + column % LANES; }
 
 struct Layer {
     std::vector<float> norm, inner_norm;
-    Matrix turning, values, output, inner, down;  // queries and keys; gate and up
+    Matrix turning, values, output, inner, down;  // turning: queries and keys; inner: gate and up
 };
 
-// Divide by the root of their mean square, and multiply with scales.
+// RMS norm: divide numbers by the root of their mean square, and multiply by `scales`.
 void normalise(const float* from, const float* scales, int width, float epsilon, float* to) {
     Floats squares{};
     int k = 0;
@@ -45,13 +45,13 @@ void normalise(const float* from, const float* scales, int width, float epsilon,
     for (; k < width; ++k) to[k] = from[k] * by * scales[k];
 }
 
-// Numbers `at` and following of `count`; what is beyond them is nothing.
+// Store the numbers of `value` from index `at` on, but none at or beyond `count`.
 void put(float* to, int at, int count, Floats value) {
     if (at + LANES <= count) return store(to + at, value);
     for (int n = 0; at + n < count; ++n) to[at + n] = value[n];
 }
 
-// Spread each block evenly over itself: Hadamard's matrix, divided by the root of its size. `states` has room for LANES more.
+// Multiply each block by a Hadamard matrix divided by the root of its size. `states` has memory for LANES more numbers.
 void turn_blocks(float* states, int count, int block) {
     const Floats by = same(1.0f / std::sqrt(static_cast<float>(block)));
     for (int at = 0; at < count; at += LANES) {
@@ -104,7 +104,7 @@ std::vector<float> joined(const float* first, size_t count, const float* second,
 
 struct Model {
     explicit Model(const Sizes& of) : sizes(of), heads{of.heads, of.key_heads, of.head}, layers(of.layers) {}
-    // The last layer is rounded less, so that what is no number shows.
+    // The last layer is rounded less, so that NaN shows.
     Precision precision(int layer) const { return sizes.bytes && layer + 1 < sizes.layers ? Precision::BYTES : Precision::HALVES; }
 
     const Sizes sizes;
@@ -148,13 +148,13 @@ struct Engine {
         });
         for (int n = 0; n < pass.layers; ++n) {
             attend_all(pass, n, rank);
-            const bool last = n + 1 == pass.layers;  // goes on with those alone that answer
+            const bool last = n + 1 == pass.layers;  // continues with the wanted tokens alone
             in_blocks(team, last ? pass.answering : pass.tokens, [&](const Rows& rows) {
                 go_on(pass, n, rows, rank);
                 if (!last) turn(pass, n + 1, rows, rank);
             });
         }
-        const bool all = pass.layers == 0;  // else only those that answer were left
+        const bool all = pass.layers == 0;  // without layers, the states are still of all tokens, not only the wanted ones
         in_blocks(team, pass.answering, [&](const Rows& rows) {
             if (pass.states)
                 return team.each(rows, [&](int row) {
@@ -193,7 +193,7 @@ struct Engine {
         }
     }
 
-    // Round rows, normalised, for a product.
+    // Normalise rows and round them for a product.
     void read(const Rows& rows, const float* from, const float* scales, const Matrix& of, int rank) {
         team.each(rows, [&](int row) {
             float* to = normed[rank].get();
@@ -202,14 +202,14 @@ struct Engine {
         });
     }
 
-    // What rows ask for, and answer to: their queries and keys, turned by their positions, and values.
+    // Compute the queries and keys of rows, with their rotary embedding, and the values.
     void turn(const Pass& pass, int n, const Rows& rows, int rank) {
         const Layer& layer = model.layers[n];
         const Heads& heads = model.heads;
         const int wide = heads.count * heads.size, cell = heads.cell(), half = heads.size / 2;
         read(rows, states.get(), layer.norm.data(), layer.turning, rank);
         multiply(team, layer.turning, rounded, rows, [&](int row, int panel, Floats low, Floats high) {
-            const int column = panel * LANES, head = column / half, at = column % half;  // of the lower halves
+            const int column = panel * LANES, head = column / half, at = column % half;  // `low` is of a head's lower half
             const size_t turn = static_cast<size_t>(pass.positions[row]) * half + at;
             const Floats cosine = load(model.cosines.data() + turn), sine = load(model.sines.data() + turn);
             float* to = head < heads.count ? queries.get() + static_cast<size_t>(row) * wide + head * heads.size
@@ -258,7 +258,7 @@ struct Engine {
         attend(pass.trees[at], model.heads, head, begin, end, queries.get(), of, attended.get(), scores[rank]);
     }
 
-    // What rows become of what they attended to.
+    // Compute the rest of the layer for rows: output of the attention, norm, gate and down.
     void go_on(const Pass& pass, int n, const Rows& rows, int rank) {
         const Sizes& sizes = model.sizes;
         const Layer& layer = model.layers[n];
@@ -277,7 +277,7 @@ struct Engine {
         multiply(team, layer.output, rounded, rows, added);
         read(rows, on, layer.inner_norm.data(), layer.inner, rank);
         multiply(team, layer.inner, rounded, rows, [&](int row, int panel, Floats gate, Floats up) {
-            const Floats small = exponential((Floats)((Ints)gate | same(SIGN)));  // e to the minus |gate|
+            const Floats small = exponential((Floats)((Ints)gate | same(SIGN)));  // e^-|gate|
             const Ints negative = gate < Floats{};
             const Floats share = (negative ? small : same(1.0f)) / (same(1.0f) + small);
             put(inner.get() + static_cast<size_t>(row) * sizes.inner, panel * LANES, sizes.inner, gate * share * up);
@@ -295,9 +295,9 @@ struct Engine {
     Rounded rounded;
     std::vector<Buffer<float>> normed;
     std::vector<Scores> scores;
-    bool apart = false;  // trees are many: a head of one is laid out and attended to by one thread, in room of its own
-    size_t most = 0;  // places of a tree
-    std::vector<size_t> laid;  // how many places are laid out before those of a tree, of one head
+    bool apart = false;  // with many trees: one thread lays out and attends to a head of one tree, in memory of its own
+    size_t most = 0;  // places of the largest tree
+    std::vector<size_t> laid;  // for each tree, the places of one head that are laid out before its own
     std::vector<Piece> lay_pieces, attend_pieces;
 };
 

@@ -1,5 +1,5 @@
-// Products of rows of states with a matrix of weights, added up in whole numbers: exact, so a row's answer is the same bits
-// whatever other rows are multiplied with it, and in whatever order.
+// Products of rows of states with a matrix of weights, added up in whole numbers. They are exact, so a row's result has the same
+// bits whatever other rows are multiplied with it, and in any order.
 #pragma once
 
 #include <algorithm>
@@ -15,23 +15,23 @@
 namespace passes {
 
 constexpr float WEIGHT_MAX = 127.0f;
-constexpr int BLOCK_UNITS = 192;  // of 32 bits for each column: such a block of weights stays in the nearest cache
+constexpr int BLOCK_UNITS = 192;  // units of 32 bits for each column: such a block of weights stays in the L1 cache
 constexpr int BLOCK_ROWS = 264;
-constexpr int TILES_MIN = 4;  // of rows a thread has for itself
+constexpr int TILES_MIN = 4;  // tiles of rows for each thread, so that it gets rows of its own
 constexpr size_t LINE_BYTES = 64;
 constexpr float BYTE_MAX = 127.0f;
-constexpr float PAIR_MAX = 128.0f;  // before they are rounded; then 129, and 129 * 2 * WEIGHT_MAX is less than 2 to the 15
-constexpr float CHAIN_MAX = 32700.0f;  // with room for the error of 32 bits in what it is compared with
-constexpr float CHAIN_ROUNDING = 1.5f;  // by how much rounding lengthens a chain's 8 states: by half the root of 8
+constexpr float PAIR_MAX = 128.0f;  // before rounding; after it 129, and 129 * 2 * WEIGHT_MAX is less than 2^15
+constexpr float CHAIN_MAX = 32700.0f;  // leaves room for the rounding error of 32-bit floats in the compared value
+constexpr float CHAIN_ROUNDING = 1.5f;  // rounding lengthens the vector of a chain's 8 states by at most half the root of 8
 
-// What a state is rounded to: `HALVES`, numbers of 15 bits or fewer (two in a unit of 32), or `BYTES`, numbers of 7 bits. Bytes
-// are multiplied with weights that were made positive, w + WEIGHT_MAX, and what that is too much is taken off beforehand.
+// What a state is rounded to: `HALVES`, 15 bits and a sign or fewer (two in a unit of 32 bits), or `BYTES`, 7 bits and a sign.
+// Bytes are multiplied with weights that were made positive, w + WEIGHT_MAX; the surplus is subtracted first.
 //
-// Where processors add up bytes in 16 bits (CHAIN > 1) a row's range is such that it fits: no two products leave them, for
-// neighbours are PAIR_MAX at most together; nor do the products of a chain, by the inequality of Cauchy and Schwarz.
+// Where processors add up bytes in 16 bits (CHAIN > 1), a row's range is such that sums fit: two products do, because neighbours
+// are together at most PAIR_MAX; the products of a chain do, by the Cauchy-Schwarz inequality.
 enum class Precision { HALVES, BYTES };
 
-// Memory that begins where a line of the cache does.
+// Memory aligned to cache lines.
 template <class T>
 class Buffer {
    public:
@@ -52,16 +52,16 @@ class Buffer {
     size_t size_ = 0;
 };
 
-// Weights [columns, depth], each column (an output) in 8 bits with a range of its own, laid out in panels of WIDE columns.
+// Weights [columns, depth], each column (an output) in 8 bits with its own range, laid out in panels of WIDE columns.
 struct Matrix {
     int columns = 0, depth = 0, units = 0, panels = 0;
     Precision precision = Precision::HALVES;
-    float state_max = 0;  // the largest whole number a state may be: sums then stay below 2 to the power of 31
-    float chain_max = 0;  // the largest root of the sum of squares that states of a chain may have
+    float state_max = 0;  // the largest whole number of a state, so that sums stay below 2^31
+    float chain_max = 0;  // the largest permitted length (root of the sum of squares) of the states of a chain
     Buffer<int8_t> packed;
     std::vector<float> scales;
 
-    // `place[column]`: where a column stands among the panels' columns; what stands nowhere is nothing.
+    // `place[column]`: the position of a column among the `places` columns of the panels; positions without a column are zero.
     void pack(const float* weights, int count, int deep, const std::vector<int>& place, int places, Precision kind) {
         columns = places, depth = deep, precision = kind;
         const int of_unit = kind == Precision::HALVES ? 2 : 4;
@@ -98,11 +98,11 @@ struct Matrix {
     }
 };
 
-// Rows of states in whole numbers, each with its range; a row that holds what is no number has none.
+// Rows of states in whole numbers, each with its own range; a row with NaN or infinity has the scale NaN.
 struct Rounded {
     int units = 0, chains = 0;
     Buffer<int32_t> whole;
-    Buffer<int32_t> surplus;  // of BYTES, for each chain, or where they are added up in 32 bits the row: what is too much, negative
+    Buffer<int32_t> surplus;  // for BYTES: the surplus, negative, of each chain, or of the row where sums have 32 bits
     Buffer<float> scales;
 
     void need(int rows, int depth) {
@@ -113,7 +113,7 @@ struct Rounded {
         scales.need(rows);
     }
 
-    // `from` has room for LANES numbers more, which are ignored.
+    // `from` has memory for LANES more numbers, which are ignored.
     void put(int row, const float* from, const Matrix& of) {
         const int depth = of.depth;
         Floats most{}, wrong{};
@@ -156,7 +156,7 @@ struct Rounded {
 
    private:
 #if defined(PASSES_CHAINS)
-    // The least scale with which no products leave 16 bits.
+    // The smallest scale with which no sum of products overflows 16 bits.
     static float chained_scale(const float* from, const Matrix& of) {
         constexpr int STATES = 4 * CHAIN;
         Floats pair{}, squares{};
@@ -183,7 +183,7 @@ struct Rounded {
 #endif
 };
 
-// Weights of a block, as they are multiplied: of 8 bits as they lie, or read as numbers of 16.
+// Weights of a block as they are multiplied: bytes as stored, or widened to 16 bits.
 template <Precision P, bool WIDENED>
 INLINE Register weights_at(const int8_t* from, int half) {
     if constexpr (P == Precision::BYTES) return raw(from + half * LANES * 4);
@@ -191,7 +191,7 @@ INLINE Register weights_at(const int8_t* from, int half) {
     else return widened(from + half * LANES * 2);
 }
 
-// Sums of ROWS rows, as members: a compiler keeps those in registers, and of arrays not always.
+// Sums of ROWS rows, as members, because a compiler keeps members in registers, but not always arrays.
 template <int ROWS>
 struct Sums {
     Register low, high;
@@ -220,7 +220,7 @@ struct Sums {
         }
     }
 
-    template <class Chain>  // what it calls only some processors need
+    template <class Chain>  // a template, because `add_pairs` exists only for some processors
     INLINE void add_chain(const Chain& chain) {
         low = add_pairs(low, chain.low), high = add_pairs(high, chain.high);
         rest.add_chain(chain.rest);
@@ -239,7 +239,7 @@ struct Sums<0> {
     INLINE void add_chain(const Chain&) {}
 };
 
-// Add to `sums` [ROWS, WIDE] the products of ROWS rows with a block of a panel. `surplus`: of bytes, what is to be taken off.
+// Add products of ROWS rows with a block of a panel to `sums` [ROWS, WIDE]; set them if `first`. `surplus`: for bytes, added, too.
 template <int ROWS, Precision P, bool WIDENED>
 inline void tile(const int32_t* states, size_t stride, const int32_t* surplus, size_t chains, const int8_t* weights, int units, int32_t* sums,
                  bool first) {
@@ -270,13 +270,13 @@ inline void tile_of(int rows, const int32_t* states, size_t stride, const int32_
     tile<ROWS, P, WIDENED>(states, stride, surplus, chains, weights, units, sums, first);
 }
 
-// Have the next block on its way while this one is multiplied: of it as much as falls to the rows from `row` on.
+// Prefetch the next block while this one is multiplied: the share of the tile of rows that starts at `row`.
 inline void fetch(const int8_t* block, size_t bytes, int row, int rows) {
     const size_t share = (bytes * ROWS_MAX / rows + LINE_BYTES) / LINE_BYTES * LINE_BYTES, begin = share * (row / ROWS_MAX);
     for (size_t at = begin; at < begin + share && at < bytes; at += LINE_BYTES) __builtin_prefetch(block + bytes + at);
 }
 
-// Multiply rows with one panel, and tell `out(row, low, high)` what comes of it: LANES columns and the LANES next to them.
+// Multiply rows with one panel; call `out(row, low, high)` with the results: LANES columns and the LANES next to them.
 template <Precision P, class Out>
 void multiply_panel(const Matrix& of, const Rounded& states, int begin, int end, int panel, Out&& out) {
     constexpr int OF_UNIT = P == Precision::HALVES ? 2 : 4;
@@ -311,7 +311,7 @@ void multiply_panel(const Matrix& of, const Rounded& states, int begin, int end,
     }
 }
 
-// Multiply rows with all panels; `out(row, panel, low, high)`.
+// Multiply rows with all panels; call `out(row, panel, low, high)` with the results.
 template <class Out>
 void multiply(Team& team, const Matrix& of, const Rounded& states, const Rows& rows, Out&& out) {
     const auto some = [&](int begin, int end, int first, int last) {
@@ -332,7 +332,7 @@ void multiply(Team& team, const Matrix& of, const Rounded& states, const Rows& r
     for (int n = 0; n < blocks * groups; ++n) piece(n);
 }
 
-// Let threads have some rows each, one block of them after the other; where there are few, all of them together.
+// Call `work` for blocks of rows, each by one thread; with few rows, once for all rows, by all threads together.
 template <class Work>
 void in_blocks(Team& team, int rows, Work&& work) {
     const int threads = team.threads(), tiles = (rows + ROWS_MAX - 1) / ROWS_MAX, most = BLOCK_ROWS / ROWS_MAX;

@@ -1,4 +1,4 @@
-// Threads that do one thing after the other together, each piece of it whoever is free.
+// Threads that do the steps of a work together, one after the other; each piece of a step is done by any free thread.
 #pragma once
 
 #include <immintrin.h>
@@ -14,25 +14,25 @@
 
 namespace passes {
 
-constexpr int SPINS_MAX = 1 << 14;  // before a thread lets others have its core: some 200 us
-constexpr std::chrono::milliseconds IDLE_MAX{3};  // before a thread sleeps: a decision's next pass is less than that away
-constexpr int TURNS = 8;  // of each thread, where pieces are small and alike: it takes some at once
-constexpr int SPINS_A_LOOK = 1 << 10;  // at the clock
+constexpr int SPINS_MAX = 1 << 14;  // spins, about 200 us, before a thread yields its core to others
+constexpr std::chrono::milliseconds IDLE_MAX{3};  // before a thread sleeps: the next pass of a decision comes sooner
+constexpr int TURNS = 8;  // how often a thread takes pieces in a step of small, equal ones: it takes several at once
+constexpr int SPINS_A_LOOK = 1 << 10;  // spins for each look at the clock
 
-// Of what stands in rows, some that a thread has for itself, or all for a team together.
+// Rows `begin` to `end`: for one thread `alone`, or for all threads of a team together.
 struct Rows {
     int begin, end;
     bool alone;
 };
 
-// A step is over when its pieces are done, whoever did them: nobody waits for a thread that has none, for it may have lost its
-// core to another process. It skips what the others did meanwhile, or all of it.
+// A step is over when its pieces are done, by any threads. Nobody waits for a thread without a piece, because it may have lost
+// its core to another process; when it continues, it skips what the others have done meanwhile.
 class Team {
    public:
     explicit Team(int threads) : threads_(threads) {
         try {
             for (int rank = 1; rank < threads; ++rank) others_.emplace_back([this, rank] { serve(rank); });
-        } catch (...) {  // no thread left: those that began would end the process with their owner
+        } catch (...) {  // no more threads: destroying the running ones without a join would end the process
             end();
             throw;
         }
@@ -45,7 +45,7 @@ class Team {
 
     int threads() const { return threads_; }
 
-    // Have threads that sleep awake for work that comes soon.
+    // Wake sleeping threads for work that comes soon.
     void wake() {
         {
             const std::lock_guard<std::mutex> lock(mutex_);
@@ -54,7 +54,7 @@ class Team {
         called_.notify_all();
     }
 
-    // Let every thread that is free, this one among them, do `work(rank)`, and return when it is done. All do the same steps.
+    // Do `work(rank)` in every free thread and in this one (rank 0); return when all are done. All do the same steps.
     void run(const std::function<void(int)>& work) {
         work_ = &work;
         taken_.store(0, std::memory_order_relaxed);
@@ -69,13 +69,13 @@ class Team {
         wait([&] { return inside_.load() == 0; });
     }
 
-    // Within `run`, by every thread: do `piece(i)` for all i below `count`, and go on when all are done.
+    // Called within `run`, by every thread: do `piece(i)` for all i below `count`; return when all are done.
     template <class Piece>
     void each(int count, Piece&& piece) {
         some(count, 1, piece);
     }
 
-    // The same of rows, or by the thread that calls alone.
+    // The same for rows; with `alone`, the calling thread does all of them.
     template <class Piece>
     void each(const Rows& rows, Piece&& piece) {
         if (!rows.alone) return some(rows.end, rows.end / (TURNS * threads_) + 1, piece);
@@ -135,7 +135,7 @@ class Team {
                 if (ends_) return;
                 woken = wakes_;
             }
-            inside_.fetch_add(1);  // before another look: whoever closes a round looks for those inside afterwards
+            inside_.fetch_add(1);  // before `open_` is read again: `run` closes the round first and then waits for `inside_`
             if (const long open = open_.load(); open && open != seen) {
                 seen = open, step_ = 0;
                 (*work_)(rank);
@@ -144,7 +144,7 @@ class Team {
         }
     }
 
-    inline static thread_local uint64_t step_ = 0;  // of this round, which this thread comes to
+    inline static thread_local uint64_t step_ = 0;  // this thread's next step of the round
 
     const int threads_;
     std::vector<std::thread> others_;
@@ -153,9 +153,9 @@ class Team {
     bool ends_ = false;
     long wakes_ = 0, rounds_ = 0;
     const std::function<void(int)>* work_ = nullptr;
-    std::atomic<long> open_{0};  // the round that may be joined, 0: none
+    std::atomic<long> open_{0};  // the round that may be joined; 0: none
     std::atomic<int> inside_{0};
-    alignas(64) std::atomic<uint64_t> taken_{0};  // the step that is under way, and how many of its pieces somebody took
+    alignas(64) std::atomic<uint64_t> taken_{0};  // the current step (upper 32 bits) and how many of its pieces are taken
     alignas(64) std::atomic<int> done_{0};
 };
 

@@ -1,5 +1,5 @@
-// What the processor computes at once: LANES numbers. One file for each kind of processor is made of the same sources, and for
-// tests one of plain C++ (PASSES_PLAIN) that is laid out as for the widest registers, so that its code runs on any machine.
+// Vectors of LANES numbers, which the processor computes at once. The same sources are compiled once for each kind of processor,
+// and for tests in plain C++ (PASSES_PLAIN) with the layout of the widest registers, so that this code runs on any machine.
 #pragma once
 
 #include <immintrin.h>
@@ -13,12 +13,12 @@
 namespace passes {
 
 #if defined(PASSES_PLAIN) || defined(__AVX512VNNI__)
-constexpr int LANES = 16;   // of 32 bits in a register
-constexpr int ROWS_MAX = 12;  // of a tile: two registers each, of 32
-constexpr int CHAIN = 1;  // of so many units products of bytes are added up in 16 bits; 1: in 32
+constexpr int LANES = 16;   // numbers of 32 bits in a register
+constexpr int ROWS_MAX = 12;  // rows of a tile: two registers each, of 32
+constexpr int CHAIN = 1;  // the units over which products of bytes are added up in 16 bits; 1: they are added up in 32
 #elif defined(__AVX2__)
 constexpr int LANES = 8;
-constexpr int ROWS_MAX = 6;  // of 16 registers
+constexpr int ROWS_MAX = 6;  // two registers each, of 16
 #define PASSES_CHAINS
 constexpr int CHAIN = 4;
 #else
@@ -39,7 +39,7 @@ inline void store(int32_t* to, Ints value) { *reinterpret_cast<Ints*>(to) = valu
 inline Floats same(float value) { return value - Floats{}; }
 inline Ints halves(const int16_t* from) { return __builtin_convertvector(*reinterpret_cast<const Halves*>(from), Ints); }
 inline Ints same(int32_t value) { return value - Ints{}; }
-constexpr int32_t SIGN = INT32_MIN;  // of a number of 32 bits
+constexpr int32_t SIGN = INT32_MIN;  // the sign bit of a number of 32 bits
 inline Floats size_of(Floats value) { return (Floats)((Ints)value & same(~SIGN)); }
 
 inline int32_t sum(Ints value) {
@@ -48,7 +48,7 @@ inline int32_t sum(Ints value) {
     return found;
 }
 
-// Sums stay in their registers, and nothing is read before that is used after: else a compiler runs out of registers.
+// Keep sums in their registers, and later reads after this point: otherwise a compiler runs out of registers.
 template <class Vector>
 inline void in_turn([[maybe_unused]] Vector& low, [[maybe_unused]] Vector& high) {
     #if !defined(PASSES_PLAIN)
@@ -78,7 +78,7 @@ inline float largest(Floats value) {
     return found;
 }
 inline Floats exchanged(Floats value, Ints from) { Floats found; EACH(value[from[n]]); }
-// Numbers of the lower, or UPPER, half of one register and of another in turns.
+// Return the numbers of the lower, or UPPER, halves of two registers, alternately.
 template <bool UPPER>
 inline Ints in_turns(Ints a, Ints b) { Ints found; EACH((n % 2 ? b : a)[n / 2 + UPPER * LANES / 2]); }
 inline void store_halves(int16_t* to, Ints value) {
@@ -122,7 +122,7 @@ inline Ints in_turns(Ints a, Ints b) {
 }
 inline void store_halves(int16_t* to, Ints value) { _mm256_storeu_si256((__m256i*)to, _mm512_cvtsepi32_epi16((__m512i)value)); }
 inline void store_bytes(int8_t* to, Ints value) { _mm_storeu_si128((__m128i*)to, _mm512_cvtsepi32_epi8((__m512i)value)); }
-// 2 LANES bytes as numbers of 16 bits.
+// Return 2 LANES bytes as numbers of 16 bits.
 inline Register widened(const int8_t* from) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)from)); }
 inline Register raw(const void* from) { return _mm512_loadu_si512(from); }
 inline void keep(void* to, Register value) { _mm512_storeu_si512(to, value); }
@@ -169,11 +169,11 @@ inline void store_bytes(int8_t* to, Ints value) {
     const int32_t low = _mm256_extract_epi32(bytes, 0), high = _mm256_extract_epi32(bytes, 4);
     std::memcpy(to, &low, 4), std::memcpy(to + 4, &high, 4);
 }
-// In 16 bits, of two products each: what leaves them comes back as more is added.
+// Add up in 16 bits, two products each. Intermediate sums may wrap around; the final sum of a chain fits.
 inline Register add_products_of_bytes(Register to, Register states, Register weights) {
     return _mm256_add_epi16(to, _mm256_maddubs_epi16(weights, states));
 }
-// The larger of what is there and, of a chain of 16 states: what neighbours are together, and the squares of those of each half.
+// Raise `pair` and `squares` to the maxima in a chain of 16 states: of two neighbours' sizes, and of the squares in a 16-bit sum.
 inline void compare_chain(const float* from, Floats& pair, Floats& squares) {
     const auto neighbours = [](Floats each) { return (Floats)_mm256_permute_ps((__m256)each, 0b10110001); };
     const Floats first = load(from), second = load(from + LANES);
@@ -187,14 +187,14 @@ inline void compare_chain(const float* from, Floats& pair, Floats& squares) {
 inline Register add_pairs(Register to, Register pairs) { return _mm256_add_epi32(to, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))); }
 #endif
 
-// Which place in a register each is.
+// Return 0, 1, ... LANES - 1.
 inline Ints numbered() {
     Ints found{};
     for (int n = 0; n < LANES; ++n) found[n] = n;
     return found;
 }
 
-// Turn LANES registers of LANES numbers round: what was the n-th of each is in the n-th.
+// Transpose LANES registers of LANES numbers.
 inline void transpose(Ints (&rows)[LANES]) {
     for (int round = 0; round < LANES_BITS; ++round) {
         Ints found[LANES];
@@ -208,7 +208,7 @@ inline void transpose(Ints (&rows)[LANES]) {
     }
 }
 
-// e to the power of what is not positive; below -80 nothing. Relative error below 3e-7.
+// Return e to the power of x, for x <= 0; 0 below -80. Relative error below 3e-7.
 inline Floats exponential(Floats x) {
     const Ints none = x < same(-80.0f);
     const Floats from = larger(x, same(-80.0f));

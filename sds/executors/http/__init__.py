@@ -1,4 +1,4 @@
-"""An executor for any payment gateway by HTTP, described in a file: `load_executor("gateway.yaml")`."""
+"""An executor for any payment gateway with HTTP, described in a file: `load_executor("gateway.yaml")`."""
 
 from sds.executors.http.executor import HttpExecutor, load_executor, parse_gateway
 

@@ -1,4 +1,4 @@
-"""What a gateway's answer means, read strictly: it is whole JSON, names our key, and fits one rule, or it is `unknown`."""
+"""Reads a gateway's answer strictly: it is `unknown` unless it is whole JSON, names our key, and fits exactly one rule."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MISSING = object()
 
 
 def receipt(reply: Reply, key: str, rules: Mapping[Settlement, Sequence[Rule]], form: ReplyForm) -> Receipt:
-    """Read one answer to what was asked about `key`. What fits rules of two outcomes is no answer."""
+    """Return the receipt of an answer to a question about `key`. An answer that fits rules of two outcomes is `unknown`."""
     answered = f"the gateway answered {reply.status}"
     try:
         data = parsed(reply)
@@ -37,7 +37,7 @@ def receipt(reply: Reply, key: str, rules: Mapping[Settlement, Sequence[Rule]], 
 
 
 def parsed(reply: Reply) -> Any:
-    """Return the JSON of an answer. Raises ValueError for what is not whole, not JSON, or says a name twice."""
+    """Return the JSON of an answer. Raises ValueError where it is not whole, not JSON, or has a name twice in one object."""
     if reply.headers.get("content-encoding", "identity").lower() != "identity":
         raise ValueError("it is encoded, which nobody asked for")
     try:
@@ -47,7 +47,7 @@ def parsed(reply: Reply) -> Any:
 
 
 def field(data: Any, path: str) -> Any:
-    """Return what stands at a path of names, or of places in a list; MISSING where nothing does."""
+    """Return the value at a path of names, or of indices into lists; MISSING where there is none."""
     for name in path.split("."):
         if isinstance(data, dict) and name in data:
             data = data[name]
@@ -67,5 +67,5 @@ def _same(found: Any, wanted: str | int | bool) -> bool:
 
 
 def no_number(text: str) -> float:
-    """Refuse NaN and Infinity, which JSON has not: `json.loads(..., parse_constant=no_number)`."""
+    """Refuse NaN and Infinity, which JSON does not have: `json.loads(..., parse_constant=no_number)`."""
     raise ValueError(f"{text} is no number")

@@ -1,6 +1,6 @@
-"""One request and its whole answer within a deadline, over connections that are kept: TLS verified, no redirect followed.
+"""Sends a request and reads its whole answer within a deadline, over kept connections. Verifies TLS, follows no redirect.
 
-What went wrong is one of two: nothing of the request has left this machine, which is certain, or nobody knows.
+A failure is one of two: certainly nothing of the request left this machine, or nobody knows.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from threading import Lock, Thread
 from typing import Any, TypeVar
 
 BODY_BYTES_MAX = 64 * 1024
-IDLE_S = 2.0  # for so long a connection is kept: shorter than any server does, which would close it under an order
-CONNECT_SHARE = 0.8  # of the deadline: who could not be reached by then was certainly sent nothing
+IDLE_S = 2.0  # how long an idle connection is kept: less than servers do, so that none closes it under an order
+CONNECT_SHARE = 0.8  # of the deadline for connecting: after it, certainly nothing was sent
 STOP_S = 5.0
 GRACE_S = 1.0
 
@@ -34,7 +34,7 @@ class NoReplyError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class GatewayRequest:
-    """What is sent. `headers` may hold the secret: it is shown nowhere."""
+    """A request. `headers` may hold the secret and is never shown."""
 
     method: str
     path: str
@@ -57,7 +57,7 @@ class Reply:
 class Exchange:
     """Connections to one address. Safe in several threads; they share one event loop, in a thread of its own.
 
-    `clock`: seconds that go on while this process is stopped.
+    `clock`: seconds, which must go on while this process is stopped.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Exchange:
         if deadline_s <= 0:
             raise NotSentError("nothing was sent: the deadline has passed")
         ends = self._clock() + deadline_s
-        asked = self._run(self._asked(request, ends, body_bytes_max))
+        asked = self._run(self._ask_within(request, ends, body_bytes_max))
         try:
             return asked.result(deadline_s + GRACE_S)
         except TimeoutError:
@@ -90,7 +90,7 @@ class Exchange:
             raise NoReplyError("it was closed while it waited for an answer") from None
 
     def close(self) -> None:
-        """Let go of every connection. What is under way has no answer; who asks later gets connections anew."""
+        """Close all connections. Requests under way get no answer; later requests open new connections."""
         with self._lock:
             loop, client, self._loop, self._client = self._loop, self._client, None, None
         if loop is not None:
@@ -101,12 +101,12 @@ class Exchange:
     def _run(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         with self._lock:
             if self._loop is None:
-                self._client = self._opened()
+                self._client = self._new_client()
                 self._loop = asyncio.new_event_loop()
                 Thread(target=_run_loop, args=(self._loop,), name="sds-gateway", daemon=True).start()
             return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    def _opened(self) -> Any:
+    def _new_client(self) -> Any:
         import httpx2  # noqa: PLC0415  loaded when a gateway is asked
 
         limits = httpx2.Limits(
@@ -117,36 +117,36 @@ class Exchange:
         return httpx2.AsyncClient(
             trust_env=False,
             follow_redirects=False,
-            verify=self._tls or False,  # without: the address is of this machine, and not https
+            verify=self._tls or False,  # False only for http, which is only for this machine
             proxy=self._proxy or None,
             limits=limits,
         )
 
-    async def _asked(self, request: GatewayRequest, ends: float, body_bytes_max: int) -> Reply:
+    async def _ask_within(self, request: GatewayRequest, ends: float, body_bytes_max: int) -> Reply:
         import httpx2  # noqa: PLC0415
 
         sending = False
 
-        async def before(event: str, _facts: object) -> None:
+        async def on_event(event: str, _facts: object) -> None:
             nonlocal sending
             if event.endswith("send_request_headers.started"):
-                if self._clock() >= ends:  # a process that was stopped here goes on: too late
+                if self._clock() >= ends:  # the process may have been stopped here for a while
                     raise _TooLateError
                 sending = True
 
         try:
             async with asyncio.timeout(ends - self._clock()):
-                return await self._exchanged(request, ends, body_bytes_max, before)
+                return await self._stream_reply(request, ends, body_bytes_max, on_event)
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, _TooLateError) as error:
             if sending:
-                raise NoReplyError(_said(error)) from None
-            raise NotSentError(f"nothing was sent: {_said(error)}") from None
+                raise NoReplyError(_reason(error)) from None
+            raise NotSentError(f"nothing was sent: {_reason(error)}") from None
         except TimeoutError:
             raise NoReplyError("no answer in time") from None
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError) as error:
-            raise NoReplyError(_said(error)) from None
+            raise NoReplyError(_reason(error)) from None
 
-    async def _exchanged(self, request: GatewayRequest, ends: float, body_bytes_max: int, before: Any) -> Reply:
+    async def _stream_reply(self, request: GatewayRequest, ends: float, body_bytes_max: int, on_event: Any) -> Reply:
         import httpx2  # noqa: PLC0415
 
         left_s = max(ends - self._clock(), 0.001)
@@ -157,11 +157,11 @@ class Exchange:
             headers={**request.headers, "Accept-Encoding": "identity"},
             content=request.content,
             timeout=httpx2.Timeout(left_s, connect=connect_s, pool=connect_s),
-            extensions={"trace": before},
+            extensions={"trace": on_event},
         ) as response:
             body = b""
-            async for some in response.aiter_raw():
-                body += some
+            async for chunk in response.aiter_raw():
+                body += chunk
                 if len(body) > body_bytes_max:
                     raise ValueError(f"an answer of more than {body_bytes_max} bytes")
             return Reply(response.status_code, {k.lower(): v for k, v in response.headers.items()}, body)
@@ -171,12 +171,12 @@ class _TooLateError(Exception):
     """The deadline passed before anything was sent."""
 
 
-def _said(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return "the deadline has passed" if isinstance(error, _TooLateError) else f"{type(error).__name__}"
 
 
 async def _end(client: Any) -> None:
-    """Cancel what is under way, then close the client."""
+    """Cancel the requests under way, then close the client."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()

@@ -1,7 +1,7 @@
 """An executor for any payment gateway, made from a file: `load_executor("gateway.yaml")`.
 
-It never guesses. `settled`, `rejected` and `absent` are what a whole answer says that names the order's own key and fits a
-rule of the file; `unsent` is what certainly never left this machine; everything else is `unknown`.
+It never guesses. `settled`, `rejected` and `absent` need a whole answer that names the order's own key and fits a rule
+of the file. `unsent` means that certainly nothing left this machine. Everything else is `unknown`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _Rules = Mapping[Settlement, Sequence[Rule]]
 
 
 class Secret:
-    """What proves who is asking. Shown nowhere; a file is read each time, so that another secret can take its place."""
+    """The secret that authenticates this client. It is never shown. A file is read each time, so the secret can be replaced."""
 
     def __init__(self, place: SecretPlace, folder: Path) -> None:
         self._place, self._folder = place, folder
@@ -46,7 +46,7 @@ class Secret:
         return "Secret(***)"
 
     def read(self) -> str:
-        """Return the secret. Raises UsageError, which names its place and never what is there."""
+        """Return the secret. Raises UsageError, which names its place and never its value."""
         named = f"variable `{self._place.env}`" if self._place.env else f"file `{self._place.file}`"
         text = self._env if self._place.env else self._in_file(named)
         if not 0 < len(text) <= SECRET_CHARS_MAX or not text.isascii() or not text.isprintable():
@@ -55,7 +55,7 @@ class Secret:
         return text
 
     def hidden_in(self, text: str) -> str:
-        """Return a text of the gateway's without the secret, should it have repeated it."""
+        """Return a text from the gateway with the secret masked, in case the gateway repeats it."""
         return text.replace(self._last, "***")
 
     def _in_file(self, named: str) -> str:
@@ -68,7 +68,7 @@ class Secret:
 class HttpExecutor:
     """Carries orders out at the gateway that a form describes. Safe in several threads; close it in the end.
 
-    It has `void` and `statement` only where its form has. `folder`: where the form's relative files lie.
+    It has `void` and `statement` only where the form has them. `folder`: where the form's relative files lie.
     """
 
     def __init__(self, form: GatewayForm, folder: Path) -> None:
@@ -100,27 +100,27 @@ class HttpExecutor:
         except UsageError as error:
             return Receipt("unsent", detail=str(error))
         try:
-            return self._answered(request, key, rules, ends - time.monotonic())
+            return self._receipt(request, key, rules, ends - time.monotonic())
         except NotSentError as error:
             return Receipt("unsent", detail=str(error))
 
     def lookup(self, key: str, deadline_s: float) -> Receipt:
-        """Ask what became of `key`."""
+        """Ask for the outcome of `key`."""
         form = self._form.lookup
         if form is None:
             return Receipt("unknown", detail="this gateway offers no look-up")
         rules: _Rules = {"settled": form.settled, "rejected": form.rejected, "absent": form.absent}
-        return self._asked(form, key, rules, deadline_s)
+        return self._ask(form, key, rules, deadline_s)
 
     def _void(self, key: str, deadline_s: float) -> Receipt:
-        """Make certain that `key` never has an effect: `rejected` once it is void."""
+        """Make sure that `key` never has an effect: `rejected` once it is void."""
         form = self._form.void
         if form is None:
             return Receipt("unknown", detail="this gateway voids nothing")
-        return self._asked(form, key, {"settled": form.settled, "rejected": form.rejected}, deadline_s)
+        return self._ask(form, key, {"settled": form.settled, "rejected": form.rejected}, deadline_s)
 
     def _statement(self, since_ms: int, until_ms: int) -> Iterator[StatementLine]:
-        """Yield every order of this time. Raises ExecutorError."""
+        """Yield every order of this time span. Raises ExecutorError."""
         form = self._form.statement
         if form is None:
             raise ExecutorError("this gateway offers no statement", hint="describe it in its file: `statement`")
@@ -132,16 +132,16 @@ class HttpExecutor:
 
         return pages.lines(form, page)
 
-    def _asked(self, form: GatewayQuestion, key: str, rules: _Rules, deadline_s: float) -> Receipt:
-        """Ask what is no order: that nothing was sent says nothing of what was sent before."""
+    def _ask(self, form: GatewayQuestion, key: str, rules: _Rules, deadline_s: float) -> Receipt:
+        """Ask a question that is no order. `unknown` where it was not sent, because that says nothing of the order itself."""
         ends = time.monotonic() + deadline_s
         try:
             request = self._request(form, {"key": key, "currency": self._form.currency})
-            return self._answered(request, key, rules, ends - time.monotonic())
+            return self._receipt(request, key, rules, ends - time.monotonic())
         except (NotSentError, UnwritableError, UsageError) as error:
             return Receipt("unknown", detail=str(error))
 
-    def _answered(self, request: GatewayRequest, key: str, rules: _Rules, deadline_s: float) -> Receipt:
+    def _receipt(self, request: GatewayRequest, key: str, rules: _Rules, deadline_s: float) -> Receipt:
         try:
             reply = self._exchange.ask(request, deadline_s)
         except NoReplyError as error:
@@ -180,7 +180,7 @@ class HttpExecutor:
 
 
 def load_executor(path: str | Path) -> HttpExecutor:
-    """Make an executor of a gateway file. Raises UsageError in one line, with the file's line."""
+    """Make an executor from a gateway file. Raises UsageError in one line, with the file's line."""
     path = Path(path)
     form = parse_gateway(_text(path), str(path))
     try:

@@ -1,6 +1,6 @@
-"""The form of a gateway file: what is sent where, and which answers mean what. docs/library.md says it field by field.
+"""The form of a gateway file: what is sent where, and what each answer means. docs/library.md describes every field.
 
-Nothing here asks anybody: a file is wrong or right before the first order. Secrets are named, never given.
+Nothing here uses the network: a file is checked before the first order. Secrets are named, never given.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sds.executors.http.templates import KEY_FACTS, ORDER_FACTS, PERIOD_FACTS, t
 from sds.host.machine import is_loopback
 from sds.kernel.contract.types import ContradictionError
 
-# What says nothing certain of an order, whoever wrote the file: who is asking, try again, in the middle of it, broken.
+# Statuses that say nothing certain of an order: who is asking, in the middle of it, try again.
 _UNCERTAIN = frozenset({401, 403, 407, 408, 409, 425, 429})
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")
 _FIELD = re.compile(r"[A-Za-z0-9_$@-]{1,64}(\.[A-Za-z0-9_$@-]{1,64}){0,7}")
@@ -71,7 +71,7 @@ class _Part(BaseModel):
 
 
 class SecretPlace(_Part):
-    """Where a secret is: in a variable of the environment, or in a file, beside this one where it is relative."""
+    """Where a secret is: in an environment variable or in a file. A relative file lies beside the gateway file."""
 
     env: str = ""
     file: str = ""
@@ -90,7 +90,7 @@ class Authentication(_Part):
 
 
 class Tls(_Part):
-    """Files in PEM, beside this one where they are relative: whom to trust instead of the system's, and who we are."""
+    """PEM files; relative ones lie beside the gateway file. `ca`: trusted instead of the system's; `certificate`: our own."""
 
     ca: str = ""
     certificate: str = ""
@@ -127,7 +127,7 @@ class GatewayQuestion(_Part):
         return (self.path, *self.headers.values(), *texts_in(self.fields))
 
     def refuse_unknown(self, known: frozenset[str], *, params: bool) -> None:
-        """Raise ContradictionError for a place that no fact of this question fills."""
+        """Raise ContradictionError for a placeholder that no fact of this question fills."""
         parts: Iterable[tuple[str, object]] = (("path", self.path), ("headers", self.headers), ("fields", self.fields))
         for name, part in parts:
             for text in texts_in(part):
@@ -174,7 +174,7 @@ class TimeField(_Part):
 
 
 class LineForm(_Part):
-    """Where in a line of the statement what stands. `outcomes`: what the gateway calls settled, rejected, reverted."""
+    """Where the parts of a statement's line are. `outcomes`: the gateway's words for settled, rejected, reverted."""
 
     key: FieldName
     outcome: FieldName
@@ -189,7 +189,7 @@ class LineForm(_Part):
 
 
 class StatementForm(_Part):
-    """`lines`: the list in the answer; `next`: what of the answer is `{after}` for the page behind it."""
+    """`lines`: the list in an answer; `next`: the field with the `{after}` of the next page."""
 
     path: PathTemplate
     lines: FieldName
@@ -207,7 +207,7 @@ class StatementForm(_Part):
 
 
 class ReplyForm(_Part):
-    """Where an answer names our key: in a field, or in a header. What does not name it is not believed."""
+    """Where an answer names our key: in a field, or in a header. An answer that does not name it is not believed."""
 
     key: FieldName | None = None
     key_header: HeaderName | None = None

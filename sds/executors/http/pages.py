@@ -1,4 +1,4 @@
-"""A gateway's statement, page after page, as the lines that are compared with the record. Anything odd makes it unreadable."""
+"""Reads a gateway's statement page by page, as lines to compare with the record. Anything odd makes it unreadable."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ PAGES_MAX = 100_000
 
 
 def odd(message: str) -> ExecutorError:
-    """Return what is raised of a statement that is not as its form has it."""
+    """Return the error for a statement that does not have the form in the gateway's file."""
     return ExecutorError(message, hint="compare a page of it with `statement` in the gateway's file")
 
 
 def lines(form: StatementForm, page: Callable[[str], Any]) -> Iterator[StatementLine]:
-    """Yield every line; `page` asks for one by what `{after}` is for it. Raises ExecutorError."""
+    """Yield every line. `page(after)` fetches one page. Raises ExecutorError."""
     after, seen = form.first, set[str]()
     for _ in range(PAGES_MAX):
         data = page(after)

@@ -1,7 +1,7 @@
-"""Texts of a gateway file with places for facts of the order: `/payments/{key}`, `{params.amount}`, `{params.amount:2}`.
+"""Texts of a gateway file with placeholders for facts of the order: `/payments/{key}`, `{params.amount}`, `{params.amount:2}`.
 
-A text that is one place and nothing else becomes the fact itself, a number stays a number; `:2` writes a number of minor
-units with two decimals. Braces have no other use.
+A text that is one placeholder and nothing else becomes the fact itself: a number stays a number. `:2` writes a number
+of minor units with two decimals. Braces have no other use.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _PARAMS = "params."
 
 
 class UnwritableError(ValueError):
-    """A text cannot be made of this order's facts: certainly nothing was sent."""
+    """A text cannot be written with this order's facts, so certainly nothing was sent."""
 
 
 def texts_in(tree: object) -> Iterator[str]:
-    """Yield every text of nested mappings and lists, keys left out."""
+    """Yield every text in nested mappings and lists, but not the keys."""
     if isinstance(tree, str):
         yield tree
     for each in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
@@ -37,7 +37,7 @@ def texts_in(tree: object) -> Iterator[str]:
 
 
 def unknown_place(text: str, known: frozenset[str], *, params: bool) -> str | None:
-    """Return what in a text is no place for a known fact, None when all are. `params`: whether numbers of an order are."""
+    """Return the first thing in braces that is no known fact, or a lone brace; None without. `params`: numbers are known."""
     for place in _PLACE.finditer(text):
         name = place[1]
         if name not in known and not (params and name.startswith(_PARAMS)):
@@ -70,14 +70,14 @@ def written(tree: Tree, facts: Mapping[str, Fact]) -> Tree:
 
 
 def filled(text: str, facts: Mapping[str, Fact]) -> str:
-    """Return a text with its places filled in. Raises UnwritableError."""
+    """Return a text with its placeholders filled in. Raises UnwritableError."""
     return _PLACE.sub(lambda place: str(_fact(place, facts)), text)
 
 
 def path(text: str, facts: Mapping[str, Fact]) -> str:
-    """Return a path and query with its places filled in, each escaped: none can be more than one part of it.
+    """Return a path and query with its placeholders filled in, each escaped so that it stays one part.
 
-    Raises UnwritableError, also for what names another place however it is escaped: nothing, `.` and `..`.
+    Raises UnwritableError, also for values that name another place however they are escaped: nothing, `.` and `..`.
     """
 
     def escaped(place: re.Match[str]) -> str:
@@ -90,7 +90,7 @@ def path(text: str, facts: Mapping[str, Fact]) -> str:
 
 
 def header(text: str, facts: Mapping[str, Fact]) -> str:
-    """Return a header's value with its places filled in. Raises UnwritableError for what a header cannot hold."""
+    """Return a header's value with its placeholders filled in. Raises UnwritableError for what a header cannot hold."""
     value = filled(text, facts)
     if not value.isascii() or not value.isprintable():
         raise UnwritableError("a header cannot hold what is not printable ASCII")

@@ -1,7 +1,7 @@
-"""What the sandbox gateway has done: one row for every order it carried out or declined, in an SQLite file of its own.
+"""The sandbox gateway's books: one row for every order it carried out or declined, in an SQLite file of its own.
 
-It plays a system that belongs to somebody else. One connection, one lock; what is answered has survived a `kill -9`.
-A key that it has forgotten is as if it had never come: the same order again is paid again. The books forget nothing.
+The gateway stands for somebody else's system. It has one connection and one lock; an answered order survives a `kill
+-9`. A forgotten key counts as new: the same order is paid again. The books themselves forget nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CREATE TABLE IF NOT EXISTS voids (key TEXT PRIMARY KEY, at_ms INTEGER NOT NULL) 
 
 @dataclass(frozen=True, slots=True)
 class KeyAnswer:
-    """What is known of a key: settled, rejected, or absent; `conflict`: it stands for another order."""
+    """The answer about a key: settled, rejected or absent; `conflict`: the key stands for another order."""
 
     status: str
     number: int = 0
@@ -52,7 +52,7 @@ CONFLICT = KeyAnswer("conflict", detail="the key stands for another order")
 
 
 class Books:
-    """The file. `forget_ms`: for how long a key is known, None for ever; it may be set at any time."""
+    """The books in one file. `forget_ms`: how long a key is known, None: for ever. It may be set at any time."""
 
     def __init__(self, path: Path, now_ms: Callable[[], int], forget_ms: int | None = None) -> None:
         self.forget_ms, self._now_ms, self._lock = forget_ms, now_ms, Lock()
@@ -82,7 +82,7 @@ class Books:
                 raise
 
     def pay(self, key: str, order: Mapping[str, Any], *, refuse: bool = False) -> KeyAnswer:
-        """Carry an order out once for its key, as long as that is known; `refuse`: decline a new one for good."""
+        """Carry an order out once for its key, as long as the key is known. `refuse`: decline a new order for good."""
         body = json.dumps(order, sort_keys=True)
         with self._writing():
             known = self._find(key)
@@ -95,10 +95,10 @@ class Books:
                 "INSERT INTO payments (key, order_body, amount, status, at_ms) VALUES (?, ?, ?, ?, ?)",
                 (key, body, int(order.get("amount", 0)), status, self._now_ms()),
             )
-        return _found(int(done.lastrowid or 0), status, body)
+        return _key_answer(int(done.lastrowid or 0), status, body)
 
     def void(self, key: str) -> KeyAnswer:
-        """Make certain that nothing is done under `key`, as long as that is known; else tell what was done."""
+        """Make sure that nothing is done under `key`, as long as the key is known; else return what was done."""
         with self._writing():
             known = self._find(key)
             if known.status == "absent":
@@ -117,12 +117,12 @@ class Books:
             (key, since_ms),
         ).fetchone()
         if row is not None:
-            return _found(*row)
+            return _key_answer(*row)
         void = self._db.execute("SELECT 1 FROM voids WHERE key = ? AND at_ms > ?", (key, since_ms)).fetchone()
         return VOIDED if void else KeyAnswer("absent")
 
     def statement(self, since_ms: int, until_ms: int, after: int) -> list[dict[str, Any]]:
-        """Return the next `PAGE_LINES` orders answered in this time, with a number above `after`."""
+        """Return the next `PAGE_LINES` orders of this time span whose number is above `after`."""
         with self._lock:
             rows = self._db.execute(
                 "SELECT number, key, order_body, amount, status, at_ms FROM payments"
@@ -143,7 +143,7 @@ class Books:
         ]
 
     def totals(self) -> dict[str, Any]:
-        """Return what was paid under each key and in all, and which keys were paid more than once."""
+        """Return the payments under each key and in all, and the keys that were paid more than once."""
         with self._lock:
             rows = self._db.execute(
                 "SELECT key, count(*), sum(amount), max(order_body) FROM payments WHERE status = 'settled'"
@@ -161,5 +161,5 @@ class Books:
         }
 
 
-def _found(number: int, status: str, order: str) -> KeyAnswer:
+def _key_answer(number: int, status: str, order: str) -> KeyAnswer:
     return KeyAnswer(status, number, order, "" if status == "settled" else "the gateway declined the order")

@@ -1,7 +1,7 @@
-"""How the sandbox gateway misbehaves: `lose-replies=0.1,delay-ms=200,forget-keys-ms=5000,seed=7`.
+"""Faults of the sandbox gateway: `lose-replies=0.1,delay-ms=200,forget-keys-ms=5000,seed=7`.
 
-What happens to a request follows from the seed, its key and how many came with that key before: not from which thread
-was first, so a run can be repeated.
+A request's fate depends on the seed, its key, and how many requests came with that key before. It does not depend on
+the order of threads, so a run can be repeated.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ SEED_MAX = 2**63
 
 @dataclass(frozen=True, slots=True)
 class GatewayFaults:
-    """Shares lie between 0 and 1, times are milliseconds.
+    """Shares lie between 0 and 1; times are milliseconds.
 
-    Before the work: `down`: answers 503 to whatever is asked; `drop`: closes the connection; `fail`: 500, half of them
-    after the work; `refuse`: declines a new order for good; `delay_ms`: waits. After it: `lose_replies`: closes without
-    a word; `cut_replies`: closes in the middle of one; `answer_twice`: sends it again a moment later, where the answer to
-    the next question is expected. `forget_keys_ms`: knows nothing of a key after so long: neither that it paid, nor
-    that it was made void; None: never.
+    Before the work: `down` answers 503; `drop` closes the connection; `fail` answers 500, half of the times after the
+    work; `refuse` declines a new order for good; `delay_ms` waits. After the work: `lose_replies` closes without an
+    answer; `cut_replies` closes in the middle of one; `answer_twice` sends it again a moment later, where the client
+    expects the answer to its next question. `forget_keys_ms`: after so long the gateway no longer knows that a key was
+    paid or made void; None: it never forgets.
     """
 
     down: float = 0.0
@@ -55,7 +55,7 @@ class Fate:
 
 
 def fate(faults: GatewayFaults, key: str, turn: int) -> Fate:
-    """Draw what happens to the request number `turn` that names `key`."""
+    """Draw the fate of the request number `turn` that names `key`."""
     rng = Random(f"{faults.seed}/{key}/{turn}")  # noqa: S311  to be repeatable, not secret
     down, drop, fail, refuse, lose, cut, twice = (rng.random() for _ in range(7))
     return Fate(
@@ -75,7 +75,7 @@ NAMES = {field.name.replace("_", "-"): field.name for field in fields(GatewayFau
 
 
 def parse_faults(text: str) -> GatewayFaults:
-    """Read `NAME=VALUE,NAME=VALUE`; empty: none. Raises UsageError."""
+    """Parse `NAME=VALUE,NAME=VALUE`; an empty text has no faults. Raises UsageError."""
     given: dict[str, object] = {}
     for each in filter(None, (part.strip() for part in text.split(","))):
         name, equals, value = each.partition("=")
@@ -86,7 +86,7 @@ def parse_faults(text: str) -> GatewayFaults:
 
 
 def read_faults(data: Mapping[str, object]) -> GatewayFaults:
-    """Read faults by name, as text or numbers, or as the gateway shows them; what is not named, or None, is off.
+    """Read faults by name, as text or numbers. A fault that is not named, or None, is off.
 
     Raises UsageError.
     """

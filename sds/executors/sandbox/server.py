@@ -1,15 +1,15 @@
-"""The sandbox gateway over HTTP/1.1, on this machine only: what an executor's outside may do, at its worst.
+"""The sandbox gateway over HTTP/1.1, on this machine only: it plays an executor's outside at its worst.
 
     POST /payments             header Idempotency-Key, body a JSON object, `amount` a whole number in minor units: 201, or
                                402 where it is declined. The same key and body again: the same answer, with the header
                                Idempotent-Replayed. Another body: 422. The same still under way: 409
     GET  /payments/KEY         200 settled, rejected or pending; 404 absent: nothing is known of this key
     POST /payments/KEY/void    200 rejected: it is void; or settled: it was done before; 409 while it is under way
-    GET  /statement?since=MS&until=MS&after=N    the next orders answered in this time, `next` the number to go on after
+    GET  /statement?since=MS&until=MS&after=N    the next orders answered in this time; `next`: the `after` of the next page
     GET  /payments             what was paid under each key, the total, and which keys were paid twice
-    GET  /faults, POST /faults {"lose-replies": 0.1, ...}: how it misbehaves from now on; what is not named ends
+    GET  /faults, POST /faults {"lose-replies": 0.1, ...}: the faults from now on; a fault that is not named is off
 
-With a token each of these needs `Authorization: Bearer TOKEN`. Only what is asked of payments meets faults.
+With a token, each request needs `Authorization: Bearer TOKEN`. Faults apply only to requests about single payments.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from sds.kernel.errors import UsageError
 BODY_BYTES_MAX = 64 * 1024
 KEY_CHARS_MAX = 255
 IDLE_S = 30.0
-AGAIN_S = 0.02  # until a reply is sent a second time: by then the client may have sent its next question
+AGAIN_S = 0.02  # before a reply is sent again: the client may have sent its next question by then
 BACKLOG = 512
 
 _CODES = {"settled": 200, "rejected": 200, "absent": 404, "conflict": 422, "pending": 409}
 
 
 class GatewayServer(ThreadingHTTPServer):
-    """One gateway over its books. Port 0 takes any free one; `tls`: how it speaks HTTPS, None for HTTP."""
+    """One gateway over its books. Port 0 takes any free one. `tls`: the context for HTTPS; None: HTTP."""
 
     daemon_threads = True
     request_queue_size = BACKLOG
@@ -61,11 +61,11 @@ class GatewayServer(ThreadingHTTPServer):
         return f"{self.scheme}://127.0.0.1:{self.server_port}"
 
     def server_bind(self) -> None:
-        TCPServer.server_bind(self)  # not HTTPServer's, which asks the name service who we are
+        TCPServer.server_bind(self)  # not HTTPServer's, which asks the name service for a host name
         self.server_name, self.server_port = "127.0.0.1", self.server_address[1]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: clients that go away, or speak no TLS, are what a gateway meets."""
+        """Print nothing: a gateway must expect clients that go away or do not speak TLS."""
 
     def misbehave(self, faults: GatewayFaults) -> None:
         self.faults, self.books.forget_ms = faults, faults.forget_keys_ms
@@ -77,7 +77,7 @@ class GatewayServer(ThreadingHTTPServer):
         return fate(self.faults, key, turn)
 
     def begin(self, key: str) -> bool:
-        """Tell whether this is the only request at work on `key`, which `end` ends."""
+        """Return whether this is the only request at work on `key`; `end` ends it."""
         with self._lock:
             free = key not in self._at_work
             self._at_work.add(key)
@@ -102,7 +102,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         parts, asked = self._parts()
-        if not self._may():
+        if not self._is_authorized():
             return
         if parts == ["payments"]:
             self._answer(200, self.server.books.totals())
@@ -118,7 +118,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         parts, _ = self._parts()
         body = self._body()
-        if not self._may():
+        if not self._is_authorized():
             return
         if parts == ["payments"]:
             self._pay(body)
@@ -130,13 +130,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._malformed(404, "there is no such place")
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  the base class's name
-        """Say nothing: the books are what it has to say."""
+        """Print nothing."""
 
     def _parts(self) -> tuple[list[str], dict[str, list[str]]]:
         url = urlsplit(self.path)
         return [unquote(part) for part in url.path.split("/") if part], parse_qs(url.query)
 
-    def _may(self) -> bool:
+    def _is_authorized(self) -> bool:
         wanted = f"Bearer {self.server.token}".encode()
         given = self.headers.get("Authorization", "").encode("latin-1", "replace")
         if not self.server.token or compare_digest(wanted, given):
@@ -160,7 +160,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._malformed(400, "an order is a JSON object with a whole `amount`, under an Idempotency-Key")
             return
         drawn = self.server.fate(key)
-        if self._unserved(drawn) or not self._alone(key):
+        if self._fails_before_work(drawn) or not self._begin_alone(key):
             return
         try:
             time.sleep(drawn.delay_ms / 1000)
@@ -172,7 +172,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _void(self, key: str) -> None:
         drawn = self.server.fate(key)
-        if self._unserved(drawn) or not self._alone(key):
+        if self._fails_before_work(drawn) or not self._begin_alone(key):
             return
         try:
             found = self.server.books.void(key)
@@ -182,22 +182,22 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _look_up(self, key: str) -> None:
         drawn = self.server.fate(key)
-        if self._unserved(drawn):
+        if self._fails_before_work(drawn):
             return
         at_work = self.server.is_at_work(key)
-        found = self.server.books.find(key)  # after it: what ended in between is in the books
+        found = self.server.books.find(key)  # read second: an order that ended in between is in the books
         if at_work and found.status == "absent":
             self._answer(200, KeyAnswer("pending").as_data(key))
         else:
             self._reply(drawn, _CODES[found.status], found, key)
 
-    def _alone(self, key: str) -> bool:
+    def _begin_alone(self, key: str) -> bool:
         if self.server.begin(key):
             return True
         self._answer(_CODES["pending"], KeyAnswer("pending", detail="the same is under way").as_data(key))
         return False
 
-    def _unserved(self, drawn: Fate) -> bool:
+    def _fails_before_work(self, drawn: Fate) -> bool:
         if drawn.down:
             self._answer(503, {"status": "down"})
         elif drawn.fail_before:

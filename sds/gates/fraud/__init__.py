@@ -1,1 +1,1 @@
-"""The fraud gate: which card payments may pass. Its payments and its customers are generated."""
+"""The fraud gate: it decides which card payments may pass. Payments and customers are generated."""

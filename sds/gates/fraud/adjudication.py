@@ -1,8 +1,8 @@
-"""The written adjudication rule: what a careful human who knows the truth would decide, to measure agreement by.
+"""The written adjudication rule: what a careful human who knows the truth would decide. Agreement is measured by it.
 
-1. An unknown payment goes to a human: ESCALATE.
-2. Fraud, passed, refused or held already, an account that is not active, an amount above its limit: BLOCK.
-3. A good payment: ALLOW; CHALLENGE where the customer pays more often, or more in a day, than may be allowed.
+1. An unknown payment goes to a human: ESCALATE. 2. Fraud, passed, refused or held already, an account that is not
+active, an amount above its limit: BLOCK. 3. A good payment: ALLOW; CHALLENGE where the customer pays more often, or
+more in a day, than may be allowed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ COUNT_1D_MAX = 9
 
 
 class Truth(NamedTuple):
-    """What the generator knows of a payment: how it is fraud, empty for a good one, what its text says, and its amount."""
+    """The generator's truth of a payment: its kind of fraud, "" for a good one, what its text says, and its amount."""
 
     scenario: str
     said: str
@@ -27,7 +27,7 @@ class Truth(NamedTuple):
 
 
 def expected_kind(fields: Fields | None, truth: Truth) -> str:
-    """Return the kind the written rule gives for this state and this truth."""
+    """Return the kind that the written rule gives for this state and this truth."""
     if fields is None:
         return "ESCALATE"
     amount, limit, paid = (

@@ -1,4 +1,4 @@
-"""What the demo does to its own world while the model is thinking, and what the statement must never show."""
+"""A fault that the demo injects while the model is thinking, and the check of the executor's statement."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from sds.kernel.storage.store import Reader
 from .holds import ALLOW
 from .world.bank import bank_path, compromise_account
 
-COMPROMISED_EVERY = 2  # of the proposals that would let a payment pass, and of the others
+COMPROMISED_EVERY = 2  # counted separately for proposals that would let a payment pass and for others
 
 
 def passed_twice(statement: Iterable[StatementLine]) -> list[str]:
-    """Return one line for every payment that was released more than once."""
+    """Return a line for every payment that was released more than once."""
     passed = Counter(line.resource_key for line in statement if line.kind == ALLOW and line.outcome == "settled")
     return [f"payment {payment}: released {count} times" for payment, count in passed.items() if count > 1]
 
 
 class CompromisedAccount(Chaos):
-    """Lets it become known of every second payment's account, between reasoning and execution, that its card is in other
-    hands, through a connection of its own, as the bank's other clerks might.
+    """Marks every second payment's account as compromised between reasoning and execution, over its own connection, as
+    the bank's other clerks might.
 
-    What is counted then: how many of these payments would have passed, how many did, and how many of those left alone did,
-    without which a kernel that lets nothing pass would look as good.
+    It counts these payments, those that would have passed and those that did. It also counts the untouched ones that
+    passed: without these, a kernel that lets nothing pass would look as good.
     """
 
     promises = ("compromised_payments_released",)
 
     def __init__(self, folder: Path, executor: Executor, seed: int) -> None:
         super().__init__(folder, executor, seed)
-        self.met: Counter[bool] = Counter()  # payments so far, by whether their first proposal would let them pass
+        self.met: Counter[bool] = Counter()  # number of payments, by whether their first proposal would let them pass
         self.seen: set[str] = set()  # event ids
         self.compromised: dict[str, str] = {}  # event id -> payment
         self.would_pass: set[str] = set()  # event ids
 
     def reasoned(self, packet: DecisionPacket, data: bytes) -> None:
-        if packet.event_id in self.seen:  # what starts anew after drift is left alone
+        if packet.event_id in self.seen:  # a fresh flow after drift is left alone
             return
         self.seen.add(packet.event_id)
         proposal = parse_proposal(data)
@@ -59,7 +59,7 @@ class CompromisedAccount(Chaos):
             self.would_pass.add(packet.event_id)
 
     def report(self, answers: Sequence[Answer], payments: Sequence[StatementLine], record: Reader) -> dict[str, int]:  # noqa: ARG002
-        """Count by payment: of those whose account was compromised none may have passed, on a second look neither."""
+        """Count by payment. None of the compromised ones may have passed, not in a fresh flow either."""
         passed = {line.resource_key for line in payments if line.kind == ALLOW}
         ours = {line.dfid for line in payments if line.kind == ALLOW}
         return {

@@ -1,4 +1,4 @@
-"""The executor of the fraud gate: releases a payment, or holds it for some minutes. Every key has one effect at most."""
+"""The executor of the fraud gate: releases a payment, or holds it for some minutes. Every key has at most one effect."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ PARAMETERS = {ALLOW: "amount", CHALLENGE: "minutes"}
 
 
 class HoldExecutor:
-    """Carries out what the kernel orders, in the file of the holds. Safe in several threads, and idempotent.
+    """Carries out the kernel's orders in the file of the holds. Safe in several threads, and idempotent.
 
-    `version_of` (the state source's) is the precondition: an order for a payment that has moved is refused. It is looked at
-    under the lock of the holds, so that no other order comes between; the bank's own file is another, and may move after it.
+    `version_of` (the state source's) is the precondition: an order for a payment that has moved is refused. It is checked
+    under the lock of the holds, so no other order comes between. The bank's file is another, and may move after it.
     """
 
     idempotent = True
@@ -45,15 +45,15 @@ class HoldExecutor:
         return "the payment has moved" if moved else ""
 
     def lookup(self, key: str, deadline_s: float) -> Receipt:  # noqa: ARG002  it is quick
-        """Tell what became of `key`."""
+        """Return the outcome of `key`."""
         return _receipt(self.holds.find(key))
 
     def void(self, key: str, deadline_s: float) -> Receipt:  # noqa: ARG002  it is quick
-        """Make certain that `key` never has an effect; one that had its effect before is `settled`."""
+        """Make sure that `key` never has an effect; a key that had its effect before is `settled`."""
         return _receipt(self.holds.void(key))
 
     def statement(self, since_ms: int, until_ms: int) -> Iterator[StatementLine]:
-        """Yield every order of this time as it stands. Raises ExecutorError."""
+        """Yield every order of this time span in its current state. Raises ExecutorError."""
         try:
             listed = self.holds.listed(since_ms, until_ms)
         except sqlite3.Error as error:

@@ -1,8 +1,8 @@
 """The fraud gate's definition: the bank's database, the queue of payments, the holds, the contract.
 
-Everything lives in one folder. The bank and the queue are made once from a seed; later runs go on where the last one
-stopped. The queue is the test part of the generated payments: every fraud of it, and so many good ones that one payment in
-eight is fraud; as they come, it is about one in sixty-five.
+Everything lies in one folder. The bank and the queue are made once from a seed; later runs continue where the last one
+stopped. The queue is the test part of the generated payments: every fraud in it, and a sample of the good ones, so that
+one payment in eight is fraud. Unsampled, it is about one in sixty-five.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ QUEUE = "payments.jsonl"
 
 
 def ensure_world(folder: Path, *, seed: int = SEED) -> None:
-    """Make the bank, the queue and the holds unless they are there. Whoever comes first makes them for all."""
+    """Make the bank, the queue and the holds unless they exist. The first process makes them for all."""
     bank, holds = bank_path(folder), holds_path(folder)
     if bank.exists():
         tighten_files(folder / QUEUE, bank, holds)
@@ -46,7 +46,7 @@ def ensure_world(folder: Path, *, seed: int = SEED) -> None:
 
 
 def queued_rows(seed: int) -> list[Row]:
-    """Return the payments of the queue by time: every fraud of the test part, and so many good ones to each."""
+    """Return the payments of the queue by time: every fraud of the test part, and GOOD_PER_FRAUD good ones to each."""
     every = list(rows("test", seed=seed))
     frauds, good = ([row for row in every if row.label is label] for label in (True, False))
     chosen = Random(f"{seed} queue").sample(good, min(len(good), GOOD_PER_FRAUD * len(frauds)))  # noqa: S311  no secret
@@ -55,12 +55,12 @@ def queued_rows(seed: int) -> list[Row]:
 
 def event_of(row: Row, seed: int) -> dict[str, str]:
     """Return the trigger as it arrives from outside."""
-    tag = f"{row.number:06d}-{seed:x}"  # two worlds in one store do not contradict each other's events
+    tag = f"{row.number:06d}-{seed:x}"  # so the events of two worlds in one store do not contradict each other
     return {"request_id": f"REQ-{tag}", "payment_id": f"PAY-{tag}", "note": row.text}
 
 
 def read_queue(folder: Path) -> list[QueuedCase]:
-    """Return every payment of the queue in order; its label is the generator's truth."""
+    """Return every payment of the queue in order, with the generator's truth as the label."""
     return read_lines(folder / QUEUE, _queued, gate="fraud")
 
 
@@ -70,7 +70,7 @@ def _queued(line: dict[str, str]) -> QueuedCase:
 
 
 def load_fraud_contract() -> Contract:
-    """Load the contract this package was released with, checked against its checksum."""
+    """Load the contract of this release, checked against its checksum."""
     return released_contract(CONTRACT)
 
 

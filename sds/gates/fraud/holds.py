@@ -1,7 +1,7 @@
-"""What the executor remembers: every order under its key, which payments passed, and which are held, durably.
+"""The executor's durable memory: every order under its key, the payments that passed, and those that are held.
 
-A hold is placed once for a key and ends in one of three ways: its minutes run out, the customer confirms (`release`: the
-payment passes), or it is called off (`refuse`: the payment does not).
+A hold is placed once for a key and ends in one of three ways: its minutes run out, the customer confirms (`release`:
+the payment passes), or it is called off (`refuse`: the payment does not pass).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CREATE UNIQUE INDEX IF NOT EXISTS passes_once ON orders (payment_id) WHERE kind 
 CREATE INDEX IF NOT EXISTS orders_by_payment ON orders (payment_id);
 CREATE TABLE IF NOT EXISTS voided (key TEXT PRIMARY KEY, at_ms INTEGER NOT NULL) STRICT, WITHOUT ROWID;
 """
-# Of one payment: whether it has passed or was refused, whether it is held at this time, and how often anything changed.
+# For one payment: whether it passed or was refused, whether it is held now, and how often anything changed.
 STATE = """
 SELECT coalesce(max(kind = 'ALLOW' OR ended IS NOT NULL), 0),
        coalesce(max(kind = 'CHALLENGE' AND ended IS NULL AND until_ms > :now_ms), 0),
@@ -48,7 +48,7 @@ FROM {orders} WHERE payment_id = :payment_id AND outcome = 'settled'
 
 @dataclass(frozen=True, slots=True)
 class HoldOrder:
-    """One order. `quantity`: what is released in minor units (ALLOW), or the minutes of the hold (CHALLENGE)."""
+    """One order. `quantity`: the released amount in minor units (ALLOW), or the minutes of the hold (CHALLENGE)."""
 
     key: str
     dfid: str
@@ -59,7 +59,7 @@ class HoldOrder:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What became of a key: settled, rejected or absent. `why`: it was refused."""
+    """The outcome of a key: settled, rejected or absent. `why`: the reason of a refusal."""
 
     outcome: str
     number: int = 0
@@ -67,21 +67,21 @@ class Answered:
 
 
 def holds_path(folder: Path) -> Path:
-    """Return where the holds lie in the gate's folder."""
+    """Return the path of the holds in the gate's folder."""
     return folder / "holds.db"
 
 
 def make_holds(path: Path) -> None:
-    """Make the file unless it is there. Raises OSError, sqlite3.Error."""
+    """Make the file unless it exists. Raises OSError, sqlite3.Error."""
     make_private_file(path)
     with closing(sqlite3.connect(path, timeout=BUSY_S)) as db:
         db.executescript(_SCHEMA)
 
 
 class Holds:
-    """The holds in one file. Safe in several threads and processes: each call is one transaction of its own connection.
+    """The holds in one file. Safe in several threads and processes: each call is one transaction on its own connection.
 
-    Whatever raises has done nothing, or has done it under its key. Raises sqlite3.Error.
+    A call that raises has done nothing, or has done it under its key. Raises sqlite3.Error.
     """
 
     def __init__(self, path: Path, now_ms: Callable[[], int]) -> None:
@@ -89,7 +89,7 @@ class Holds:
 
     @contextmanager
     def _durably(self, busy_s: float = BUSY_S) -> Iterator[sqlite3.Connection]:
-        """Hold the write lock for a block. What it wrote is on disk when this ends, and undone when it raises."""
+        """Hold the write lock for a block. Its writes are on disk when the block ends, and undone when it raises."""
         with closing(sqlite3.connect(self._path, timeout=busy_s, isolation_level=None)) as db:
             db.execute("PRAGMA synchronous = FULL")
             db.execute("BEGIN IMMEDIATE")
@@ -97,7 +97,7 @@ class Holds:
             db.execute("COMMIT")
 
     def order(self, order: HoldOrder, refused: Callable[[], str], *, busy_s: float = BUSY_S) -> Answered:
-        """Carry out an order once, or answer again what was answered before. `refused` says why not; empty for nothing."""
+        """Carry out an order once, or repeat the earlier answer. `refused()` returns why it must be refused, or ""."""
         with self._durably(busy_s) as db:
             known = db.execute(
                 "SELECT outcome, number, why, key, dfid, kind, payment_id, quantity FROM orders WHERE key = ?",
@@ -126,12 +126,12 @@ class Holds:
         return Answered(outcome, int(done.lastrowid or 0), why)
 
     def find(self, key: str) -> Answered:
-        """Tell what became of a key. `absent` is certain: an order and its effect are one transaction."""
+        """Return the outcome of a key. `absent` is certain: an order and its effect are one transaction."""
         with self._durably() as db:
             return self._found(db, key)
 
     def void(self, key: str) -> Answered:
-        """Make certain that nothing is ever done under a key; one that was answered before keeps its answer."""
+        """Make sure that nothing is ever done under a key; a key that was answered before keeps its answer."""
         with self._durably() as db:
             answered = self._found(db, key)
             if answered.outcome != "absent":
@@ -146,11 +146,11 @@ class Holds:
         return _VOID if db.execute("SELECT 1 FROM voided WHERE key = ?", (key,)).fetchone() else Answered("absent")
 
     def release(self, key: str) -> bool:
-        """End a hold because the customer has confirmed: the payment passes. False when no such hold stands any more."""
+        """End a hold because the customer has confirmed: the payment passes. Return False when the hold no longer stands."""
         return self._end(key, "released")
 
     def refuse(self, key: str) -> bool:
-        """End a hold and the payment with it. False when no such hold stands any more."""
+        """End a hold and refuse its payment. Return False when the hold no longer stands."""
         return self._end(key, "refused")
 
     def _end(self, key: str, how: str) -> bool:
@@ -163,7 +163,7 @@ class Holds:
             return done.rowcount > 0
 
     def listed(self, since_ms: int, until_ms: int) -> list[tuple[HoldOrder, Answered, int]]:
-        """Return every order that was answered in this time, both ends included, with its time."""
+        """Return every order answered in this time span, both ends included, with its time."""
         with self._durably() as db:
             rows = db.execute(
                 "SELECT key, dfid, kind, payment_id, quantity, outcome, number, why, at_ms FROM orders"

@@ -1,6 +1,6 @@
-"""The labels that come with the fraud gate: every text of the corpus, and every generated payment with what became of it.
+"""The labels of the fraud gate: every text of the corpus, and every generated payment with its outcome.
 
-A text alone says what it was written for. A payment says whether it was fraud, too, which in earnest is known days later.
+A text alone has the value it was written for. A payment also has whether it was fraud, which a real bank learns days later.
 """
 
 from __future__ import annotations

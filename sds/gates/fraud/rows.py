@@ -1,7 +1,6 @@
-"""Labelled payments to fit and evaluate on: three parts, one after the other in time. All of it is generated.
+"""Labelled payments for fitting and evaluation, in three parts, one after the other in time. All of it is generated.
 
-from sds.gates.fraud.rows import rows
-for row in rows("test"): row.text, row.fields, row.label, row.amount_minor, row.day
+from sds.gates.fraud.rows import rows for row in rows("test"): row.text, row.fields, row.label, row.amount_minor, row.day
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ DAYS = {"train": (28, 118), "calibrate": (118, 148), "test": (148, 188)}  # the 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One payment at its own time. `fields`: the whole snapshot, not held and not passed yet. `label`: it is fraud.
+    """One payment at its own time. `fields`: the whole snapshot, not held and not passed yet. `label`: whether it is fraud.
 
-    `scenario` is the kind of fraud, empty for a good payment; `note` what its text was written to say. Neither is known
-    to whoever decides, and a label only days later, at `known_day`.
+    `scenario`: the kind of fraud, "" for a good payment; `note`: what its text was written to say. The decider knows
+    neither. A label is known only days later, at `known_day`.
     """
 
     number: int
@@ -47,7 +46,7 @@ class Row:
 def rows(*parts: str, seed: int = SEED) -> Iterator[Row]:
     """Yield every payment of these parts (train, calibrate, test) by time. Raises UsageError for another part.
 
-    Takes some seconds: what comes before a part is its history.
+    Takes some seconds, because the payments before a part are its history.
     """
     if unknown := [part for part in parts if part not in DAYS]:
         raise UsageError(f"there is no part `{unknown[0][:40]}`", hint=f"parts are: {', '.join(DAYS)}")
@@ -67,7 +66,7 @@ def rows(*parts: str, seed: int = SEED) -> Iterator[Row]:
 
 
 def _part_of(day: int) -> str:
-    """Return the part that a day belongs to; empty for the first days, which only fill the windows."""
+    """Return the part of a day; "" for the first days, which only fill the windows."""
     return next((part for part, (first, end) in DAYS.items() if first <= day < end), "")
 
 

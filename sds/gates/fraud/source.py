@@ -1,4 +1,4 @@
-"""The fraud gate's state source: a payment as it was at its own time, its account and its holds as they are now."""
+"""The fraud gate's state source: a payment as it was at its time, with its account and its holds as they are now."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HOLDS = STATE.format(orders="holds.orders")
 class PaymentSource:
     """Reads payments from the bank's file and their holds from the executor's, both read-only.
 
-    Safe in several threads: each read has a connection to itself. A version covers both files, and whether a hold has run out.
+    Safe in several threads: each read has its own connection. A version covers both files, and whether a hold has run out.
     """
 
     def __init__(self, bank: Path, holds: Path, now_ms: Callable[[], int]) -> None:
@@ -29,7 +29,7 @@ class PaymentSource:
         self.close = self._readers.close
 
     def read(self, key: str) -> StateRead | None:
-        """Return the payment's fields and version as they are now, None for an unknown payment. Raises StateError."""
+        """Return the payment's current fields and version; None for an unknown payment. Raises StateError."""
         if not _PAYMENT_ID.fullmatch(key):
             return None
         with self._readers.connection() as db:
@@ -38,7 +38,7 @@ class PaymentSource:
         return None if row is None else _state(row, *state)
 
     def version(self, key: str) -> str | None:
-        """Return the payment's version now: the precondition the executor checks just before it acts."""
+        """Return the payment's current version: the precondition that the executor checks before it acts."""
         state = self.read(key)
         return state.version if state else None
 

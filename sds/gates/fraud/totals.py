@@ -1,4 +1,4 @@
-"""What a run of the fraud gate comes to in money: of frauds, of good payments, and of the work that is left to people."""
+"""The money in a run of the fraud gate: frauds, good payments, and payments left for people to review."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ NAMES = ("fraud_stopped", "fraud_let_through", "good_payments_held", "good_payme
 
 
 def in_money(decided: Iterable[tuple[QueuedCase, str | None]]) -> dict[str, int]:
-    """Add up what became of each case: how many, and how much in minor units. Whatever was neither passed nor held is left
-    to review.
-    """
+    """Return count and sum in minor units of each outcome. A payment neither passed nor held is left to review."""
     sums = Counter[str]()
     for case, kind in decided:
         truth: Truth = case.label

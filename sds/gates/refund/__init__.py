@@ -1,1 +1,1 @@
-"""The refund gate: real flights, generated tickets, and a payment rail of their own process."""
+"""The refund gate: real flights, generated tickets, and a payment rail in a process of its own."""

@@ -1,10 +1,10 @@
-"""The written adjudication rule: what a careful human would decide, to measure agreement by. It binds nobody.
+"""The written adjudication rule: what a careful human would decide. Agreement is measured by it; it binds nobody.
 
 1. An unknown ticket, or a flight whose delay is not on record, goes to a human: ESCALATE.
 2. Not yet due, nothing left to refund, or compensated before: DENY.
 3. Circumstances are extraordinary when the stated cause is a strike of air traffic control, a security alert or a
    bird strike, or when it is the weather and the record shows severe weather at the origin. A weather claim that the
-   record contradicts is ordinary; so is a claim that states no cause, for the carrier bears the burden of proof.
+   record contradicts is ordinary. So is a claim that states no cause, because the carrier bears the burden of proof.
 4. Cancelled, or at least 180 minutes late on arrival, and ordinary: COMPENSATE.
 5. Cancelled, or at least 300 minutes late on departure: the fare is owed whatever the circumstances: REFUND_TICKET.
 6. Stated weather with no measurement on record, where it would decide about COMPENSATE: ESCALATE.
@@ -37,7 +37,7 @@ _NEEDED = (
 
 
 def expected_action(fields: Fields | None, cause: Cause) -> str:
-    """Return the action the written rule gives for this state and this stated cause."""
+    """Return the action that the written rule gives for this state and this stated cause."""
     if fields is None or any(name not in fields for name in _NEEDED):
         return "ESCALATE"
     if not fields["flight.due"] or not fields["ticket.refundable_minor"] or not fields["ticket.compensations_left"]:

@@ -1,4 +1,4 @@
-"""What the demo does to its own world while the model is thinking, and what its rail's statement must never show."""
+"""Faults that the demo injects while the model is thinking, and the check of its rail's statement."""
 
 from __future__ import annotations
 
@@ -20,33 +20,32 @@ from sds.kernel.executor.statement import StatementLine
 from sds.kernel.flow.states import Answer
 from sds.kernel.storage.store import Reader
 
-MOVED_EVERY = 2  # of the proposals that would pay, and of the others
+MOVED_EVERY = 2  # counted separately for proposals that would pay and for others
 PAYS = frozenset({"COMPENSATE", "REFUND_TICKET", "VOUCHER"})
-AT_MOST_ONCE = frozenset({"COMPENSATE", "VOUCHER"})  # for a ticket; several refunds are honest, up to its fare
+AT_MOST_ONCE = frozenset({"COMPENSATE", "VOUCHER"})  # for a ticket; refunds may be several, up to its fare
 NOT_ELIGIBLE = "NOT_ELIGIBLE"
 _SUSPENDED = "SELECT MAX(idx) FROM ledger WHERE kind = 'AGENT' AND body ->> '$.status' = 'SUSPENDED' AND body ->> '$.by' = 'runtime'"
-SECOND = "/2"  # what the event of a saga's second step ends with
+SECOND = "/2"  # the end of the event id of a saga's second step
 
 
 def paid_twice(payments: Iterable[StatementLine]) -> list[str]:
-    """Return one line for every ticket that was paid twice what it may be paid once."""
+    """Return a line for every ticket with several settled payments of a kind that may be paid once."""
     kinds = Counter((p.resource_key, p.kind) for p in payments if p.kind in AT_MOST_ONCE and p.outcome == "settled")
     return [f"ticket {ticket}: {kind} {count} times" for (ticket, kind), count in kinds.items() if count > 1]
 
 
 class Drift(Chaos):
-    """Moves every second ticket between reasoning and execution, through a connection of its own, as the airline's other
-    clerks might.
+    """Moves every second ticket between reasoning and execution, over its own connection, as the airline's other clerks might.
 
-    What is counted then: how many of the moved tickets would have been paid, how many were, and how many of those left
-    alone were, without which a kernel that pays nothing would look as good.
+    It counts the moved tickets that would have been paid and that were paid. It also counts the unmoved ones that were
+    paid: without these, a kernel that pays nothing would look as good.
     """
 
     promises = ("moved_tickets_paid",)
 
     def __init__(self, folder: Path, executor: Executor, seed: int) -> None:
         super().__init__(folder, executor, seed)
-        self.met: Counter[bool] = Counter()  # claims so far, by whether their first proposal would pay
+        self.met: Counter[bool] = Counter()  # number of claims, by whether their first proposal would pay
         self.claims: dict[str, bool] = {}  # event id -> whether its ticket was moved
         self.would_pay: dict[str, bool] = {}  # dfid -> whether the last proposal would pay
         self.moved: set[str] = set()  # dfids
@@ -55,7 +54,7 @@ class Drift(Chaos):
         proposal = parse_proposal(data)
         would_pay = isinstance(proposal, Proposal) and proposal.action in PAYS
         self.would_pay[packet.dfid] = would_pay
-        if packet.event_id not in self.claims:  # what starts anew after drift is let through
+        if packet.event_id not in self.claims:  # a fresh flow after drift is left alone
             self.claims[packet.event_id] = self._move(packet, would_pay)
 
     def _move(self, packet: DecisionPacket, would_pay: bool) -> bool:
@@ -67,9 +66,9 @@ class Drift(Chaos):
         return True
 
     def report(self, answers: Sequence[Answer], payments: Sequence[StatementLine], record: Reader) -> dict[str, int]:
-        """Count by flow: of those moved, only what drift ended, or what was paid all the same, says anything.
+        """Count by flow. Among the moved, only flows that drift ended, or that were paid all the same, prove anything.
 
-        What was paid on a second look, after the ticket had moved, is neither: it is counted on its own.
+        A payment in a fresh flow, after the ticket had moved, is neither and has its own count.
         """
         drifted = {row[0] for row in record.rows("SELECT dfid FROM decision_flows WHERE tag = 'STATE_DRIFT_DETECTED'")}
         paid, moved, claims = {payment.dfid for payment in payments}, self.moved, self.claims
@@ -98,7 +97,7 @@ class Drift(Chaos):
 
 
 class Denying:
-    """The run's engine, gone wrong: whatever it proposes is turned into a denial as not eligible, where that is permitted."""
+    """A faulty engine: it turns every proposal into a denial as not eligible, where the envelope permits that."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -120,12 +119,12 @@ class Denying:
             self._engine.check_contract(contract)
 
     def close(self) -> None:
-        """Leave the engine to whoever opened it."""
+        """Do nothing: the caller closes the engine."""
 
 
 class AgentDrift(Chaos):
-    """Has the agent deny everyone as not eligible. No verdict objects: each denial is within the agent's bounds. What sees it
-    is a monitor of the contract, which suspends the agent at the decision that goes beyond.
+    """Has the agent deny everyone as not eligible. No verdict objects, because each denial is within the agent's
+    bounds. A monitor of the contract notices, and suspends the agent at the decision that exceeds its limit.
     """
 
     stops = True
@@ -134,10 +133,10 @@ class AgentDrift(Chaos):
         return Denying(engine)
 
     def reasoned(self, packet: DecisionPacket, data: bytes) -> None:
-        """Do nothing more: the proposal was turned before anybody saw it."""
+        """Do nothing: `engine` has changed the proposal already."""
 
     def report(self, answers: Sequence[Answer], payments: Sequence[StatementLine], record: Reader) -> dict[str, int]:  # noqa: ARG002
-        """Count the denials, and at which decision of the run the agent was stopped; 0: it was not."""
+        """Count the denials, and the run's decisions until the agent was stopped; 0 where it was not."""
         suspended = record.value(_SUSPENDED)
         entries = record.rows("SELECT dfid FROM ledger WHERE kind = 'DECIDED' AND idx < ?", (suspended or 0,))
         decided = {dfid for (dfid,) in entries}
@@ -160,7 +159,7 @@ class AgentDrift(Chaos):
 
 
 class FailSecond(Chaos):
-    """Has the payment rail really decline every second step of a saga; the saga's own run counts what came of it."""
+    """Has the payment rail decline every second step of a saga. The saga's own run counts the consequences."""
 
     def reasoned(self, packet: DecisionPacket, data: bytes) -> None:  # noqa: ARG002
         rail: RailProcess = self.executor.process  # type: ignore[attr-defined]  # the refund gate's own executor

@@ -1,7 +1,7 @@
 """The refund gate's definition: the airline's database, the queue of claims, the payment rail, the contract.
 
-Everything lives in one folder. The airline and the queue are made once from a seed; later runs go on where the
-last one stopped.
+Everything lies in one folder. The airline and the queue are made once from a seed; later runs continue where the last
+one stopped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CLAIMS = 10_000
 
 
 def ensure_world(folder: Path, *, claims: int = CLAIMS, seed: int = SEED) -> None:
-    """Make the airline and the queue of claims unless they are there. Whoever comes first makes them for all."""
+    """Make the airline and the queue of claims unless they exist. The first process makes them for all."""
     airline, queue = airline_path(folder), folder / QUEUE
     if airline.exists():
         tighten_files(queue, airline, folder / RAIL)
@@ -41,7 +41,7 @@ def ensure_world(folder: Path, *, claims: int = CLAIMS, seed: int = SEED) -> Non
 
 
 def read_queue(folder: Path) -> list[QueuedCase]:
-    """Return every generated claim in order; its label is the latent cause."""
+    """Return every generated claim in order, with its latent cause as the label."""
     return read_lines(folder / QUEUE, _queued, gate="refund")
 
 
@@ -51,12 +51,12 @@ def _queued(line: dict[str, str]) -> QueuedCase:
 
 
 def load_refund_contract() -> Contract:
-    """Load the contract this package was released with, checked against its checksum."""
+    """Load the contract of this release, checked against its checksum."""
     return released_contract(CONTRACT)
 
 
 class Rail(RailExecutor):
-    """Pays through a payment rail of its own: a process that it starts, again where it dies or hangs, and ends when it is closed."""
+    """Pays through a payment rail in its own process. Starts it, restarts it when it dies or hangs, and stops it in `close`."""
 
     def __init__(self, db: Path, version_of: Callable[[str], str | None]) -> None:
         self.process = RailProcess(db)
@@ -64,7 +64,7 @@ class Rail(RailExecutor):
         super().__init__(self.process.port, version_of)
 
     def port_within(self, within_s: float) -> int:
-        """Return the port of the process, started again where it has died or hangs."""
+        """Return the port of the process, which is restarted where it has died or hangs."""
         return self.process.running_port(within_s)
 
     def was_late(self) -> None:

@@ -1,7 +1,7 @@
-"""The labels that come with the refund gate: every text of the corpus, about a flight and a ticket on which its cause is stated.
+"""The labels of the refund gate: every text of the corpus, with a flight and a ticket on which its cause may be stated.
 
-The parts are those of the corpus, fixed. States are drawn from a seed as the demo's are, so that weather is stated where the
-record shows it as often as in the queue. Each cause is met equally often, which in the queue it is not.
+The parts are those of the corpus, fixed. States are drawn from a seed as in the demo, so that weather is stated where
+the record shows it as often as in the queue. Unlike in the queue, each cause is equally frequent.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from sds.gates.refund.world.tickets import make_world
 from sds.kernel.envelope.state import Fields
 
 SEED = 2_610
-STATES = 3_000  # from which those of a part are drawn
+STATES = 3_000  # the pool that each part's states are drawn from
 
 
 def labelled(folder: Path) -> Iterator[LabelledCase]:  # noqa: ARG001  it needs nothing of the gate's own folder
-    """Yield every text of the corpus once, with a state of the airline's database and what a careful human would decide."""
+    """Yield every text of the corpus once, with a state of the airline's database and a careful human's decision."""
     states = _states(Random(SEED))  # noqa: S311  reproducible, no secret
     for part in get_args(Part):
         rng = Random(f"{SEED} {part}")  # noqa: S311  as above
@@ -46,7 +46,7 @@ def _states(rng: Random) -> list[Fields]:
 
 
 def _state_for(cause: Cause, states: Sequence[Fields], rng: Random) -> Fields:
-    """Draw a state as likely as it is where this cause is stated: by rejection."""
+    """Draw a state with the probability that this cause is stated in it, by rejection sampling."""
     while True:
         fields = rng.choice(states)
         weights = weights_of(str(fields.get("weather.condition", "unknown")))

@@ -1,7 +1,7 @@
 """The refund gate's state source: tickets, their flights and the weather, read live from the airline's database.
 
-Before a flight is due nothing about its fate is read: not cancelled, no delay, weather unknown. A flight that
-departed without an arrival delay on record has no field `flight.arr_delay_min`, so whatever needs it escalates.
+Before a flight is due nothing about its outcome is read: not cancelled, no delay, weather unknown. A flight that
+departed without an arrival delay on record has no field `flight.arr_delay_min`, so a rule that needs it escalates.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ FROM tickets JOIN flights USING (flight_id) WHERE ticket_id = ?
 
 
 class TicketSource:
-    """Reads tickets from `path`, read-only. Safe in several threads: each read has a connection to itself."""
+    """Reads tickets from `path`, read-only. Safe in several threads: each read has its own connection."""
 
     def __init__(self, path: Path) -> None:
         self._readers = DatabaseReaders(path, "tickets", "refund")
         self.close = self._readers.close
 
     def read(self, key: str) -> StateRead | None:
-        """Return the ticket's fields and version as they are now, None for an unknown ticket. Raises StateError."""
+        """Return the ticket's current fields and version; None for an unknown ticket. Raises StateError."""
         if not _TICKET_ID.fullmatch(key):
             return None
         with self._readers.connection() as db:
@@ -36,7 +36,7 @@ class TicketSource:
         return None if row is None else StateRead(_fields(row), str(row[0]))
 
     def version(self, key: str) -> str | None:
-        """Return the ticket's version now: the precondition an executor checks just before it sends."""
+        """Return the ticket's current version: the precondition that an executor checks before it sends."""
         state = self.read(key)
         return state.version if state else None
 

@@ -2,7 +2,7 @@
 
     sds run ./my_gate --limit 5          or  sds events ./my_gate | head -1 | sds decide ./my_gate --event -
 
-Exchange `Payments` for your own state and `Releases` for your own system; what each must do: docs/library.md.
+Replace `Payments` by your own state and `Releases` by your own system. docs/library.md says what each must do.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ NOTES = ("my usual groceries", "we are on holiday", "a new fridge", "I did not b
 
 @contextmanager
 def connected(folder: Path) -> Iterator[sqlite3.Connection]:
-    """Connect for one block; what it wrote is durable when it ends, and undone when it raises."""
+    """Connect for one block. Its writes are durable when it ends, and undone when it raises."""
     with closing(sqlite3.connect(folder / "payments.db", timeout=5.0)) as db, db:
         db.execute("PRAGMA synchronous = FULL")
         yield db
 
 
 def make_samples(folder: Path) -> None:
-    """Make some payments to try with, where there is no table of them yet. In earnest they are yours."""
+    """Make some payments to try with, where there is no table of payments yet. Your own gate has real ones."""
     rng, path = Random(1), folder / "payments.db"  # noqa: S311  the same each time
     if not path.exists():
-        path.touch(mode=0o600)  # as all that lies in a gate's folder: its user's alone
+        path.touch(mode=0o600)  # private, like all files in a gate's folder
     with connected(folder) as db:
         if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'payments'").fetchone():
             return
@@ -57,13 +57,13 @@ def make_samples(folder: Path) -> None:
 
 
 class Payments:
-    """The state: one row for each payment, read anew each time. Safe in several threads: each read connects for itself."""
+    """The state: one row for each payment, read anew each time. Safe in several threads: each read has its own connection."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def read(self, key: str) -> StateRead | None:
-        """Return a payment as it is now; None for one that is not known. Raises StateError."""
+        """Return a payment's current state; None for an unknown one. Raises StateError."""
         try:
             with connected(self._folder) as db:
                 row = db.execute("SELECT * FROM payments WHERE payment_id = ?", (key,)).fetchone()
@@ -83,8 +83,8 @@ class Payments:
 
 
 class Releases:
-    """The executor: releases a payment or sends its holder a code. An order and its effect are one transaction under the
-    order's key, so the same key twice has one effect: it is idempotent.
+    """The executor: releases a payment or sends its holder a code. An order and its effect are one transaction under
+    the order's key, so the same key twice has one effect: it is idempotent.
     """
 
     idempotent = True
@@ -93,7 +93,7 @@ class Releases:
         self._folder = folder
 
     def dispatch(self, intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:  # noqa: ARG002  it is quick
-        """Carry out what the kernel ordered. `rejected`: certainly not done. Whatever it raises is UNKNOWN, and looked up."""
+        """Carry out the kernel's order. `rejected`: certainly not done. If this raises, the order is UNKNOWN and looked up."""
         amount = dict(intent.params).get("amount", 0)
         row = (key, intent.dfid, intent.kind, amount, intent.resource_key, time.time_ns() // 1_000_000)
         with connected(self._folder) as db:
@@ -110,13 +110,13 @@ class Releases:
         return Receipt("settled", reference=key[:12])
 
     def lookup(self, key: str, deadline_s: float) -> Receipt:  # noqa: ARG002
-        """Tell what became of an order. `absent` is certain here: an order and its effect are one transaction."""
+        """Return the outcome of an order. `absent` is certain here: an order and its effect are one transaction."""
         with connected(self._folder) as db:
             known = db.execute("SELECT 1 FROM orders WHERE key = ?", (key,)).fetchone()
         return Receipt("settled", reference=key[:12]) if known else Receipt("absent")
 
     def statement(self, since_ms: int, until_ms: int) -> Iterable[StatementLine]:
-        """List every order of this time, so that it can be compared with the record: `sds reconcile`."""
+        """List every order of this time span, to be compared with the record: `sds reconcile`."""
         try:
             with connected(self._folder) as db:
                 rows = db.execute("SELECT * FROM orders WHERE at_ms BETWEEN ? AND ?", (since_ms, until_ms)).fetchall()
@@ -133,7 +133,7 @@ def open_parts(folder: Path) -> tuple[Payments, Releases]:
 
 
 def events(folder: Path) -> Iterable[Mapping[str, object]]:
-    """Yield what waits for a decision, in its order: each time all of it, what is decided is known."""
+    """Yield the payments that may wait for a decision, in order. Decided ones may be in it: the gate knows them."""
     make_samples(folder)
     with connected(folder) as db:
         rows = db.execute("SELECT payment_id, note FROM payments ORDER BY payment_id").fetchall()

@@ -1,4 +1,4 @@
-"""What fitted readers are measured beside: each is a reader itself, so that the same policy follows from what it reads."""
+"""The baselines that fitted readers are compared with. Each is a reader itself, so the same policy applies to what it reads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NO_SKLEARN = "scikit-learn is not here: nothing is measured beside TF-IDF and bo
 
 
 def majority(contract: Contract, learned: Sequence[LabelledCase], name: str) -> Reader:
-    """Return what reads in every text the shares of the texts that were learned."""
+    """Return a reader that gives every text the shares of the learned texts."""
     values = tuple(contract.readings[name].values)
     counts = Counter(case.readings[name] for case in learned)
     shares = {value: (counts[value] + 1) / (counts.total() + len(values)) for value in values}
@@ -28,7 +28,7 @@ def majority(contract: Contract, learned: Sequence[LabelledCase], name: str) -> 
 
 
 def tfidf(contract: Contract, learned: Sequence[LabelledCase], name: str) -> Reader:
-    """Return TF-IDF of words and characters with logistic regression. Raises UsageError without scikit-learn."""
+    """Return a reader of TF-IDF over words and characters with logistic regression. Raises UsageError without scikit-learn."""
     if find_spec("sklearn") is None:
         raise UsageError(NO_SKLEARN, hint=extra_hint("fit"))
     from sklearn.feature_extraction.text import TfidfVectorizer  # noqa: PLC0415  an extra
@@ -49,6 +49,6 @@ def tfidf(contract: Contract, learned: Sequence[LabelledCase], name: str) -> Rea
 
 
 def always_pay(contract: Contract, envelope: DecisionEnvelope) -> str:
-    """Return the first kind of the authority's order that an envelope permits, but for the refusal; else that."""
+    """Return the first kind of `authority`, the refusal aside, that an envelope permits; else the refusal, else ESCALATE."""
     order = [*(kind for kind in contract.authority if kind != contract.refusal), contract.refusal]
     return next((kind for kind in order if envelope.kind(kind) is not None), ESCALATE)

@@ -1,4 +1,4 @@
-"""Measures fitted readers and the decisions that follow from them on labels, beside what is simpler."""
+"""Measures fitted readers and the decisions that follow from them on labels, compared with simpler ways."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ OTHER_THRESHOLDS = "no thresholds: they were chosen for another policy, or none 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What is measured beside, and may be missing. `table`: for boosting; `head`: the quick step of a fit, a head on the encoder
-    as it is; `model`: the language model's answers by reading.
+    """Baselines, each of which may be missing. `table`: for boosting; `head`: the quick step of a fit, a head on the
+    untuned encoder; `model`: the language model's answers by reading.
     """
 
     table: FitsTable | None = None
@@ -85,7 +85,7 @@ class _Evaluation:
 
     def document(self) -> dict[str, Any]:
         judged = self._judge.all(self._cases, self._progress, f"decisions: {self._part}")
-        self._rivals = self._others()
+        self._rivals = self._rival_readers()
         fitted_on = self._judgement.manifest.provenance.get("labels_sha256")
         if fitted_on != labels_hash(self._all):
             self._notices.append(OTHER_LABELS)
@@ -103,14 +103,14 @@ class _Evaluation:
             "notices": self._notices,
         }
 
-    def _of_part(self, cases: Sequence[LabelledCase], name: str) -> list[LabelledCase]:
+    def _labelled(self, cases: Sequence[LabelledCase], name: str) -> list[LabelledCase]:
         return [case for case in cases if name in case.readings]
 
     def _of_readings(self) -> dict[str, dict[str, Any]]:
-        """Return by reading, and by who reads, what is measured; `fitted` first."""
+        """Return the measures by reading and by reader, `fitted` first."""
         found = dict[str, dict[str, Any]]()
         for name, spec in self._contract.readings.items():
-            cases = self._of_part(self._cases, name)
+            cases = self._labelled(self._cases, name)
             if spec.values:
                 found[name] = {
                     who: enumeration_scores(self._contract, readings, cases, name)
@@ -126,9 +126,9 @@ class _Evaluation:
         return found if boosted is None else {**found, "boosting": boosted}
 
     def _boosting(self, name: str, cases: Sequence[LabelledCase]) -> dict[str, Any] | None:
-        """Return what boosting over the fields alone achieves on the same rows; None where it cannot be fitted here."""
+        """Return the measures of boosting over the fields alone, on the same rows; None where it cannot be fitted here."""
         train, tuning = (
-            [case for case in self._of_part(each, name) if case.fields]
+            [case for case in self._labelled(each, name) if case.fields]
             for each in (self._parts.train, self._parts.tuning)
         )
         if self._beside.table is None or not train or not tuning:
@@ -148,8 +148,8 @@ class _Evaluation:
         scores = np.array([score_of(reader.read("", case.fields, {})) for case in cases])
         return of_scores(cases, scores, name)
 
-    def _others(self) -> dict[str, Readings]:
-        """Return who else reads the enumerations. A score stays the fitted one, over what they read."""
+    def _rival_readers(self) -> dict[str, Readings]:
+        """Return the other readers of the enumerations. A score keeps its fitted reader, over what these read."""
         names = [name for name, spec in self._contract.readings.items() if spec.values]
         texts = {name: learned(self._contract, self._parts, name) for name in names}
         found = dict[str, dict[str, Reader]]()
@@ -167,7 +167,7 @@ class _Evaluation:
         return {who: Readings(self._contract, {**self._judgement.readers, **readers}) for who, readers in found.items()}
 
     def _heads(self, fit: FitsText, texts: Mapping[str, Sequence[LabelledCase]]) -> dict[str, Reader] | None:
-        """Return a quick reader of each enumeration; None, and a notice, where these labels are too few for one."""
+        """Return a quick reader of each enumeration; None, and a notice, where there are too few labels for one."""
         try:
             return {name: self._head(fit, cases, name) for name, cases in texts.items()}
         except BackendError as error:
@@ -175,7 +175,7 @@ class _Evaluation:
             return None
 
     def _head(self, fit: FitsText, cases: Sequence[LabelledCase], name: str) -> Reader:
-        """Return a reader fitted in seconds on the same texts as the fitted one, and calibrated on the same."""
+        """Return a reader that is fitted in seconds, on the same texts as the fitted one, and calibrated on the same."""
         tuning = texts_of(self._contract, self._parts.tuning, name)
         fitted = fit(
             *labelled_texts(self._contract, cases, name),
@@ -186,7 +186,7 @@ class _Evaluation:
         return fitted.calibrated(*labelled_texts(self._contract, tuning, name)).reader()
 
     def _of_decisions(self, judged: Sequence[Judged]) -> dict[str, dict[str, Any]]:
-        """Return by who decides what is measured: the policy under its thresholds, whatever it is certain of, and others."""
+        """Return the measures by decider: the policy under its thresholds, the policy without bounds, and others."""
         if not judged:
             return {}
         unbounded = self._contract.model_copy(update={"max_error": None})
@@ -204,12 +204,12 @@ class _Evaluation:
                 found[who] = decision_scores(unbounded, others, {})
         most = Counter(each.truth[0] for each in judged).most_common(1)[0][0]
         pays = [baselines.always_pay(self._contract, self._judge.envelope(each.case)) for each in judged]
-        found["always_pay"] = self._chosen(judged, pays)
-        found["majority"] = self._chosen(judged, [most] * len(judged))
+        found["always_pay"] = self._without_reading(judged, pays)
+        found["majority"] = self._without_reading(judged, [most] * len(judged))
         return found
 
     def _divided(self, judged: Sequence[Judged]) -> dict[str, Any]:
-        """Return what is measured of the decisions of each style, and of each value that is stated of an enumeration."""
+        """Return the measures of the decisions by style, and by true value of each enumeration."""
         names = [name for name, spec in self._contract.readings.items() if spec.values]
         styles, classes = (
             defaultdict[str, list[Judged]](list),
@@ -225,8 +225,8 @@ class _Evaluation:
         named = {name: judged for name, judged in sorted(groups.items()) if name}
         return {name: decision_scores(self._contract, judged, self._thresholds) for name, judged in named.items()}
 
-    def _chosen(self, judged: Sequence[Judged], kinds: Sequence[str]) -> dict[str, Any]:
-        """Return what is measured of kinds that somebody chose without reading anything."""
+    def _without_reading(self, judged: Sequence[Judged], kinds: Sequence[str]) -> dict[str, Any]:
+        """Return the measures of kinds that were chosen without reading anything."""
         wrong = [(kind, each) for kind, each in zip(kinds, judged, strict=True) if kind != each.truth[0]]
         rate = round(len(wrong) / len(judged), 4)
         return {
@@ -256,7 +256,7 @@ class _Evaluation:
 
 
 def _curves(judged: Sequence[Judged]) -> dict[str, Any]:
-    """Return the risk-coverage curve and the bins of a reliability diagram, of cases that would be decided."""
+    """Return the risk-coverage curve and the bins of a reliability diagram, over the cases that would be decided."""
     decided = [each for each in judged if each.decided is not None]
     if not decided:
         return {"risk_coverage": [], "reliability": [], "ece": None}

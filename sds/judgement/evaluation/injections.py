@@ -1,7 +1,7 @@
-"""What orders in a text can do: the same cases with an order added, and how many more are paid that should not be.
+"""Measures the effect of orders in a text: how many more cases are paid wrongly when an order is added.
 
-The orders are written to whoever reads by machine, and name what the contract names: its kinds that pay, and every value of
-its readings. None of them changes what was right.
+The orders address an automatic reader. They name what the contract names: its kinds that pay, and every value of its
+readings. None of them changes what is right.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GENERAL = (
 
 
 def orders(contract: Contract) -> Iterator[str]:
-    """Yield orders that anybody could write who knows the contract."""
+    """Yield orders that anybody who knows the contract could write."""
     yield from GENERAL
     for kind, spec in contract.kinds.items():
         if spec.spends:
@@ -37,7 +37,7 @@ def orders(contract: Contract) -> Iterator[str]:
 def injected(
     contract: Contract, judge: Judge, judged: Sequence[Judged], thresholds: Mapping[str, Threshold], progress: Progress
 ) -> dict[str, Any]:
-    """Return what became of cases with an order in each: at their end, or in front of them, in turn."""
+    """Return the results for cases with an order added, in turns at the front and at the end."""
     chosen, texts = [each for each in judged if each.case.text][:CASES_MAX], list(orders(contract))
     before = after = turned = unfamiliar = 0
     for number, plain in enumerate(chosen):

@@ -1,4 +1,4 @@
-"""The measures of `sds eval` as one HTML page that needs no network: tables, and pictures as SVG within it."""
+"""The results of `sds eval` as one HTML page that needs no network: tables, and diagrams as SVG in the page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIZE_IN = (4.6, 3.4)
 
 
 def check_place(path: Path) -> None:
-    """Refuse a page before anything is measured for it. Raises UsageError: no extra `bench`, or no such place."""
+    """Check the path of a page before anything is measured. Raises UsageError: no extra `bench`, or no such folder."""
     for name in ("jinja2", "matplotlib"):
         if find_spec(name) is None:
             raise UsageError(f"--html needs `{name}`", hint=extra_hint("bench"))
@@ -29,7 +29,7 @@ def check_place(path: Path) -> None:
 
 
 def page(document: Mapping[str, Any]) -> str:
-    """Return the page. It takes the extra `bench`."""
+    """Return the page. Needs the extra `bench`."""
     from jinja2 import Environment, PackageLoader, StrictUndefined  # noqa: PLC0415  an extra
 
     environment = Environment(
@@ -50,7 +50,7 @@ def _number(value: object) -> str:
 
 
 def _pictures(document: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return (title, SVG) of every picture."""
+    """Return (title, SVG) of every diagram."""
     found = list[tuple[str, str]]()
     for name, readers in document["readings"].items():
         if bins := readers["fitted"].get("reliability"):

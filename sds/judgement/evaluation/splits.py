@@ -1,4 +1,4 @@
-"""How often a stated `max_error` holds: thresholds chosen anew on random halves, and looked at on the other."""
+"""Measures how often a `max_error` holds: thresholds are chosen on random halves and checked on the other half."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def held(
     seed: int,
     splits: int = SPLITS,
 ) -> list[dict[str, Any]]:
-    """Return for each group of kinds in how many splits no more than `max_error` of the decided rest was wrong.
+    """Return for each group of kinds the share of splits in which at most `max_error` of the decided rest was wrong.
 
-    `cases`: those that tested thresholds, and the test part; of each split `to_choose` choose, and the rest is looked at.
-    The rest is finite: where the true rate is near the bound, that of the rest is above it now and then. `coverage`: of
-    the rest's cases that the group would decide if they were certain enough.
+    `cases`: the held-out and the test part. In each split, `to_choose` of them choose the threshold, which is checked
+    on the rest. The rest is finite: where the true rate is near the bound, the rate of the rest is sometimes above it.
+    `coverage`: the decided share of the rest's cases that the group would decide if they were certain enough.
     """
     found, of_each = list[dict[str, Any]](), to_choose / len(tuning) if tuning else 0.0
     for group in groups_of(contract):
@@ -48,7 +48,7 @@ def held(
 def _over(
     group: Group, cases: Sequence[Judged], tested: Sequence[float], to_choose: int, seed: int, splits: int
 ) -> tuple[list[float], list[float], int]:
-    """Return for each split what share of the decided rest is wrong and how much of it is decided; and in how many none is."""
+    """Return for each split the wrong share of the decided rest and the decided share; and how many had no threshold."""
     rng, rates, covered, without = np.random.default_rng(seed), list[float](), list[float](), 0
     confidences = np.array([each.confidence for each in cases])
     wrong = np.array([each.wrong for each in cases], dtype=np.bool_)

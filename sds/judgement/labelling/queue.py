@@ -1,4 +1,4 @@
-"""What a person is asked to label: cases that nobody has labelled yet, the least certain first; and the file of answers."""
+"""The cases that a person is asked to label, unlabelled ones only and the least certain first; and the file of answers."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from sds.models.readers.protocol import Reader
 from sds.policy.distribution import SCORE
 from sds.policy.readers import as_read
 
-KEYS = "123456789abcdefghijklmnoprtvwxyz"  # one for each value; s, q and u say something else
+KEYS = "123456789abcdefghijklmnoprtvwxyz"  # one for each value; s, q and u have other meanings
 SKIP, QUIT, UNDO = "s", "q", "u"
 _PLACE = "--out names a file in a folder that can be written; without it, $SDS_HOME has to be one"
-ASKED_MAX = 2_000  # of a long queue, so many different texts are looked at
+ASKED_MAX = 2_000  # different cases that are taken from a long queue
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A case to label. `state`: reads its fields, empty where it has none. `shares`: what is read in it, where anything is."""
+    """A case to label. `state`: reads its fields, {} where it has none. `shares`: a reader's probabilities, if there is one."""
 
     text: str
     state: Callable[[], Fields]
@@ -36,7 +36,7 @@ class Asked:
 
 
 def values_of(contract: Contract, reading: str) -> dict[str, str]:
-    """Return what may be answered about a reading, each with its meaning. Raises UsageError where there is no such reading."""
+    """Return the possible answers about a reading, each with its meaning. Raises UsageError for an unknown reading."""
     spec = contract.readings.get(reading)
     if spec is None:
         raise UsageError(f"there is no reading `{reading[:64]}`", hint=f"one of: {', '.join(contract.readings)}")
@@ -44,7 +44,7 @@ def values_of(contract: Contract, reading: str) -> dict[str, str]:
 
 
 def unlabelled(contract: Contract, reading: str, cases: Iterable[Asked], known: Sequence[LabelledCase]) -> list[Asked]:
-    """Return each different case once that no label says this reading of: of an enumeration each text, of a score each state."""
+    """Return the different cases without a label for this reading: different texts for an enumeration, states for a score."""
     of_text, rules = bool(contract.readings[reading].values), Rules(contract)
 
     def key(text: str, fields: Fields) -> object:
@@ -54,10 +54,10 @@ def unlabelled(contract: Contract, reading: str, cases: Iterable[Asked], known: 
     found = list[Asked]()
     for case in cases:
         fields = {} if of_text else whole_fields(rules, case.state())
-        it = key(case.text, fields)
-        if it in seen or not (it if of_text else fields):
+        known_by = key(case.text, fields)
+        if known_by in seen or not (known_by if of_text else fields):
             continue
-        seen.add(it)
+        seen.add(known_by)
         found.append(case)
         if len(found) == ASKED_MAX:
             break
@@ -67,7 +67,7 @@ def unlabelled(contract: Contract, reading: str, cases: Iterable[Asked], known: 
 def least_certain_first(
     contract: Contract, reading: str, cases: Sequence[Asked], readers: Mapping[str, Reader]
 ) -> list[Asked]:
-    """Return the cases by how certain a fitted reader is of them, what it is not familiar with first; without one as they are."""
+    """Return the cases by a fitted reader's certainty, unfamiliar ones first; in the given order without a reader."""
     if reading not in readers:
         return list(cases)
     readings, found = Readings(contract, readers), list[tuple[bool, float, int, Asked]]()
@@ -83,14 +83,14 @@ def least_certain_first(
 
 
 class LabelFile:
-    """A file of labels that grows by one line an answer, each on the disk before the next is asked.
+    """A file of labels. Each answer is one line, which is on disk before the next question.
 
-    Raises StoreError, UsageError, before anything is asked, where there can be none.
+    Raises StoreError or UsageError, before the first question, where the file cannot be written.
     """
 
     def __init__(self, contract: Contract, path: Path) -> None:
         self._contract, self._path, self._rules = contract, path, Rules(contract)
-        self._ends = list[int]()  # where the file ended before each line of this session
+        self._ends = list[int]()  # the size of the file before each line of this session
         try:
             if path.is_dir():
                 raise UsageError(f"`{path}` is a folder", hint=_PLACE)
@@ -114,7 +114,7 @@ class LabelFile:
             os.fsync(file.fileno())
 
     def undo(self) -> bool:
-        """Take back the last label of this session; False where there is none."""
+        """Remove the last label of this session; return False where there is none."""
         if not self._ends:
             return False
         with self._path.open("r+b") as file:
@@ -130,7 +130,7 @@ class LabelFile:
 
 @dataclass
 class Session:
-    """One walk through cases. `answers`: what each key stands for; `tell`: shows a case and where one stands."""
+    """One session of labelling. `answers`: the meaning of each key; `tell`: shows a case and the position in the queue."""
 
     file: LabelFile
     reading: str
@@ -139,7 +139,7 @@ class Session:
     key: Callable[[], str]
 
     def walk(self, cases: Sequence[Asked]) -> int:
-        """Ask about one case after the other until all are labelled or somebody quits; return how many were labelled."""
+        """Ask about one case after the other until all are labelled or the person quits; return how many were labelled."""
         place, labelled = 0, list[int]()
         while place < len(cases):
             self.tell(cases[place], place + 1, len(cases))

@@ -1,4 +1,4 @@
-"""What humans decided of escalated cases, as labels: text, state and decision, from a gate's record."""
+"""Labels from a gate's record: text, state and decision of escalated cases that a human decided."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sds.kernel.storage.store import Reader
 from sds.kernel.storage.vault import ERASED, LOCKED
 from sds.policy.readers import as_read
 
-# A case that a human ended, without a decision of theirs, says nothing of what is right.
+# A case that a human ended without a decision says nothing about what is right.
 _DECIDED = """
 SELECT h.dfid, h.policy_kind, h.params, h.snapshot FROM human_decisions h JOIN decision_flows f USING (dfid)
 WHERE f.gate = ? AND h.policy_kind IS NOT NULL ORDER BY h.decided_at_ms, h.dfid
@@ -35,7 +35,7 @@ class LeftOut:
 
 
 def recorded_labels(store: Reader, contract: Contract) -> Iterator[LabelledCase | LeftOut]:
-    """Yield a label for each case that a human decided first, or why there is none. Raises StoreError for rows that cannot be read."""
+    """Yield a label for each case's first human decision, or why there is none. Raises StoreError for unreadable rows."""
     rules, text_field = Rules(contract), contract.event.evidence
     seen = dict[str, str]()  # case -> the first flow that decided it
     for dfid, kind, params, snapshot in store.rows(_DECIDED, (contract.gate,)):
@@ -59,7 +59,7 @@ def recorded_labels(store: Reader, contract: Contract) -> Iterator[LabelledCase 
 
 
 def _at_stake(contract: Contract, envelope: DecisionEnvelope) -> int:
-    """Return the most that could have been paid where nothing was: what a wrong payment would have cost."""
+    """Return the largest payment that the envelope permitted: the cost of a wrong payment where nothing was paid."""
     most = 0
     for name, spec in contract.kinds.items():
         permitted = envelope.kind(name)

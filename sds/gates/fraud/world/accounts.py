@@ -1,4 +1,4 @@
-"""What the bank knew of an account when a payment was made: whether it was active, and how much one payment may be."""
+"""The bank's knowledge of an account at the time of a payment: whether it was active, and the limit of one payment."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from .customers import DAY_MIN, Customer
 from .payments import Payment
 
 STATUSES = ("active", "compromised", "closed")
-STOLEN = frozenset({"takeover", "testing", "skimmed", "quiet"})  # frauds after which the card is exchanged
-EXCHANGED_AFTER_MIN = 2 * DAY_MIN  # how long a card that is known to be stolen stays what it is
+STOLEN = frozenset({"takeover", "testing", "skimmed", "quiet"})  # frauds after which the card is replaced
+EXCHANGED_AFTER_MIN = 2 * DAY_MIN  # after a theft becomes known, until the card is replaced
 
 
 class Accounts:
-    """All accounts, up to now. Payments are added in the order of their time."""
+    """All accounts up to now. Payments are added in the order of their time."""
 
     def __init__(self, customers: list[Customer]) -> None:
         self._customers = customers

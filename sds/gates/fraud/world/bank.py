@@ -1,7 +1,7 @@
-"""The bank's own database: the payments that wait, each with what was known at its time, and the state of its account.
+"""The bank's database: the waiting payments, each with what was known at its time, and the state of its account.
 
-Any change of a payment raises its version by one; the file itself sees to it, whoever writes. Payments are never deleted
-or replaced, so a version never comes back with other contents.
+Triggers in the file raise a payment's version by one with any change, whoever writes. Payments are never deleted or
+replaced, so a version never comes back with other contents.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ ACCOUNT = ("account.id", "account.status", "account.limit_minor")
 
 
 def column(field: str) -> str:
-    """Return the column that a snapshot field lies in."""
+    """Return the column of a snapshot field."""
     return field.replace(".", "_")
 
 
 def bank_path(folder: Path) -> Path:
-    """Return where the bank's database lies in the gate's folder."""
+    """Return the path of the bank's database in the gate's folder."""
     return folder / "bank.db"
 
 
@@ -58,7 +58,7 @@ CREATE INDEX payments_by_account ON payments (account_id);
 
 
 def write_bank(path: Path, payments: Iterable[tuple[str, Mapping[str, Value]]]) -> None:
-    """Write payments, each with its id and fields, to a new file. Raises StateError when there is one already or it cannot be written."""
+    """Write payments, each with its id and fields, to a new file. Raises StateError when it exists or cannot be written."""
     names = (*ACCOUNT, *FEATURES)
     rows = [(payment_id, *(fields[name] for name in names), 1) for payment_id, fields in payments]
     marks = ", ".join("?" * (len(names) + 2))
@@ -67,9 +67,9 @@ def write_bank(path: Path, payments: Iterable[tuple[str, Mapping[str, Value]]]) 
 
 
 def compromise_account(path: Path, payment_id: str) -> bool:
-    """Have it become known that the card behind a payment is in other hands: every waiting payment of its account is.
+    """Mark the account of a payment as compromised, in every waiting payment of it: its card is in other hands.
 
-    Returns False when there is no such payment or its account is not active any more.
+    Return False when there is no such payment, or its account is no longer active.
     """
     with changing(path) as db:
         moved = db.execute(

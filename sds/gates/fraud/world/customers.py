@@ -1,4 +1,4 @@
-"""Customers and the terminals they pay at, generated from a seed. Nobody in here exists."""
+"""Customers and the terminals they pay at, generated from a seed. None of them exists."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from math import exp, hypot, log
 from random import Random
 
 DAY_MIN = 24 * 60
-SIDE_KM = 100.0  # of the square that everybody lives in
-BANDS_KM = (5.0, 25.0, 60.0)  # where distance band 0 ends, 1, 2; band 3 is elsewhere in the country, 4 abroad
+SIDE_KM = 100.0  # of the square that all customers live in
+BANDS_KM = (5.0, 25.0, 60.0)  # ends of the distance bands 0, 1 and 2; band 3 is elsewhere in the country, 4 abroad
 ELSEWHERE, ABROAD = 3, 4
 FAVOURITES = 6
 CLOSED_RATE, CLOSED_DAY_MAX = 0.02, 200
@@ -16,7 +16,7 @@ CLOSED_RATE, CLOSED_DAY_MAX = 0.02, 200
 
 @dataclass(frozen=True, slots=True)
 class Terminal:
-    """Where one can pay. `level`: its amounts relative to a customer's usual one. `share`: how many come here."""
+    """A terminal. `level`: its amounts relative to a customer's usual one. `share`: how many customers use it."""
 
     number: int
     x_km: float
@@ -30,7 +30,7 @@ class Terminal:
 class Customer:
     """One holder of a card. `usual_log`: natural logarithm of the usual amount in minor units.
 
-    `limit_minor`: the most that one payment may be. `closed_day`: when the account is closed; None for not at all.
+    `limit_minor`: the limit of one payment. `closed_day`: when the account is closed; None: never.
     """
 
     number: int
@@ -45,7 +45,7 @@ class Customer:
 
 
 def make_terminals(count: int, rng: Random) -> list[Terminal]:
-    """Make terminals of a long tail: few are busy, many are hardly known."""
+    """Make terminals with a long tail: a few are busy, and many are hardly used."""
     return [
         Terminal(
             number,
@@ -85,7 +85,7 @@ def _customer(number: int, terminals: list[Terminal], rng: Random) -> Customer:
 
 
 def distance_band(customer: Customer, terminal: Terminal) -> int:
-    """Return how far from home a payment is made: 0 for the neighbourhood and, online, for the customer's own device."""
+    """Return how far from home a payment is made: 0 in the neighbourhood and, online, on the customer's own device."""
     if terminal.online:
         return 0
     km = hypot(terminal.x_km - customer.x_km, terminal.y_km - customer.y_km)

@@ -1,6 +1,6 @@
 """What is known of a payment at its own time: counts and sums over 1, 7 and 28 days, updated payment by payment.
 
-Nothing in here looks ahead: a payment is described before it is added, and a fraud counts from when it became known.
+Nothing here looks ahead: a payment is described before it is added, and a fraud counts from the time it became known.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from .customers import DAY_MIN
 from .payments import Payment
 
 WINDOWS_DAYS = (1, 7, 28)
-IDLE_MIN_MAX = 28 * DAY_MIN  # of who has not paid for longer, or never
+IDLE_MIN_MAX = 28 * DAY_MIN  # also for a customer who has never paid
 PERCENT_MAX = 10_000
 
 
 class Window:
-    """Count and sum of what happened in the last so many minutes."""
+    """Count and sum of the entries in the last `minutes` minutes."""
 
     __slots__ = ("_entries", "_minutes", "count", "total")
 
@@ -31,7 +31,7 @@ class Window:
         self.total += amount
 
     def forget_before(self, now_min: int) -> None:
-        """Leave out what is as old as the window is long, or older."""
+        """Remove the entries that are as old as the window is long, or older."""
         entries, oldest = self._entries, now_min - self._minutes
         while entries and entries[0][0] <= oldest:
             self.total -= entries.popleft()[1]
@@ -47,17 +47,15 @@ def _windows() -> tuple[Window, ...]:
 
 
 class History:
-    """All that has happened up to now: what a payment is described by. Payments are added in the order of their time."""
+    """All payments up to now, from which the next one is described. Payments are added in the order of their time."""
 
     def __init__(self) -> None:
         self._paid = defaultdict[int, tuple[Window, ...]](_windows)  # by customer
         self._taken = defaultdict[int, tuple[Window, ...]](_windows)  # by terminal
-        self._reported = defaultdict[int, tuple[Window, ...]](
-            _windows
-        )  # frauds at a terminal, by when they became known
+        self._reported = defaultdict[int, tuple[Window, ...]](_windows)  # frauds at a terminal, when they became known
         self._last_min: dict[int, int] = {}
         self._last_here_min: dict[tuple[int, int], int] = {}  # of a customer at a terminal
-        self._unknown: list[tuple[int, int]] = []  # when a fraud becomes known, and its terminal
+        self._unknown: list[tuple[int, int]] = []  # a heap: when a fraud becomes known, and its terminal
 
     def fields(self, payment: Payment) -> dict[str, int]:
         """Return the features of a payment that is not added yet: whole numbers, by the contract's names."""
@@ -87,7 +85,7 @@ class History:
         return fields
 
     def add(self, payment: Payment) -> None:
-        """Remember a payment. That it is fraud is learnt when that becomes known."""
+        """Add a payment. If it is fraud, that counts from when it becomes known."""
         for window in self._paid[payment.customer]:
             window.add(payment.at_min, payment.amount_minor)
         for window in self._taken[payment.terminal]:

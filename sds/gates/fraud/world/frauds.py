@@ -1,6 +1,6 @@
-"""What is done with other people's cards, or by them against their own interest: six ways, whose share drifts with time.
+"""Six kinds of fraud with other people's cards, or by customers against their own interest. Their shares drift with time.
 
-Each leaves traces of its own, and none is alone with them: customers travel, buy big things, and shop in small shops, too.
+Each leaves traces of its own, but good payments leave them, too: customers travel, buy big things, and use small shops.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from random import Random
 
 from .customers import ABROAD, DAY_MIN, ELSEWHERE, Customer, Terminal, distance_band
 
-# How many of each begin on one day: on the first, and on the last.
+# How many of each begin in a day: on the first day, and on the last.
 BEGIN_PER_DAY = {
     "takeover": (0.9, 0.7),  # somebody else shops with the account
     "imitation": (1.4, 1.8),  # the customer pays at a terminal that imitates another
@@ -21,15 +21,14 @@ BEGIN_PER_DAY = {
     "quiet": (0.3, 0.4),  # one ordinary payment with a stolen number
 }
 TERMINAL_DAYS = 12  # how long a terminal stays bad
-BAD_TERMINALS = 2  # at a time, of either kind
+BAD_TERMINALS = 2  # at a time, of each kind
 
-Fraud = tuple[
-    int, int, int, float, bool, int, str
-]  # time, customer, terminal, amount in minor units, online, band, scenario
+# time, customer, terminal, amount in minor units, online, band, scenario
+Fraud = tuple[int, int, int, float, bool, int, str]
 
 
 class Fraudsters:
-    """Everybody who commits fraud in so many days."""
+    """All fraud of so many days."""
 
     def __init__(self, customers: list[Customer], terminals: list[Terminal], days: int, rng: Random) -> None:
         self._customers, self._terminals, self._days, self._rng = customers, terminals, days, rng
@@ -55,7 +54,7 @@ class Fraudsters:
         return day * DAY_MIN + int(self._rng.gauss(middle_h, spread_h) * 60) % DAY_MIN
 
     def _drift(self, day: int) -> float:
-        """0 on the first day, 1 on the last."""
+        """Return 0 on the first day, rising to 1 on the last."""
         return day / self._days
 
     def _takeover(self, day: int, customer: Customer) -> Iterator[Fraud]:

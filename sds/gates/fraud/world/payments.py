@@ -1,6 +1,6 @@
-"""Card payments, generated from a seed: what customers do, what others do with their cards, and when it becomes known.
+"""Card payments, generated from a seed: those of customers, fraud with their cards, and when it becomes known.
 
-The same seed gives the same payments. They come in the order of their time, in minutes since the beginning of day 0.
+The same seed gives the same payments. They are ordered by time, in minutes since the beginning of day 0.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from .frauds import Fraudsters
 CUSTOMERS, TERMINALS = 900, 500
 AMOUNT_MINOR_MIN, AMOUNT_MINOR_MAX = 100, 2_000_000
 FAVOURITE_RATE = 0.72
-JOURNEY_RATE = 1 / 120  # a customer's journeys begin on so many of their days
-SPREE_RATE = 1 / 70  # and so do afternoons in the shops
-BIG_RATE = 0.012  # of payments: something bought that is not bought every month
-STILL_CHARGED_DAYS = 20  # after an account was closed
+JOURNEY_RATE = 1 / 120  # share of a customer's days on which a journey begins
+SPREE_RATE = 1 / 70  # share of their days with an afternoon in the shops
+BIG_RATE = 0.012  # share of the payments for something that is not bought every month
+STILL_CHARGED_DAYS = 20  # after the account was closed
 KNOWN_AFTER_MEAN_MIN, KNOWN_AFTER_MIN, KNOWN_AFTER_MAX_MIN = 6 * DAY_MIN, DAY_MIN, 30 * DAY_MIN
 
 
 class Payment(NamedTuple):
-    """One payment. `known_at_min` is when it became known as fraud; None for a good one, which has no `scenario`.
+    """One payment. `known_at_min`: when it became known as fraud; None for a good one, which has no `scenario`.
 
-    `unusual`: of a good one, that its customer is on a journey, buys something big or shops a lot.
+    `unusual`: a good one whose customer is on a journey, buys something big or shops a lot.
     """
 
     at_min: int
@@ -51,13 +51,13 @@ def make_people(rng: Random) -> People:
 
 
 def make_payments(people: People, days: int, rng: Random) -> list[Payment]:
-    """Make every payment of so many days, good ones and frauds, by time."""
+    """Return every payment of so many days, good ones and frauds, by time."""
     made = [payment for customer in people.customers for payment in _good(customer, people.terminals, days, rng)]
-    made += (_known(each, rng) for each in Fraudsters(*people, days, rng).payments())
+    made += (_fraud_payment(each, rng) for each in Fraudsters(*people, days, rng).payments())
     return sorted(made)
 
 
-def _known(fraud: tuple[int, int, int, float, bool, int, str], rng: Random) -> Payment:
+def _fraud_payment(fraud: tuple[int, int, int, float, bool, int, str], rng: Random) -> Payment:
     at_min, customer, terminal, amount, online, band, scenario = fraud
     after = KNOWN_AFTER_MIN + int(rng.expovariate(1 / (KNOWN_AFTER_MEAN_MIN - KNOWN_AFTER_MIN)))
     known = at_min + min(after, KNOWN_AFTER_MAX_MIN)
@@ -85,11 +85,11 @@ def _good(customer: Customer, terminals: list[Terminal], days: int, rng: Random)
 
 def _ordinary(customer: Customer, terminals: list[Terminal], at_min: int, away: int | None, rng: Random) -> Payment:
     known_place = away is None and rng.random() < FAVOURITE_RATE
-    terminal = terminals[rng.choice(customer.favourites)] if known_place else _any(terminals, rng)
+    terminal = terminals[rng.choice(customer.favourites)] if known_place else _draw(terminals, rng)
     big = rng.random() < BIG_RATE
     factor = rng.uniform(3, 9) if big else 1.3 if away else 1.0
     band = distance_band(customer, terminal) if away is None else away
-    if terminal.online and away is None and rng.random() < 0.04:  # a network that places its user elsewhere
+    if terminal.online and away is None and rng.random() < 0.04:  # the network locates its user elsewhere
         band = rng.choice((1, 2, ELSEWHERE, ABROAD))
     amount = exp(rng.gauss(customer.usual_log, 0.55)) * terminal.level * factor
     unusual = big or away is not None
@@ -100,14 +100,14 @@ def _spree(customer: Customer, terminals: list[Terminal], day: int, rng: Random)
     at_min = day * DAY_MIN + int(rng.uniform(10, 19) * 60)
     for _ in range(rng.randrange(3, 8)):
         at_min += rng.randrange(4, 70)
-        terminal = _any(terminals, rng)
+        terminal = _draw(terminals, rng)
         amount = exp(rng.gauss(customer.usual_log + 0.25, 0.6)) * terminal.level
         band = distance_band(customer, terminal)
         yield Payment(at_min, customer.number, terminal.number, minor(amount), terminal.online, band, unusual=True)
 
 
-def _any(terminals: list[Terminal], rng: Random) -> Terminal:
-    """Any terminal, the busy ones first."""
+def _draw(terminals: list[Terminal], rng: Random) -> Terminal:
+    """Return a random terminal, more often a busy one."""
     return terminals[int(len(terminals) * rng.random() ** 1.6)]
 
 

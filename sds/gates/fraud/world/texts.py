@@ -1,7 +1,7 @@
-"""The line that stands beside a payment: a merchant's descriptor, a note of the bank's staff, or both, and what it says.
+"""The line beside a payment: a merchant's descriptor, a note of the bank's staff, or both; and what it says.
 
-The texts were written one by one for this gate. Each part of the corpus is kept to its own time: what a reader is fitted on
-never stands beside a payment of the test part.
+The texts were written one by one for this gate. Each part of the corpus belongs to its own time: a text that a reader
+is fitted on never stands beside a payment of the test part.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from .payments import Payment
 
 CORPUS = Path(__file__).parents[1] / "corpus"
 VALUES = ("takeover", "imitation", "coached", "confirmed", "routine")
-TELLS = {"takeover": 0.55, "imitation": 0.30, "coached": 0.60}  # of the frauds of this scenario: the text says so
-DESCRIPTOR_ALONE = 0.92  # of the payments with nothing to tell: the rest has a remark of no meaning
-MISLEADS = 0.001  # of the good payments: the text speaks of a fraud that is none
-CONFIRMED, CONFIRMED_UNUSUAL, CONFIRMED_FRAUD = 0.03, 0.30, 0.02  # the customer has announced it, or seems to have
+TELLS = {"takeover": 0.55, "imitation": 0.30, "coached": 0.60}  # share of a scenario's frauds whose text says so
+DESCRIPTOR_ALONE = 0.92  # share of the routine payments; the rest has a remark without meaning
+MISLEADS = 0.001  # share of the good payments whose text speaks of a fraud
+CONFIRMED, CONFIRMED_UNUSUAL, CONFIRMED_FRAUD = 0.03, 0.30, 0.02  # shares that the customer seems to have announced
 
 
 class Note(NamedTuple):
-    """One line and the value that it was written for. Of `value` neither kernel nor model learns."""
+    """One line and the value that it was written for. Neither kernel nor model learns `value`."""
 
     text: str
     value: str
@@ -47,9 +47,9 @@ def read_corpus(part: str, folder: Path = CORPUS) -> dict[str, list[Note]]:
 
 
 class Notes:
-    """Draws what stands beside a payment, from the texts of one part: each as often as another of its kind.
+    """Draws the lines beside payments from the texts of one part, each as often as others of its kind.
 
-    Beside most payments that nobody remarks on stands the merchant's descriptor alone.
+    Most payments without a remark have the merchant's descriptor alone.
     """
 
     def __init__(self, part: str, rng: Random) -> None:

@@ -1,8 +1,8 @@
-"""The kernel's side of the payment rail: start it, stop it, and pay through it without ever guessing.
+"""The kernel's side of the payment rail: starts it, stops it, and pays through it without ever guessing.
 
-Whatever is not known for certain is `unknown`: a deadline, a closed connection, an answer that cannot be read, a
-rail that cannot be reached. Even a refused connection is, though this call sent nothing: an earlier one under the
-same key may have. `rejected` is only what the rail itself said, or an order that was never sent.
+Anything uncertain is `unknown`: a deadline, a closed connection, an answer that cannot be read, a rail that cannot be
+reached. A refused connection is, too: this call sent nothing, but an earlier one under the same key may have.
+`rejected` is only an answer of the rail itself, or an order that was never sent.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ REPLY_BYTES_MAX = 64 * 1024
 READY_S = 15.0
 STOP_S = 5.0
 CONTROL_S = 5.0
-RESTART_S, RESTART_S_MAX = 1.0, 60.0  # between two starts of a rail that ends by itself, or hangs
-HANG_S = 2.0  # a rail that answers nothing for so long, not even what needs no file of its, hangs
+RESTART_S, RESTART_S_MAX = 1.0, 60.0  # between two starts of a rail that ends by itself or hangs
+HANG_S = 2.0  # a rail hangs that gives no answer for so long, even to a request that needs no file
 _NO_ANSWER = (OSError, ValueError, RecursionError, HTTPException)
 Exchange = Callable[[str, str, Mapping[str, object] | None, float], tuple[int, dict[str, Any]]]
 
 
 class RailProcess:
-    """The rail as a child process: `with RailProcess(db) as rail: rail.executor()`. It ends with the block. Safe in several
-    threads.
+    """The rail as a child process: `with RailProcess(db) as rail: rail.executor()`. It ends with the block. Safe in
+    several threads.
     """
 
     def __init__(self, db: Path, *, ready_s: float = READY_S) -> None:
         self._db, self._ready_s = db.resolve(), ready_s
         self._child: subprocess.Popen[bytes] | None = None
-        self._changing = threading.Lock()  # held by who starts or ends it
+        self._changing = threading.Lock()  # held to start or end the process
         self._wanted, self._began_s, self._restarts, self._late = False, 0.0, 0, False
         self.port = 0
 
@@ -60,7 +60,7 @@ class RailProcess:
         self.stop()
 
     def start(self) -> None:
-        """Start the process and wait until it is ready; on the port it had before, when it was started before.
+        """Start the process and wait until it is ready. A second start uses the port of the first.
 
         Raises ExecutorError when it is not ready in time.
         """
@@ -69,12 +69,12 @@ class RailProcess:
             self._wanted = True
 
     def running_port(self, within_s: float) -> int:
-        """Return the port it answers on. Where it has ended by itself, or hangs, it is started again, on any port that is free:
-        what it has answered for lies in its file. It is not tried again before a pause, which doubles while it goes on so.
+        """Return the port it answers on. A process that ended by itself or hangs is restarted on any free port: its
+        answers are in its file. Repeated restarts are separated by pauses that double.
 
-        One that hangs is gone before another starts: what it had read and not done is done by nobody, and what it had done is
-        found by its key. Raises ExecutorError where it was stopped, or does not run; whoever starts it waits `ready_s` for it,
-        and whoever finds out whether it hangs `HANG_S`; others `within_s`.
+        A hanging process is killed before another starts: it carries out no further request, and what it did is found
+        by its key. Raises ExecutorError where it was stopped or does not run. A caller that restarts it waits up to
+        `ready_s`, one that tests whether it hangs up to `HANG_S`, and others up to `within_s`.
         """
         if not self._changing.acquire(timeout=max(0.0, within_s)):
             raise ExecutorError("the payment rail does not answer: it is being started")
@@ -84,13 +84,13 @@ class RailProcess:
             if self._late and self._hangs():
                 self._end()
             if self._child is None or self._child.poll() is not None:
-                self._start_again()
+                self._restart()
             return self.port
         finally:
             self._changing.release()
 
     def was_late(self) -> None:
-        """Note that it left an exchange without an answer in time: whoever asks next finds out whether it hangs."""
+        """Note that an exchange had no answer in time: the next caller tests whether the process hangs."""
         self._late = True
 
     def _hangs(self) -> bool:
@@ -99,11 +99,11 @@ class RailProcess:
             _exchange(self.port, "GET", "/", None, HANG_S)
         except TimeoutError:
             return True
-        except _NO_ANSWER:  # it is there, or has ended
+        except _NO_ANSWER:  # it runs, or has ended
             return False
         return False
 
-    def _start_again(self) -> None:
+    def _restart(self) -> None:
         ran_s = time.monotonic() - self._began_s
         self._restarts = 0 if ran_s > RESTART_S_MAX else self._restarts
         if ran_s < min(RESTART_S_MAX, RESTART_S * 2.0**self._restarts):
@@ -129,8 +129,8 @@ class RailProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=Path(__file__).parents[4],
-            umask=0o077,  # its file lies beside the record
-            start_new_session=True,  # an interrupt typed at the terminal is ours to handle, not the rail's
+            umask=0o077,  # its file lies beside the record and must be private
+            start_new_session=True,  # an interrupt at the terminal is for us to handle, not for the rail
         )
         try:
             self.port = _ready_port(self._child, self._ready_s)
@@ -139,7 +139,7 @@ class RailProcess:
             raise
 
     def stop(self) -> None:
-        """Close its standard input, which ends it; kill it when that does not."""
+        """Close its standard input, which ends it; kill it if that does not."""
         with self._changing:
             self._wanted = False
             if self._child is not None and self._child.stdin is not None:
@@ -149,7 +149,7 @@ class RailProcess:
             self._end()
 
     def kill(self) -> None:
-        """End it at once and for good, whatever it is doing: what a machine failure looks like from here."""
+        """Kill it at once and for good, as a machine failure would."""
         with self._changing:
             self._wanted = False
             self._end()
@@ -176,16 +176,16 @@ class RailProcess:
         delay_ms: int = 0,
         seed: int = 0,
     ) -> None:
-        """Set the faults from now on; called without arguments it ends them."""
+        """Set the faults from now on; without arguments, none."""
         faults = {"lose_reply": lose_reply, "fail": fail, "drop_before": drop_before}
-        _asked(partial(_exchange, self.port), "POST", "/faults", {**faults, "delay_ms": delay_ms, "seed": seed})
+        _control(partial(_exchange, self.port), "POST", "/faults", {**faults, "delay_ms": delay_ms, "seed": seed})
 
 
 class RailExecutor:
-    """Pays through the rail on `port`. Safe in several threads. The rail honours keys, so it is idempotent.
+    """Pays through the rail on `port`. Safe in several threads. Idempotent, because the rail honours keys.
 
-    `version_of` (the state source's) is the precondition on state that the rail does not own: an intent whose
-    ticket has moved is refused before it is sent. What moves between that look and the payment is not seen.
+    `version_of` (the state source's) is the precondition on state that the rail does not own: an intent whose ticket
+    has moved is refused before it is sent. A move between that check and the payment is not noticed.
     """
 
     idempotent = True
@@ -194,11 +194,11 @@ class RailExecutor:
         self._port, self._version_of = port, version_of
 
     def port_within(self, within_s: float) -> int:  # noqa: ARG002  it is always there
-        """Return the port to ask on, within so many seconds. Raises ExecutorError where there is none."""
+        """Return the rail's port within `within_s` seconds. Raises ExecutorError where there is none."""
         return self._port
 
     def was_late(self) -> None:
-        """Hear that an exchange had no answer in time."""
+        """Called when an exchange had no answer in time."""
 
     def dispatch(self, intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:
         """Pay the intent's amount under `key`."""
@@ -221,15 +221,15 @@ class RailExecutor:
         return self._ask("POST", "/pay", order, key, deadline_s)
 
     def lookup(self, key: str, deadline_s: float) -> Receipt:
-        """Ask what became of `key`."""
+        """Ask for the outcome of `key`."""
         return self._ask("GET", f"/pay/{key}", None, key, deadline_s)
 
     def void(self, key: str, deadline_s: float) -> Receipt:
-        """Make certain that `key` never pays: `rejected` when it is void, `settled` when it has paid before."""
+        """Make sure that `key` never pays: `rejected` when it is void, `settled` when it has paid before."""
         return self._ask("POST", "/void", {"key": key}, key, deadline_s)
 
     def revert(self, key: str, deadline_s: float) -> Receipt:
-        """Take back what was paid under `key`: once, whole, however often it is asked."""
+        """Take back what was paid under `key`: whole and once, however often it is asked."""
         return self._ask("POST", "/revert", {"key": key}, key, deadline_s)
 
     def reverted(self, key: str, deadline_s: float) -> Receipt:
@@ -237,9 +237,9 @@ class RailExecutor:
         return self._ask("GET", f"/revert/{key}", None, key, deadline_s)
 
     def statement(self, since_ms: int, until_ms: int) -> Iterator[StatementLine]:
-        """Yield every order the rail answered in this time, in order, as it stands now. Raises ExecutorError."""
+        """Yield every order that the rail answered in this time span, in order, as it stands now. Raises ExecutorError."""
         after = 0
-        while page := _asked(self._exchanged, "GET", f"/statement/{since_ms}/{until_ms}/{after}", None).get("lines"):
+        while page := _control(self._exchanged, "GET", f"/statement/{since_ms}/{until_ms}/{after}", None).get("lines"):
             for fields in page:
                 line = Line(**fields)
                 if line.number <= after:
@@ -259,7 +259,7 @@ class RailExecutor:
     def _exchanged(
         self, method: str, path: str, body: Mapping[str, object] | None, deadline_s: float
     ) -> tuple[int, dict[str, Any]]:
-        """Do as `_exchange` on the port that the rail has now. Raises ExecutorError where it has none."""
+        """Call `_exchange` on the rail's current port. Raises ExecutorError where it has none."""
         ends_s = time.monotonic() + deadline_s
         port = self.port_within(deadline_s)
         try:
@@ -272,7 +272,7 @@ class RailExecutor:
 def _statement_line(line: Line) -> StatementLine:
     return StatementLine(
         key=line.key,
-        outcome=line.status,  # type: ignore[arg-type]  # whoever reads a statement checks every line of it
+        outcome=line.status,  # type: ignore[arg-type]  # the kernel checks every line of a statement
         at_ms=line.at_ms,
         amount_minor=line.amount_minor,
         reference=line.reference,
@@ -283,8 +283,8 @@ def _statement_line(line: Line) -> StatementLine:
     )
 
 
-def _asked(exchange: Exchange, method: str, path: str, body: Mapping[str, object] | None) -> dict[str, Any]:
-    """Ask what is no order; return the answer. Raises ExecutorError when there is none."""
+def _control(exchange: Exchange, method: str, path: str, body: Mapping[str, object] | None) -> dict[str, Any]:
+    """Send a request that is no order; return the answer. Raises ExecutorError when there is none."""
     try:
         code, data = exchange(method, path, body, CONTROL_S)
     except _NO_ANSWER as error:
@@ -295,7 +295,7 @@ def _asked(exchange: Exchange, method: str, path: str, body: Mapping[str, object
 
 
 def _receipt(path: str, code: int, data: Mapping[str, Any], key: str) -> Receipt:
-    """Read the rail's answer strictly: it must be about this key and make sense for what was asked."""
+    """Read the rail's answer strictly: it must name this key and fit the question."""
     status, reference, detail = data.get("status"), data.get("reference"), data.get("detail")
     if path == "/pay" and code in {400, 409}:
         return Receipt("rejected", detail=str(detail)[:200])
@@ -310,8 +310,8 @@ def _receipt(path: str, code: int, data: Mapping[str, Any], key: str) -> Receipt
     return Receipt("unknown", detail="the rail is still at work" if status == "pending" else "an unreadable answer")
 
 
-class _Received:
-    """What `HTTPResponse` wants to read from: bytes that have arrived already."""
+class _ReceivedSocket:
+    """A socket for `HTTPResponse` whose bytes have all arrived."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -342,7 +342,7 @@ def _exchange(
             received += part
             if len(received) > REPLY_BYTES_MAX:
                 raise ValueError("the answer is too large")
-    response = HTTPResponse(_Received(bytes(received)), method=method)  # type: ignore[arg-type]
+    response = HTTPResponse(_ReceivedSocket(bytes(received)), method=method)  # type: ignore[arg-type]
     response.begin()
     data = json.loads(response.read().decode())
     if not isinstance(data, dict):
@@ -358,7 +358,7 @@ def _left(ends: float) -> float:
 
 
 def _ready_port(child: subprocess.Popen[bytes], ready_s: float) -> int:
-    """Read the child's first line, which tells its port, within `ready_s` seconds."""
+    """Read the port from the child's first line within `ready_s` seconds. Raises ExecutorError."""
     if child.stdout is None:
         raise ExecutorError("the payment rail has no output to read its port from")
     output, line, ends = child.stdout.fileno(), b"", time.monotonic() + ready_s

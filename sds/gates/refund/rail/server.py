@@ -1,4 +1,4 @@
-"""The demo's payment rail: a process of its own, with a file of its own, that misbehaves when it is asked to.
+"""The demo's payment rail: a process with a file of its own, which misbehaves on request.
 
     python -m sds.gates.refund.rail.server --db FILE [--port 0]
 
@@ -8,17 +8,17 @@ HTTP on 127.0.0.1 only, one request a connection, bodies in JSON:
                          again: the stored answer. The same key, another order: 409, nothing is paid.
     GET  /pay/KEY        settled | rejected | absent | pending. `absent`: nothing was done under this key, and no
                          request that arrived before this question can still do it.
-    POST /void           {"key"}: never pay under this key: rejected; or what became of it before, or pending.
+    POST /void           {"key"}: never pay under this key: rejected; or its earlier outcome, or pending.
     POST /revert         {"key"}: take back, whole and once, what was paid under this key; rejected when nothing was.
     GET  /revert/KEY     settled: it was taken back | absent: it was not, nor by any request that arrived before | pending
     GET  /statement/SINCE/UNTIL/N
-                         the next orders answered in this time (milliseconds since 1970), after number N, each as it
-                         stands now: settled, rejected or reverted; an empty list after the last
+                         the next orders answered in this time span (milliseconds since 1970), after number N, each in its
+                         current state: settled, rejected or reverted; an empty list after the last
     POST /faults         {"lose_reply","fail","drop_before": 0..1, "delay_ms", "seed"}: from now on, lose replies after
                          the work is done, decline, close the connection before any work, wait before the work
 
-It prints one JSON line with its port when it is ready, and exits when its standard input closes: an orphan cannot
-go on paying.
+It prints one JSON line with its port when it is ready. It exits when its standard input closes, so an orphan cannot go
+on paying.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Faults:
 
 
 def parse_faults(data: object) -> Faults | str:
-    """Return the faults, or one line that says what is wrong with them; what is not named is off."""
+    """Return the faults, or one line that says what is wrong with them. A fault that is not named is off."""
     names = {field.name for field in fields(Faults)}
     if not isinstance(data, dict) or not set(data) <= names:
         return f"faults are some of: {', '.join(sorted(names))}"
@@ -81,10 +81,10 @@ def parse_faults(data: object) -> Faults | str:
 
 
 class Arrivals:
-    """Who is being served: what makes `absent` a certain answer, and bounds how many are served at once.
+    """The requests being served. They make `absent` a certain answer, and their number is limited.
 
-    Connections are numbered in the order they arrive. A key is absent only when nobody works on it and every
-    connection that arrived earlier has been read, so that none of them can turn out to be an order for it.
+    Connections are numbered in the order in which they arrive. A key is absent only when no request works on it and
+    every earlier connection has been read, so that none of them can turn out to be an order for it.
     """
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class Arrivals:
     def done(self, key: str) -> None:
         with self._changed:
             self._working[key] -= 1
-            self._working += Counter()  # forgets the keys that nobody works on
+            self._working += Counter()  # drops keys with a count of 0
 
     def leave(self, number: int) -> None:
         with self._changed:
@@ -129,7 +129,7 @@ class Arrivals:
             return self._working[key] > 0
 
     def certain(self, number: int, key: str) -> bool:
-        """Tell whether, of all that arrived before `number`, nothing can still be done under `key`."""
+        """Return whether no request that arrived before `number` can still do anything under `key`."""
         with self._changed:
             self._changed.wait_for(lambda: min(self._unread, default=number) >= number, SETTLING_S)
             return min(self._unread, default=number) >= number and not self._working[key]
@@ -139,7 +139,7 @@ class Arrivals:
             self._faults, self._rng = faults, Random(faults.seed)  # noqa: S311
 
     def draw(self) -> tuple[bool, bool, bool, int]:
-        """Draw what happens to one order: (drop before, fail, lose the reply, delay in milliseconds)."""
+        """Draw the faults of one order: (drop before, fail, lose the reply, delay in milliseconds)."""
         with self._changed:
             drop, fail, lose = (self._rng.random() for _ in range(3))
             faults = self._faults
@@ -155,7 +155,7 @@ class RailServer(ThreadingHTTPServer):
         self.store, self.arrivals = store, Arrivals()
 
     def server_bind(self) -> None:
-        TCPServer.server_bind(self)  # not HTTPServer's, which asks the name service who we are
+        TCPServer.server_bind(self)  # not HTTPServer's, which asks the name service for a host name
         self.server_name, self.server_port = "127.0.0.1", self.server_address[1]
 
     def get_request(self) -> tuple[socket, Any]:
@@ -174,7 +174,7 @@ class RailServer(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Reads one request and answers it. Whatever is malformed gets a 4xx and pays nothing."""
+    """Reads one request and answers it. A malformed request gets a 4xx and pays nothing."""
 
     server: RailServer
     timeout = REQUEST_S
@@ -219,22 +219,22 @@ class Handler(BaseHTTPRequestHandler):
             self._malformed("no such order")
 
     def finish(self) -> None:
-        with suppress(OSError):  # the client may be gone; that is its business
+        with suppress(OSError):  # the client may be gone
             super().finish()
         self.server.arrivals.leave(self.client_address[-1])
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name is the base class's
-        """Say nothing: the rail's record is its file."""
+        """Print nothing: the rail's record is its file."""
 
     def _look_up(self, what: str, key: str) -> None:
-        # First whether it is certain, then the file: an order that commits in between is found in the file.
+        # The file is read second: an order that commits in between is found there.
         certain = self.server.arrivals.certain(self.client_address[-1], key)
         answer = (self.server.store.find if what == "pay" else self.server.store.reverted)(key)
         status = "pending" if answer.status == "absent" and not certain else answer.status
         self._answer(200, {**asdict(answer), "status": status, "key": key})
 
     def _carry_out(self, key: str, work: Callable[[bool], Answer]) -> None:
-        """Do what moves money, with the faults that are drawn for it."""
+        """Do work that moves money, with the faults drawn for it."""
         drop, fail, lose, delay_ms = self.server.arrivals.draw()
         if drop:
             return
@@ -248,7 +248,7 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(409 if answer.status == "conflict" else 200, {**asdict(answer), "key": key})
 
     def _void(self, key: str) -> None:
-        # An order for this key that is not being worked on yet will find it void, whenever it arrived.
+        # An order for this key that no thread works on yet will find it void, whenever it arrived.
         self.server.arrivals.was_read(self.client_address[-1])
         working = self.server.arrivals.working_on(key)
         answer = self.server.store.find(key) if working else self.server.store.void(key)
@@ -256,7 +256,7 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(200, {**asdict(answer), "status": status, "key": key})
 
     def _body(self) -> object:
-        """Return the parsed body, None when there is none that can be used."""
+        """Return the parsed body; None without a usable one."""
         length = self.headers.get("Content-Length", "")
         if self.headers.get_content_type() != "application/json" or not length.isascii() or not length.isdigit():
             return None
@@ -281,7 +281,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def _numbers(path: str) -> tuple[int, int, int] | None:
-    """Return since, until and the number after which to go on; None when they are none."""
+    """Return since, until, and the number after which to go on; None for anything else."""
     parts = path.split("/")
     if len(parts) != 3 or not all(p.isascii() and p.isdigit() and len(p) <= NUMBER_DIGITS_MAX for p in parts):
         return None
@@ -308,7 +308,7 @@ def main(arguments: list[str] | None = None) -> int:
     with server, suppress(KeyboardInterrupt):
         try:
             Thread(target=_stop_with_input, args=(server,), daemon=True).start()
-        except RuntimeError as error:  # the machine has no thread to give
+        except RuntimeError as error:  # the machine is out of threads
             return _cannot_start(options, error)
         sys.stdout.write(json.dumps({"ready": True, "port": server.server_port}) + "\n")
         sys.stdout.flush()

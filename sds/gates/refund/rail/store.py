@@ -1,4 +1,4 @@
-"""What the payment rail remembers: one row for every idempotency key it has ever answered for, durably.
+"""The payment rail's memory: one durable row for every idempotency key that it has ever answered for.
 
 The rail plays a system that belongs to somebody else, so it imports nothing of this project.
 """
@@ -29,11 +29,11 @@ CREATE TABLE IF NOT EXISTS payouts (
     answered_at_ms INTEGER NOT NULL
 ) STRICT
 """
-# A key that was made void before any order came with it. It stands in one of the two tables, never in both.
+# A key that was made void before any order came with it. A key is in one of the two tables, never in both.
 _SCHEMA_VOIDED = """
 CREATE TABLE IF NOT EXISTS voided (key TEXT PRIMARY KEY, voided_at_ms INTEGER NOT NULL) STRICT, WITHOUT ROWID
 """
-# What was paid under a key and has been taken back, whole: one row for a payment at most.
+# Payments that were taken back whole: at most one row for each payment.
 _SCHEMA_REVERSALS = """
 CREATE TABLE IF NOT EXISTS reversals (
     number INTEGER PRIMARY KEY,
@@ -52,7 +52,7 @@ _FORMS = {
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One request to pay. `key` is the idempotency key; the rest is what it stands for."""
+    """One request to pay: an idempotency key, and the order that it stands for."""
 
     key: str
     kind: str
@@ -63,7 +63,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of a key: settled, rejected, or absent; `conflict` when it came with another body."""
+    """The outcome of a key: settled, rejected, or absent; `conflict` when it came with another order."""
 
     status: str
     reference: str = ""
@@ -72,8 +72,8 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One order in a statement: settled, rejected, or reverted: paid and taken back whole. `number` counts what the rail
-    has answered, in order; `at_ms`: when it did.
+    """One order in a statement: settled, rejected, or reverted (paid and taken back whole). `number`: the count of the
+    rail's answers at this order; `at_ms`: the time of its answer.
     """
 
     number: int
@@ -105,7 +105,7 @@ def parse_order(data: object) -> Order | str:
 
 
 class PayoutStore:
-    """The rail's own file. One connection, one lock: a payout is decided and made durable by one thread at a time."""
+    """The rail's own file. One connection and one lock: one thread at a time decides a payout and makes it durable."""
 
     def __init__(self, path: Path, now_ms: Callable[[], int]) -> None:
         self._now_ms, self._lock = now_ms, Lock()
@@ -118,21 +118,21 @@ class PayoutStore:
 
     @contextmanager
     def _durably(self) -> Iterator[None]:
-        """Hold the write lock for a block. What it did is on disk when this ends, and undone when it raises."""
+        """Hold the write lock for a block. Its writes are on disk when the block ends, and undone when it raises."""
         with self._lock:
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield
                 self._db.execute("COMMIT")
             except BaseException:
-                if self._db.in_transaction:  # a full disk has ended it already
+                if self._db.in_transaction:  # not after a full disk, which ends the transaction itself
                     self._db.execute("ROLLBACK")
                 raise
 
     def pay(self, order: Order, *, refuse: bool = False) -> Answer:
-        """Pay once, or tell again what was answered before. `refuse`: a new key is rejected for good instead."""
+        """Pay once, or repeat the earlier answer. `refuse`: reject a new key for good instead."""
         with self._durably():
-            return self._pay(order, refuse=refuse)  # which nobody hears of before it is durable
+            return self._pay(order, refuse=refuse)  # the caller gets it once it is durable
 
     def _pay(self, order: Order, *, refuse: bool) -> Answer:
         row = self._db.execute(
@@ -151,7 +151,7 @@ class PayoutStore:
         return _answer(int(done.lastrowid or 0), status)
 
     def void(self, key: str) -> Answer:
-        """Make certain that nothing is ever paid under `key`; a key answered for before keeps its answer."""
+        """Make sure that nothing is ever paid under `key`; a key that was answered for keeps its answer."""
         with self._durably():
             answer = self._find(key)
             if answer.status == "absent":
@@ -160,7 +160,7 @@ class PayoutStore:
         return answer
 
     def revert(self, key: str) -> Answer:
-        """Take back, whole and once, what was paid under `key`; rejected when nothing was."""
+        """Take back what was paid under `key`, whole and once; rejected when nothing was paid."""
         with self._durably():
             found = self._reverted(key)
             if found.status == "settled":
@@ -173,7 +173,7 @@ class PayoutStore:
             return _reversal(int(done.lastrowid or 0)) if done.rowcount else _NOT_PAID
 
     def reverted(self, key: str) -> Answer:
-        """Tell whether what was paid under `key` has been taken back: settled, or absent."""
+        """Return whether what was paid under `key` has been taken back: settled, or absent."""
         with self._lock:
             return self._reverted(key)
 
@@ -195,7 +195,7 @@ class PayoutStore:
         return self._db.execute("SELECT 1 FROM voided WHERE key = ?", (key,)).fetchone() is not None
 
     def statement(self, since_ms: int, until_ms: int, after: int) -> list[Line]:
-        """Return the next `PAGE_LINES` orders answered in this time with a number above `after`, as they stand now.
+        """Return the next `PAGE_LINES` orders answered in this time span with a number above `after`, in their current state.
 
         A key that was made void before any order came with it is no order.
         """

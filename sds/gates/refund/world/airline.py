@@ -1,7 +1,7 @@
-"""The airline's own database: the state that the kernel does not own, in one SQLite file of its own.
+"""The airline's database: the state that the kernel does not own, in one SQLite file.
 
-Any change of a ticket, or of the flight it is for, raises the ticket's version by one; the file itself sees to it,
-whoever writes. Tickets are never deleted or replaced, so a version never comes back with other contents.
+Triggers in the file raise a ticket's version by one with any change of the ticket or of its flight, whoever writes.
+Tickets are never deleted or replaced, so a version never comes back with other contents.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .tickets import World, is_due
 
 
 def airline_path(folder: Path) -> Path:
-    """Return where the airline's database lies in the gate's folder."""
+    """Return the path of the airline's database in the gate's folder."""
     return folder / "airline.db"
 
 
@@ -56,7 +56,7 @@ END;
 
 
 def write_airline(path: Path, world: World) -> None:
-    """Write a world to a new file. Raises StateError when there is one already or it cannot be written."""
+    """Write a world to a new file. Raises StateError when the file exists or cannot be written."""
     flights = [(*astuple(flight), is_due(flight, world.as_of_at)) for flight in world.flights]
     tickets = [astuple(ticket) for ticket in world.tickets]
     with new_database(path, _SCHEMA) as db:
@@ -69,7 +69,7 @@ def move_ticket(path: Path, ticket_id: str, rng: Random) -> str | None:
     """Change something about a ticket that matters to its claim, as the airline's other clerks might.
 
     One of: more of the fare is refunded, the ticket is compensated, its voucher is issued, its recorded delay is
-    corrected. Returns one line that says what, or None when there is no such ticket or nothing left to change.
+    corrected. Return one line that says what, or None when there is no such ticket or nothing left to change.
     """
     with changing(path) as db:
         db.execute("BEGIN IMMEDIATE")

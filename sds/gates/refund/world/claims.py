@@ -1,7 +1,7 @@
-"""Claim texts: what passengers write, of the corpus, each for a latent cause that only the adjudication knows.
+"""Claims: texts of the corpus, each for a latent cause that only the adjudication knows.
 
-The corpus (`sds/gates/refund/corpus`) was written for this project: 13 styles, among them texts that press on the reader's
-feelings and texts that try to give a model orders. The queue draws from its test part alone, which no reader was fitted on.
+The corpus (`sds/gates/refund/corpus`) was written for this project in 13 styles. Some texts press on the reader's
+feelings, others try to give a model orders. The queue draws only from the test part, which no reader was fitted on.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SEVERE = frozenset({"storm", "snow", "fog", "wind"})
 
 
 class Cause(Enum):
-    """Why it happened, as the passenger heard it from the airline."""
+    """The cause of an incident, as the passenger heard it from the airline."""
 
     TECHNICAL = "technical"
     CREW = "crew"
@@ -42,7 +42,7 @@ class Cause(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CorpusText:
-    """One text of the corpus with the cause it states and the style it is written in."""
+    """One text of the corpus, the cause that it states, and its style."""
 
     text: str
     cause: Cause
@@ -51,7 +51,7 @@ class CorpusText:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One trigger. Everything after `text` is latent: the model never sees it, the adjudication does."""
+    """One trigger. The fields after `text` are latent: the adjudication sees them, the model never does."""
 
     claim_id: str
     ticket_id: str
@@ -81,7 +81,7 @@ WEATHER_WEIGHT_WHEN_SEVERE = 240
 
 @cache
 def corpus(part: Part) -> tuple[CorpusText, ...]:
-    """Return the texts of one part, in their order. Raises StateError where the file is not there or not of its form."""
+    """Return the texts of one part, in order. Raises StateError where the file is missing or malformed."""
     path = CORPUS / f"{part}.jsonl"
     try:
         lines = map(json.loads, path.read_text(encoding="ascii").splitlines())
@@ -106,12 +106,12 @@ class Deck:
 
 
 def weights_of(weather: str) -> dict[Cause, int]:
-    """Return how often each cause is stated: severe weather on record makes the weather likely, but not the only one."""
+    """Return how often each cause is stated. Severe weather on record makes the weather likely, but not the only cause."""
     return _WEIGHTS | ({Cause.WEATHER: WEATHER_WEIGHT_WHEN_SEVERE} if weather in SEVERE else {})
 
 
 def write_claim(claim_id: str, ticket_id: str, flight: Flight, deck: Deck, rng: Random) -> Claim:
-    """Make one claim about a flight: printable ASCII, at most `TEXT_CHARS_MAX` characters."""
+    """Make a claim about a flight: printable ASCII, at most `TEXT_CHARS_MAX` characters."""
     weights = weights_of(flight.weather)
     written = deck.deal(rng.choices(tuple(weights), tuple(weights.values()))[0], rng)
     return Claim(claim_id, ticket_id, written.text, written.cause, written.style)

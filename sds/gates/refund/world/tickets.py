@@ -1,6 +1,6 @@
 """Tickets and claims for real flights, generated from a seed: the same seed gives the same world.
 
-Nothing drawn depends on how many claims are asked for, so a small world is the beginning of a larger one.
+No draw depends on how many claims are asked for, so a small world is the beginning of a larger one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CLAIMS_MAX = 1_000_000
 CUSTOMERS = 4_000
 AWARD_FARE_MINOR = 560  # a ticket bought with miles: only the security fee was paid
 
-# How often each special case is met, in claims of a thousand; the rest are ordinary tickets.
+# How often each case occurs, in a thousand claims.
 _CASES = {
     "ordinary": 780,
     "unknown_ticket": 20,
@@ -30,13 +30,13 @@ _CASES = {
     "voucher_issued": 20,
     "award": 20,
 }
-# What the claim is about, in claims of a thousand.
+# How often each incident occurs, in a thousand claims.
 _INCIDENTS = {"cancelled": 260, "long": 300, "very_long": 60, "medium": 250, "short": 100, "no_arrival": 30}
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What the airline knows of one ticket. Amounts in minor units; `customer` is a pseudonym."""
+    """One ticket as the airline knows it. Amounts in minor units; `customer` is a pseudonym."""
 
     ticket_id: str
     flight_id: str
@@ -49,7 +49,7 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Everything the demo decides about, as of one moment. `flights` are those that tickets are for."""
+    """The state of the demo at one moment. `flights` are those that tickets are for."""
 
     flights: tuple[Flight, ...]
     tickets: tuple[Ticket, ...]
@@ -58,13 +58,13 @@ class World:
 
 
 def is_due(flight: Flight, as_of_at: int) -> bool:
-    """Tell whether the flight's fate can be known: it was to leave long enough before `as_of_at`."""
+    """Return whether the flight's outcome can be known: its scheduled departure is long enough before `as_of_at`."""
     return flight.sched_dep_at + DUE_AFTER_S <= as_of_at
 
 
 def make_world(flights: Sequence[Flight], claims: int, rng: Random, as_of_at: int = AS_OF_AT) -> World:
-    """Generate `claims` claims, each with a ticket of its own, special cases at their rates; their texts are those of the
-    corpus's test part.
+    """Generate `claims` claims, each with a ticket of its own and special cases at their rates. Their texts come from
+    the test part of the corpus. Raises ValueError.
     """
     if not 0 <= claims <= CLAIMS_MAX:
         raise ValueError(f"`{claims}` claims are not between 0 and {CLAIMS_MAX}")
@@ -76,7 +76,7 @@ def make_world(flights: Sequence[Flight], claims: int, rng: Random, as_of_at: in
         case = rng.choices(tuple(_CASES), tuple(_CASES.values()))[0]
         incident = rng.choices(tuple(_INCIDENTS), tuple(_INCIDENTS.values()))[0]
         flight = rng.choice(pools["not_due" if case == "not_due" else incident])
-        # The seed is in the ids: two worlds in one store do not contradict each other's events.
+        # Random ids: the events of two worlds in one store do not contradict each other.
         tag = f"{index:06d}-{rng.getrandbits(32):08x}"
         ticket = _ticket(f"TKT-{tag}", flight, case, rng)
         written.append(write_claim(f"CLM-{tag}", ticket.ticket_id, flight, deck, rng))
@@ -121,5 +121,5 @@ def _ticket(ticket_id: str, flight: Flight, case: str, rng: Random) -> Ticket:
 
 
 def _fare_minor(flight: Flight, rng: Random) -> int:
-    """A base, something for each kilometre, and how full the aircraft was."""
+    """Return a fare: a base and an amount for each kilometre, scaled by how full the aircraft was."""
     return (4_900 + flight.distance_m // 1000 * 8) * rng.randrange(60, 220) // 100 + rng.randrange(100)
