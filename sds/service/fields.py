@@ -1,4 +1,4 @@
-"""A small JSON object in a request's body: named fields of known kinds, and nothing else."""
+"""Read a request body that is a small JSON object: named fields of known types, and no others."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ TEXT, FLAG, OBJECT = "string", "boolean", "object"  # JSON Schema's words
 _TYPES: Mapping[str, type] = {TEXT: str, FLAG: bool, OBJECT: dict}
 
 
-NESTED_MAX = 32  # objects and lists within each other
+NESTED_MAX = 32  # levels of objects and lists
 
 
 class Number(str):
-    """A number as it was written: 150.00 has two decimals, and a float forgets them."""
+    """A number as it was written: 150.00 keeps its two decimals, which a float loses."""
 
     __slots__ = ()
 
 
 def body_schema(required: Mapping[str, str], optional: Mapping[str, str]) -> dict[str, Any]:
-    """Return what OpenAPI says of such a body."""
+    """Return the OpenAPI description of a body with these fields, by name and JSON Schema type."""
     kinds = {**required, **optional}
     properties = {name: {"type": kind} for name, kind in kinds.items()}
     schema = {"type": "object", "properties": properties, "required": sorted(required), "additionalProperties": False}
@@ -36,7 +36,7 @@ def body_schema(required: Mapping[str, str], optional: Mapping[str, str]) -> dic
 
 
 async def read_fields(request: Request, required: Mapping[str, str], optional: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of a body; optional ones that are not there are missing. Raises Problem: USAGE and `read_body`'s."""
+    """Return the fields of a body; one that was not sent has no key. Raises Problem: USAGE, and as `read_body` does."""
     found = _parsed(await read_body(request))
     kinds = {**required, **optional}
     if unknown := [name for name in found if name not in kinds]:
@@ -56,7 +56,7 @@ def _parsed(raw: bytes) -> dict[str, Any]:
             text, object_pairs_hook=once, parse_float=Number, parse_int=Number, parse_constant=_no_constant
         )
         text.encode()
-        json.dumps(found, ensure_ascii=False).encode()  # a lone surrogate that was spelled \ud800
+        json.dumps(found, ensure_ascii=False).encode()  # raises for a lone surrogate, written as \ud800
     except EventError as error:
         raise Problem("USAGE", str(error).replace("the event", "the body", 1)) from None
     except (ValueError, RecursionError):
@@ -86,7 +86,7 @@ def _no_constant(_: str) -> None:
 
 
 def as_written(value: object) -> str:
-    """Return what `read_fields` read as JSON text again, its numbers as they were written."""
+    """Return a value of `read_fields` as JSON text, its numbers as they were written."""
     if isinstance(value, Number):
         return value
     if isinstance(value, dict):

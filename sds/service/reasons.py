@@ -1,4 +1,4 @@
-"""Every reason code that the service can answer a request with: its status, what it means and how it is mended.
+"""Every reason code of the service's problems, with its HTTP status, its meaning and its hint.
 
 `docs/errors.md` is written from this list: `python -m sds.service.reasons`.
 """
@@ -12,7 +12,7 @@ from sds.kernel.errors import SdsError, UsageError, WorldError
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One reason code. `retryable`: whether the same request may succeed later; `hint`: what mends it."""
+    """One reason code. `retryable`: whether the same request may succeed later; `hint`: how to correct the error."""
 
     status: int
     title: str
@@ -180,7 +180,7 @@ _AS = {
 
 
 def code_of(error: SdsError) -> str:
-    """Return the listed reason code of an error: its own, or what the list has for its kind."""
+    """Return the code of `REASONS` for an error: its own where it is listed, else one for the error's class."""
     code = _AS.get(error.reason_code, error.reason_code)
     if code in REASONS:
         return code

@@ -1,4 +1,4 @@
-"""Agents: looking, suspending, reactivating, retiring. Nothing an agent does lifts its suspension."""
+"""/v1/agents: show, suspend, reactivate and retire agents. Nothing an agent does lifts its suspension."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def move(request: Request, agent_id: str, move: Move, who: Operator) -> di
 
 
 def _gate_of(request: Request, who: Caller, agent_id: str) -> Gate:
-    """Return the gate whose record has an agent, among those that the caller may see. Raises Problem: 404."""
+    """Return the gate that the caller may see whose record has an agent. Raises Problem (404)."""
     gates = [each.gate for each in service(request).gates_of(who).values()]
     found = next((gate for gate in gates if review.has_agent(gate, agent_id)), None)
     if found is None:

@@ -1,4 +1,4 @@
-"""Cases that wait for a human: looking, and deciding. What the texts of a case say only the role `review` is shown."""
+"""/v1/escalations: list, show and resolve cases that wait for a human. Only the role `review` sees a case's texts."""
 
 from __future__ import annotations
 
@@ -83,9 +83,9 @@ def _decision(given: dict[str, Any], who: Caller) -> HumanDecision:
 
 
 def _gate_of(request: Request, who: Caller, dfid: str) -> Gate:
-    """Return the gate that has a flow, among those that the caller may see. Raises Problem: 404."""
+    """Return the gate that the caller may see whose record has a flow. Raises Problem (404)."""
     gates = [each.gate for each in service(request).gates_of(who).values()]
     found = review.gate_of(gates, dfid)
     if found is None:
-        raise Problem("DFID_UNKNOWN", retryable=False)  # what waits for a human is on record
+        raise Problem("DFID_UNKNOWN", retryable=False)  # a case that waits for a human is always on record
     return found
