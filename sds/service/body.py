@@ -26,16 +26,16 @@ async def received_body(headers: Headers, receive: Receive, limit: int) -> bytes
     length = headers.get("content-length", ("0",))[0]
     if not length.isdigit() or int(length) > limit:
         raise Problem("BODY_TOO_LARGE", headers=CLOSE)
-    found, more = bytearray(), True
+    body, more = bytearray(), True
     while more:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise Problem("TOO_SLOW", headers=CLOSE)
-        found += message.get("body", b"")
-        if len(found) > limit:
+        body += message.get("body", b"")
+        if len(body) > limit:
             raise Problem("BODY_TOO_LARGE", headers=CLOSE)
         more = message.get("more_body", False)
-    return bytes(found)
+    return bytes(body)
 
 
 def _check_headers(headers: Headers) -> None:

@@ -98,11 +98,11 @@ class Callers:
         if digest in self._dev:
             return self._dev[digest]
         asked_ms = self._now_ms()
-        found = self._good_key({"digest": digest})
-        if not found:
+        rows = self._good_key({"digest": digest})
+        if not rows:
             self._known.pop(digest, None)
             return None
-        ((name, roles, gates),) = found
+        ((name, roles, gates),) = rows
         caller = Caller(name, frozenset(roles.split(",")), frozenset(gates.split(",")))
         self._known[digest] = (caller, asked_ms)
         while len(self._known) > KNOWN_MAX:
@@ -131,12 +131,12 @@ class Callers:
 def caller(role: str) -> Callable[..., object]:
     """Return a route's dependency: the caller, who must have the role, and the gate where the path names one."""
 
-    async def found(request: Request, _: object = Security(bearer)) -> Caller:
+    async def authorised(request: Request, _: object = Security(bearer)) -> Caller:
         who: Caller = await request.app.state.service.callers.of(request.headers.get("authorization"))
         who.check(role, request.path_params.get("gate"))
         return who
 
-    return found
+    return authorised
 
 
 # Parameter types of routes: `who: Submitter` is a caller that has the role `submit`

@@ -37,39 +37,39 @@ def body_schema(required: Mapping[str, str], optional: Mapping[str, str]) -> dic
 
 async def read_fields(request: Request, required: Mapping[str, str], optional: Mapping[str, str]) -> dict[str, Any]:
     """Return the fields of a body; one that was not sent has no key. Raises Problem: USAGE, and as `read_body` does."""
-    found = _parsed(await read_body(request))
+    fields = _parsed(await read_body(request))
     kinds = {**required, **optional}
-    if unknown := [name for name in found if name not in kinds]:
+    if unknown := [name for name in fields if name not in kinds]:
         raise Problem("USAGE", f"there is no field `{one_line(unknown[0], 40)}`", hint=f"fields: {', '.join(kinds)}")
-    if missing := [name for name in required if name not in found]:
+    if missing := [name for name in required if name not in fields]:
         raise Problem("USAGE", f"the field `{missing[0]}` is missing")
-    for name, value in found.items():
+    for name, value in fields.items():
         if type(value) is not _TYPES[kinds[name]]:
             raise Problem("USAGE", f"the field `{name}` is no {kinds[name]}")
-    return found
+    return fields
 
 
 def _parsed(raw: bytes) -> dict[str, Any]:
     try:
         text = in_utf8(raw)
-        found = json.loads(
+        data = json.loads(
             text, object_pairs_hook=once, parse_float=Number, parse_int=Number, parse_constant=_no_constant
         )
         text.encode()
-        json.dumps(found, ensure_ascii=False).encode()  # raises for a lone surrogate, written as \ud800
+        json.dumps(data, ensure_ascii=False).encode()  # raises for a lone surrogate, written as \ud800
     except EventError as error:
         raise Problem("USAGE", str(error).replace("the event", "the body", 1)) from None
     except (ValueError, RecursionError):
         raise Problem("USAGE", "the body is not JSON") from None
-    if not isinstance(found, dict):
+    if not isinstance(data, dict):
         raise Problem("USAGE", "the body is no object")
-    if _is_nested_too_deep(found):
+    if _is_nested_too_deep(data):
         raise Problem("USAGE", "the body is nested too deep", hint=f"{NESTED_MAX} objects and lists within each other")
-    return found
+    return data
 
 
-def _is_nested_too_deep(found: object) -> bool:
-    level = [found]
+def _is_nested_too_deep(data: object) -> bool:
+    level = [data]
     for _ in range(NESTED_MAX):
         level = [each for outer in level for each in _within(outer) if isinstance(each, dict | list)]
     return bool(level)

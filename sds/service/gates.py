@@ -75,8 +75,8 @@ def open_gates(settings: ServiceSettings, *, open_model: Callable[[], Engine], n
 
     Raises UsageError, ModelError, StoreError; then nothing stays open.
     """
-    found = [find(name) for name in settings.gates]
-    names = [definition.name for definition in found]
+    definitions = [find(name) for name in settings.gates]
+    names = [definition.name for definition in definitions]
     if len(set(names)) < len(names):
         raise UsageError("a gate is named twice", hint="name each once")
     with ExitStack() as opened:
@@ -84,7 +84,7 @@ def open_gates(settings: ServiceSettings, *, open_model: Callable[[], Engine], n
         opened.callback(engines.close)
         model = SharedModel(open_model, engines)
         gates = dict[str, OpenGate]()
-        for definition in found:
+        for definition in definitions:
             engine = _engine_of(definition, settings, model, engines, now_ms)
             gate = Gate.load(definition, engine=engine, now_ms=now_ms)
             opened.callback(gate.close)

@@ -147,9 +147,9 @@ def add_to(app: FastAPI) -> None:
         return response_of(Problem(_BY_STATUS.get(status, "INTERNAL"), headers=headers))
 
     def invalid(_: Request, error: Exception) -> Response:
-        found = error.errors()[0] if isinstance(error, RequestValidationError) and error.errors() else {}
-        where = ".".join(str(part) for part in found.get("loc", ()))
-        return response_of(Problem("USAGE", f"`{where}`: {found.get('msg', 'cannot be used')}"))
+        first = error.errors()[0] if isinstance(error, RequestValidationError) and error.errors() else {}
+        where = ".".join(str(part) for part in first.get("loc", ()))
+        return response_of(Problem("USAGE", f"`{where}`: {first.get('msg', 'cannot be used')}"))
 
     def raised(request: Request, error: Exception) -> Response:
         draining, again = app.state.service.draining, request.method in ("GET", "HEAD")

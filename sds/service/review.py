@@ -69,25 +69,25 @@ def case(gate: Gate, dfid: str, *, now_ms: int) -> dict[str, Any]:
     read; `choices`: the decisions that are possible now. Raises UsageError where there is no such flow.
     """
     terms, store = human_contract(gate.contract), gate.kernel.store
-    found = cases.read_case(store, terms, dfid)
+    case = cases.read_case(store, terms, dfid)
     look = gate.look(dfid)
     return {
-        **_listed(gate, terms, found, now_ms),
-        **described(terms, found, look),
-        "waits": waits(found),
-        "unknown": found.unknown,
-        "evidence": _evidence(store, found),
+        **_listed(gate, terms, case, now_ms),
+        **described(terms, case, look),
+        "waits": waits(case),
+        "unknown": case.unknown,
+        "evidence": _evidence(store, case),
         "packet": _packet(store, dfid),
-        "changed": _changed(found, look),
-        "choices": [_choice(each) for each in choices(terms, found, look)],
+        "changed": _changed(case, look),
+        "choices": [_choice(each) for each in choices(terms, case, look)],
     }
 
 
-def _evidence(store: Reader, found: Case) -> dict[str, Any]:
+def _evidence(store: Reader, case: Case) -> dict[str, Any]:
     """Return the untrusted text of a case in parts. `patterns`: the names of the injection patterns that a part matches."""
-    fields = event_fields(store, found.dfid)
+    fields = event_fields(store, case.dfid)
     name = (fields.evidence if fields else None) or ""
-    text = str(found.trigger.get(name, ""))
+    text = str(case.trigger.get(name, ""))
     parts, at = list[dict[str, Any]](), 0
     for begin, end, patterns in passages(text):
         parts += [{"text": text[at:begin], "patterns": []}] if begin > at else []
@@ -105,9 +105,9 @@ def _packet(store: Reader, dfid: str) -> list[str]:
         return []
 
 
-def _changed(found: Case, look: CaseView) -> list[dict[str, Any]]:
+def _changed(case: Case, look: CaseView) -> list[dict[str, Any]]:
     """Return every field whose value differs from what the agent read. `beyond`: the change exceeds its tolerance."""
-    then, now = found.fields, look.packet.snapshot.fields
+    then, now = case.fields, look.packet.snapshot.fields
     return [
         {"field": path, "then": then.get(path), "now": now.get(path), "beyond": path in look.moved}
         for path in sorted({*then, *now})
@@ -159,10 +159,10 @@ def agent(gate: Gate, agent_id: str, *, now_ms: int) -> dict[str, Any]:
 
 
 def _agent(gate: Gate, agent_id: str, now_ms: int) -> AgentRecord:
-    found = agent_record(gate.kernel.store, agent_id, now_ms=now_ms)
-    if found is None:
+    record = agent_record(gate.kernel.store, agent_id, now_ms=now_ms)
+    if record is None:
         raise UsageError(f"there is no agent `{agent_id}`", reason_code="NOT_FOUND", hint="GET /v1/agents")
-    return found
+    return record
 
 
 def move_agent(gate: Gate, agent_id: str, move: Move, *, who: str, reason: str, now_ms: int) -> dict[str, Any]:

@@ -78,5 +78,5 @@ def came_through_proxy(request: HTTPConnection) -> bool:
 
 def service(request: HTTPConnection) -> Service:
     """Return the service's state for a request."""
-    found: Service = request.app.state.service
-    return found
+    state: Service = request.app.state.service
+    return state

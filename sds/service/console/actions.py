@@ -60,8 +60,8 @@ def _tries(request: Request) -> Tries:
     state = request.app.state
     if not hasattr(state, "console_tries"):
         state.console_tries = Tries(service(request).now_ms)
-    found: Tries = state.console_tries
-    return found
+    tries: Tries = state.console_tries
+    return tries
 
 
 @router.post("/login")

@@ -190,8 +190,8 @@ def _state_and_prompt(gate: Gate, record: Mapping[str, Any], currency: str) -> I
     )
     *ours, evidence = json.loads(snapshot["prompt"]) or [""]
     text = "".join(each if each.endswith("\n") else f"{each}\n" for each in ours)
-    found = tuple(map(words.pattern, json.loads(snapshot["security"])))
-    note = (f"Found in the evidence: {', '.join(found)}.",) if found else ()
+    patterns = tuple(map(words.pattern, json.loads(snapshot["security"])))
+    note = (f"Found in the evidence: {', '.join(patterns)}.",) if patterns else ()
     yield Section("What the model read", pieces=(Piece(text), *words.pieces(evidence)), lines=note)
 
 

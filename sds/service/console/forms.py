@@ -40,10 +40,10 @@ async def form(request: Request) -> dict[str, str]:
         pairs = parse_qsl(body.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=FIELDS_MAX)
     except ValueError:
         raise Problem("USAGE", "this is no form of this page") from None
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         raise Problem("USAGE", "a field of the form is there twice")
-    return found
+    return fields
 
 
 def decided(sent: Mapping[str, str], who: str, decimals: Mapping[str, int]) -> HumanDecision:
@@ -79,10 +79,10 @@ def written(text: str, decimals: int) -> str:
 
     A number with more decimals stays as typed, and anything else becomes a JSON string: the kernel then refuses it.
     """
-    found = _DECIMAL.fullmatch(text)
-    if found is None:
+    match = _DECIMAL.fullmatch(text)
+    if match is None:
         return json.dumps(text)
-    whole, part = found.groups(default="")
+    whole, part = match.groups(default="")
     if len(part) > decimals:
         return text
     return f"{whole}.{part.ljust(decimals, '0')}" if decimals else whole
@@ -91,7 +91,7 @@ def written(text: str, decimals: int) -> str:
 def looked_at(sent: Mapping[str, str]) -> dict[str, str]:
     """Return the fields of the state that the form's page showed, for display only; empty where they cannot be read."""
     try:
-        found = json.loads(sent.get("shown", "{}"))
+        shown = json.loads(sent.get("shown", "{}"))
     except (ValueError, RecursionError):
         return {}
-    return {name: text for name, text in found.items() if isinstance(text, str)} if isinstance(found, dict) else {}
+    return {name: text for name, text in shown.items() if isinstance(text, str)} if isinstance(shown, dict) else {}

@@ -89,10 +89,10 @@ def gate_now(name: str, gate: Gate, now_ms: int) -> GateNow:
     """Read one gate's figures. Raises StoreError where its record cannot be read."""
     store = gate.store
     rows = store.rows(_DECIDED, (ENTRIES_MAX, now_ms - MINUTES * 60_000, READ_MAX))
-    found = [_decided(row) for row in rows]
-    took = sorted(each.took_ms for each in found)
+    flows = [_decided(row) for row in rows]
+    took = sorted(each.took_ms for each in flows)
     minutes = [0] * MINUTES
-    for each in found:
+    for each in flows:
         minutes[-1 - min(MINUTES - 1, max(0, now_ms - each.at_ms) // 60_000)] += 1
     state = breaker.read(store, gate.contract.gate)
     return GateNow(
@@ -102,15 +102,15 @@ def gate_now(name: str, gate: Gate, now_ms: int) -> GateNow:
         waiting=cases.count_waiting(store, gate.contract.gate),
         queued=gate.queued,
         deciding=gate.deciding,
-        decided=len(found),
+        decided=len(flows),
         escalated=sum(row[8] == "ESCALATED" for row in rows),
         minutes=tuple(minutes),
         p50_ms=percentile(took, 50),
         p99_ms=percentile(took, 99),
         executor=state.text,
         answers=not state.is_open,
-        last=tuple(found[:SHOWN_MAX]),
-        whole=len(found) < READ_MAX,
+        last=tuple(flows[:SHOWN_MAX]),
+        whole=len(flows) < READ_MAX,
     )
 
 

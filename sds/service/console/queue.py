@@ -119,21 +119,21 @@ def _reason(case: Case) -> str:
     return "RECORD_DAMAGED" if case.damaged else "UNKNOWN" if case.unknown else case.reason_code or ""
 
 
-def queue(found: Sequence[QueueRow], wanted: Wanted) -> Queue:
+def queue(waiting: Sequence[QueueRow], wanted: Wanted) -> Queue:
     """Return one page of rows, filtered and sorted."""
-    rows = [row for row in found if _fits(row, wanted)]
+    rows = [row for row in waiting if _fits(row, wanted)]
     rows.sort(key=lambda row: (_sort_key(row, wanted.sort), row.since_ms, row.dfid))
     pages = max(1, -(-len(rows) // PAGE))
     page = min(wanted.page, pages)
-    by_gate = _counts(row.gate for row in found)
+    by_gate = _counts(row.gate for row in waiting)
     return Queue(
         rows=tuple(rows[(page - 1) * PAGE : page * PAGE]),
         found=len(rows),
-        waiting=len(found),
+        waiting=len(waiting),
         more=any(count > READ_MAX for count in by_gate.values()),
         gates=by_gate,
-        impacts=_counts(row.impact or "none" for row in found),
-        reasons=_counts(row.reason for row in found),
+        impacts=_counts(row.impact or "none" for row in waiting),
+        reasons=_counts(row.reason for row in waiting),
         page=page,
         pages=pages,
     )

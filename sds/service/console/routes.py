@@ -38,12 +38,12 @@ def sessions(request: Request) -> Sessions:
 def logged_in(request: Request) -> ConsoleSession:
     """Return the session of a request. Raises LoggedOutError, and Problem (429) where its key has asked too often."""
     cookie = cookie_of(request, SESSION)
-    found = sessions(request).find(cookie) if cookie else None
-    if found is None:
+    session = sessions(request).find(cookie) if cookie else None
+    if session is None:
         raise LoggedOutError
-    service(request).callers.take_turn(found.key_digest)
-    request.state.session = found
-    return found
+    service(request).callers.take_turn(session.key_digest)
+    request.state.session = session
+    return session
 
 
 Me = Annotated[ConsoleSession, Depends(logged_in)]
@@ -63,15 +63,15 @@ def waiting_page(request: Request, me: Me) -> Response:
     """Show the cases that wait for a human, sorted and filtered by the query."""
     if "review" not in me.roles:
         return RedirectResponse(f"{PATH}/live", 303)
-    wanted, found, failures = Wanted.read(request.query_params), list[QueueRow](), list[str]()
+    wanted, rows, failures = Wanted.read(request.query_params), list[QueueRow](), list[str]()
     state = service(request)
     for name, opened in state.gates_of(me.caller).items():
         try:
             of_gate = taken.of_gate(state.database, name, state.now_ms())
-            found += waiting(name, opened.gate, opened.definition.demo.currency, of_gate)
+            rows += waiting(name, opened.gate, opened.definition.demo.currency, of_gate)
         except SdsError as error:  # the other gates are shown all the same
             failures.append(f"{name}: {error}")
-    return render(request, "queue.html", here="queue", queue=queue(found, wanted), wanted=wanted, failures=failures)
+    return render(request, "queue.html", here="queue", queue=queue(rows, wanted), wanted=wanted, failures=failures)
 
 
 @router.get("/cases/{gate}/{dfid}")
@@ -127,13 +127,13 @@ def _now(request: Request, me: ConsoleSession) -> dict[str, Any]:
     """Return the live page's values. Raises Problem where the key has neither `read` nor `operate`."""
     if not me.roles & {"read", "operate"}:
         me.caller.check("read")
-    state, found, failures = service(request), list[live.GateNow](), list[str]()
+    state, gates, failures = service(request), list[live.GateNow](), list[str]()
     for name, opened in state.gates_of(me.caller).items():
         try:
-            found.append(live.gate_now(name, opened.gate, state.now_ms()))
+            gates.append(live.gate_now(name, opened.gate, state.now_ms()))
         except SdsError as error:
             failures.append(f"{name}: {error}")
-    return {"gates": found, "failures": failures, "may_review": "review" in me.roles}
+    return {"gates": gates, "failures": failures, "may_review": "review" in me.roles}
 
 
 @router.get("/decisions/{gate}/{dfid}")

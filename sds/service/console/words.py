@@ -119,8 +119,8 @@ def pieces(text: str) -> tuple[Piece, ...]:
 
 def _end_of_word(text: str, at: int) -> int:
     """Return the end of the word at a position, since a pattern may end within a word."""
-    found = _WORD.match(text, at)
-    return found.end() if found else at
+    match = _WORD.match(text, at)
+    return match.end() if match else at
 
 
 def _seen(text: str, names: tuple[str, ...]) -> Iterator[Piece]:

@@ -101,16 +101,16 @@ class KeptAnswers:
         An answer is forgotten where its event was erased, or where the record, restored from a backup, lacks the decision.
         """
         rows = self._statements.find(claim.values())
-        found = _checked(rows[0], gate, event) if rows else None
-        if found is None:
+        kept = _checked(rows[0], gate, event) if rows else None
+        if kept is None:
             return None
         if gate.store.value(_ERASED, (claim.gate, claim.event_id)) is not None:
             self._forget(claim.gate, [claim.event_id])
             return None
-        if found.status == HTTPStatus.OK and not _is_of(gate, found):
-            self.forget(claim, found)
+        if kept.status == HTTPStatus.OK and not _is_of(gate, kept):
+            self.forget(claim, kept)
             return None
-        return found
+        return kept
 
     def claim(self, claim: KeyClaim, gate: Gate, event: Event) -> KeptAnswer | None:
         """Claim a key for an event; return the answer under it, if there is one by now. Raises Problem as `find` does."""
@@ -200,5 +200,5 @@ def _body(event: Event) -> str:
 
 
 def _dfid(gate: Gate, event_id: str) -> str:
-    found = gate.store.value("SELECT dfid FROM events WHERE gate = ? AND event_id = ?", (gate.contract.gate, event_id))
-    return str(found or "")
+    dfid = gate.store.value("SELECT dfid FROM events WHERE gate = ? AND event_id = ?", (gate.contract.gate, event_id))
+    return str(dfid or "")

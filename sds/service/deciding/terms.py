@@ -37,10 +37,10 @@ class Terms:
 
 def headers_of(scope: Scope) -> Headers:
     """Return the headers of a request, by name."""
-    found = dict[str, list[str]]()
+    headers = dict[str, list[str]]()
     for name, value in scope["headers"]:
-        found.setdefault(name.decode("latin-1"), []).append(value.decode("latin-1"))
-    return found
+        headers.setdefault(name.decode("latin-1"), []).append(value.decode("latin-1"))
+    return headers
 
 
 def terms_of(headers: Headers, query: bytes, deadline_ms_max: int) -> Terms:

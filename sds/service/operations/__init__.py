@@ -59,5 +59,5 @@ class Operations:
 
 def operations(request: HTTPConnection) -> Operations:
     """Return the service's operations for a request."""
-    found: Operations = request.app.state.operations
-    return found
+    running: Operations = request.app.state.operations
+    return running

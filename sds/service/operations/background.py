@@ -76,23 +76,23 @@ class Background:
             if not mine:
                 return
             try:
-                found = gate.recover(at_once=False)
+                recovered = gate.recover(at_once=False)
             except Exception:
                 self._metrics.recovery_errors.labels(name).inc()
                 raise
         self._metrics.recovery_s.labels(name).observe(time.monotonic() - began_s)
-        self._metrics.recovery_errors.labels(name).inc(len(found.errors))
+        self._metrics.recovery_errors.labels(name).inc(len(recovered.errors))
         counts = {
-            "interrupted": found.interrupted,
-            "success": found.success,
-            "failed": found.failed,
-            "unknown": found.unknown - found.paused,
-            "sagas_ended": found.sagas_ended,
+            "interrupted": recovered.interrupted,
+            "success": recovered.success,
+            "failed": recovered.failed,
+            "unknown": recovered.unknown - recovered.paused,
+            "sagas_ended": recovered.sagas_ended,
         }
         for became, number in counts.items():
             self._metrics.recovered.labels(name, became).inc(number)
-        if any(counts.values()) or found.errors:
-            self._service.log("recovery.ran", {"gate": name, **counts, "errors": len(found.errors)})
+        if any(counts.values()) or recovered.errors:
+            self._service.log("recovery.ran", {"gate": name, **counts, "errors": len(recovered.errors)})
 
     def _sweep(self) -> None:
         """Forget kept answers that are too old, and those about events whose texts were erased."""

@@ -104,13 +104,13 @@ def head(record: Reader) -> int:
 
 def parse_positions(text: str) -> dict[str, int]:
     """Return positions by gate, read from `fraud:33,refund:120`. Raises ValueError."""
-    found = dict[str, int]()
+    parsed = dict[str, int]()
     for part in text.split(","):
         gate, _, idx = part.strip().partition(":")
-        if not re.fullmatch(r"[a-z][a-z0-9_]{0,63}", gate) or not re.fullmatch(r"[0-9]{1,18}", idx) or gate in found:
+        if not re.fullmatch(r"[a-z][a-z0-9_]{0,63}", gate) or not re.fullmatch(r"[0-9]{1,18}", idx) or gate in parsed:
             raise ValueError("not positions")
-        found[gate] = int(idx)
-    return found
+        parsed[gate] = int(idx)
+    return parsed
 
 
 def write_positions(positions: Mapping[str, int]) -> str:

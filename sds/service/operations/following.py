@@ -52,18 +52,18 @@ class Tail:
 
     async def _watch(self) -> None:
         while True:
-            found = await run_in_threadpool(self._look)
-            if any(idx > self._heads.get(gate, 0) for gate, idx in found.items()):
-                self._heads.update(found)
+            heads = await run_in_threadpool(self._look)
+            if any(idx > self._heads.get(gate, 0) for gate, idx in heads.items()):
+                self._heads.update(heads)
                 self._grown.set()
                 self._grown = asyncio.Event()
             await asyncio.sleep(self._every_s)
 
     def _look(self) -> dict[str, int]:
-        found = dict[str, int]()
+        heads = dict[str, int]()
         for gate, record in self._records().items():
             try:
-                found[gate] = head(record)
+                heads[gate] = head(record)
             except SdsError:
                 self._failed()
-        return found
+        return heads

@@ -54,24 +54,24 @@ class Health:
         }
         for check, look in looks.items():
             for name, each in self._service.gates.items():
-                found = _result(partial(look, each))
+                result = _result(partial(look, each))
                 with self._lock:
-                    self._found[check][name] = found
+                    self._found[check][name] = result
         with self._lock:
             self._looked_s = time.monotonic()
 
     def checks(self) -> dict[str, str | Mapping[str, str]]:
         """Return the result of each check, by gate where it is made for each gate."""
         with self._lock:
-            found, looked_s = {check: dict(of) for check, of in self._found.items()}, self._looked_s
+            results, looked_s = {check: dict(of) for check, of in self._found.items()}, self._looked_s
         late_s = max(LATE_S, 3 * self._service.settings.probe_every_s)
         fresh = looked_s is not None and time.monotonic() - looked_s <= late_s
         probe = OK if fresh else "LATE" if looked_s is not None else "NOT_YET"
-        return {**found, "draining": "DRAINING" if self._service.draining else OK, "probe": probe}
+        return {**results, "draining": "DRAINING" if self._service.draining else OK, "probe": probe}
 
     @staticmethod
     def ready(checks: Mapping[str, str | Mapping[str, str]]) -> bool:
-        return all(found == OK if isinstance(found, str) else {*found.values()} <= {OK} for found in checks.values())
+        return all(each == OK if isinstance(each, str) else {*each.values()} <= {OK} for each in checks.values())
 
     def _model(self, each: OpenGate) -> str:
         """Have the model propose for a case of the gate, unless it has done so before."""

@@ -155,7 +155,7 @@ class _AtScrape(Collector):
 
 def gauge(name: str, what: str, labels: tuple[str, ...], samples: Iterable[tuple[tuple[str, ...], float]]) -> Metric:
     """Return a gauge with its samples: (label values, value)."""
-    found = GaugeMetricFamily(name, what, labels=labels)
+    family = GaugeMetricFamily(name, what, labels=labels)
     for values, number in samples:
-        found.add_metric(values, number)
-    return found
+        family.add_metric(values, number)
+    return family

@@ -51,9 +51,9 @@ class LoadShedding:
             problem = admission.refusal(gate.name, _left_ms(headers, gate.deadline_ms_max))
             if problem is None or self._may_look():
                 return None
-        found = _answer(problem.code, math.ceil(problem.retry_after_s or 0))
+        answer = _answer(problem.code, math.ceil(problem.retry_after_s or 0))
         self._refused(problem.code, time.perf_counter() - began_s)
-        return found
+        return answer
 
     def _may_look(self) -> bool:
         """Take a token from a bucket that gains and holds `LOOKS_PER_S`; return whether there was one."""

@@ -65,10 +65,10 @@ class Spans:
 
 def parent_of(traceparent: str) -> SpanContext | None:
     """Return the span that a `traceparent` header names; None where the header is invalid."""
-    found = _TRACEPARENT.fullmatch(traceparent.strip())
-    if found is None:
+    match = _TRACEPARENT.fullmatch(traceparent.strip())
+    if match is None:
         return None
-    context = SpanContext(int(found[1], 16), int(found[2], 16), True, TraceFlags(int(found[3], 16)))
+    context = SpanContext(int(match[1], 16), int(match[2], 16), True, TraceFlags(int(match[3], 16)))
     return context if context.is_valid else None
 
 

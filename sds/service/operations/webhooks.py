@@ -172,17 +172,17 @@ def signed(secret: str, change: Change, now_ms: int) -> tuple[bytes, dict[str, s
 def undelivered(service: Service) -> Iterator[Metric]:
     """Yield gauges: by how many entries each endpoint lags, and for how long it has been failing. Does not raise."""
     try:
-        found = endpoints.positions(service.database)
+        positions = endpoints.positions(service.database)
         heads = {name: head(each.gate.store) for name, each in service.gates.items()}
     except SdsError:
         return
     now_ms = service.now_ms()
     labels = ("webhook", "gate")
-    behind = [((at.webhook, at.gate), float(max(0, heads[at.gate] - at.idx))) for at in found if at.gate in heads]
+    behind = [((at.webhook, at.gate), float(max(0, heads[at.gate] - at.idx))) for at in positions if at.gate in heads]
     yield gauge(
         "sds_webhook_behind_entries", "Entries of the ledger that an endpoint is not behind yet", labels, behind
     )
-    since = [((at.webhook, at.gate), _seconds(at.failing_since_ms, now_ms)) for at in found]
+    since = [((at.webhook, at.gate), _seconds(at.failing_since_ms, now_ms)) for at in positions]
     yield gauge("sds_webhook_failing_seconds", "For how long deliveries have failed", labels, since)
 
 

@@ -100,9 +100,9 @@ class Decisions:
 
 
 def _headers_of(reply: DecisionReply) -> list[tuple[bytes, bytes]]:
-    found = [(b"content-length", b"%d" % len(reply.body)), *_HEADERS]
+    headers = [(b"content-length", b"%d" % len(reply.body)), *_HEADERS]
     if reply.replayed:
-        found.append((b"idempotent-replayed", b"true"))
+        headers.append((b"idempotent-replayed", b"true"))
     if reply.status == 202:
-        found += [(b"location", f"/v1/decisions/{reply.dfid}".encode()), (b"preference-applied", b"respond-async")]
-    return found
+        headers += [(b"location", f"/v1/decisions/{reply.dfid}".encode()), (b"preference-applied", b"respond-async")]
+    return headers

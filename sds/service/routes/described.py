@@ -140,11 +140,11 @@ def describe(app: FastAPI, gates: Mapping[str, OpenGate]) -> None:
 
 def _methods(document: Schema, path: str) -> str:
     """Return the methods of a path as the value of `Allow`; "" where the path is not described."""
-    found = set[str]()
+    allowed = set[str]()
     for template, methods in document["paths"].items():
         if re.fullmatch(_PARAMETER.sub("[^/]+", template), path):
-            found.update(method.upper() for method in methods)
-    return ", ".join(sorted(found))
+            allowed.update(method.upper() for method in methods)
+    return ", ".join(sorted(allowed))
 
 
 def _of_gate(anyone: Schema, gate: OpenGate) -> Schema:

@@ -151,8 +151,8 @@ class Page:
 
 
 def _page(gates: Iterable[OpenGate], page: Page) -> dict[str, Any]:
-    found, following = page.flows([gate.gate.store for gate in gates])
-    shown = [{"opened_at_ms": at_ms, **without_texts(known_answer(store, dfid))} for at_ms, dfid, store in found]
+    flows, following = page.flows([gate.gate.store for gate in gates])
+    shown = [{"opened_at_ms": at_ms, **without_texts(known_answer(store, dfid))} for at_ms, dfid, store in flows]
     return {"decisions": shown, "next": str(following) if following else None}
 
 

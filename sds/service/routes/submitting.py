@@ -141,14 +141,14 @@ def _begin(service: Service, request: DecisionRequest) -> _Begun:
     event = gate.read(request.body)
     service.traced(request.gate.name, event.id, request.terms.traceparent)
     claim = None if request.terms.key is None else claim_of(request.caller, gate, request.terms.key, event)
-    found = None if claim is None else service.kept.find(claim, gate, event)
-    if found is not None and found.status == _OK:
-        return _Begun(claim, _replayed(found))
+    kept = None if claim is None else service.kept.find(claim, gate, event)
+    if kept is not None and kept.status == _OK:
+        return _Begun(claim, _replayed(kept))
     known = gate.kernel.known(event)
-    if claim is not None and found is not None:
+    if claim is not None and kept is not None:
         if known is not None:
-            return _Begun(claim, _replayed(found))
-        service.kept.forget(claim, found)  # accepted, but it ended undecided: the event may be decided afresh
+            return _Begun(claim, _replayed(kept))
+        service.kept.forget(claim, kept)  # accepted, but it ended undecided: the event may be decided afresh
     if known is not None and not known.pending:
         decided = _reply_of(known)
         return _Begun(claim, decided if claim is None else _keep_known(service.kept, claim, request, event, decided))
@@ -177,8 +177,8 @@ def _admitted(service: Service, request: DecisionRequest, claim: KeyClaim | None
 
 def _submitted(service: Service, request: DecisionRequest, claim: KeyClaim | None) -> _Begun:
     gate = request.gate.gate
-    if claim is not None and (found := service.kept.claim(claim, gate, gate.read(request.body))) is not None:
-        return _Begun(claim, _replayed(found))
+    if claim is not None and (kept := service.kept.claim(claim, gate, gate.read(request.body))) is not None:
+        return _Begun(claim, _replayed(kept))
     try:
         deadline_ms = None if request.terms.deadline_ms is None else max(1, request.left_ms)
         handle = gate.submit(request.body, deadline_ms=deadline_ms)
@@ -282,8 +282,8 @@ def _keep(kept: KeptAnswers, claim: KeyClaim, decided: DecisionReply) -> Decisio
     return decided if first.body == decided.body else _replayed(first)
 
 
-def _replayed(found: KeptAnswer) -> DecisionReply:
-    return DecisionReply(found.status, found.dfid, found.body, replayed=True)
+def _replayed(kept: KeptAnswer) -> DecisionReply:
+    return DecisionReply(kept.status, kept.dfid, kept.body, replayed=True)
 
 
 def _flow_of(request: DecisionRequest) -> str:

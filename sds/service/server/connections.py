@@ -154,10 +154,10 @@ class BoundedConnection(HttpToolsProtocol):
         waits = self.asking or self.expect_100_continue or self.flow.write_paused
         if last or waits or self.parser.get_method() != b"POST":
             return False
-        found = self.shedding.refusal(self.url, self.headers)
-        if found is None:
+        refusal = self.shedding.refusal(self.url, self.headers)
+        if refusal is None:
             return False
-        status, headers, body = found
+        status, headers, body = refusal
         lines = map(b": ".join, (*self.server_state.default_headers, *headers))
         self.transport.write(STATUS_LINE[status] + b"\r\n".join((*lines, b"", body)))
         return True
