@@ -148,8 +148,8 @@ class AsyncDecisionClient:
                     await self._sleep(step.s)
                 said = None if isinstance(step, Wait) else await self._sent(step)
         except StopIteration as done:
-            found: T = done.value
-            return found
+            result: T = done.value
+            return result
 
     async def _sent(self, request: HttpRequest) -> HttpReply | Lost:
         try:

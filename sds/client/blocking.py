@@ -147,8 +147,8 @@ class DecisionClient:
                     self._sleep(step.s)
                 said = None if isinstance(step, Wait) else self._sent(step)
         except StopIteration as done:
-            found: T = done.value
-            return found
+            result: T = done.value
+            return result
 
     def _sent(self, request: HttpRequest) -> HttpReply | Lost:
         try:
