@@ -1,6 +1,6 @@
-"""A PostgreSQL that is ended, as an operator does and as a crash does, and started again, while three processes decide.
+"""Stop PostgreSQL, as an operator does and as a crash does, and start it again, while three processes decide.
 
-No process is started anew: what a decision needed and was not there is refused, and the next one finds the server again.
+The processes go on: a decision without a server is refused, and the next one connects again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import partial
 
 from sds import Gate
 from sds.kernel.errors import SdsError, StoreError
-from tests.attack.figures import Figure, every, none, told
+from tests.attack.figures import Figure, every, measured, none
 from tests.attack.forks import fork, in_child
 from tests.attack.testbed import Testbed, contract
 
@@ -34,7 +34,7 @@ def storm(ground: Ground) -> list[Figure]:
     bed.open_accounts(range(ground.n))
     in_child(lambda: bed.gate().close())
     workers = [fork(partial(_work, bed, part, ground.n)) for part in range(PROCESSES)]
-    while sum(line.endswith("OPEN") for line in _said(bed)) < PROCESSES // 2:  # some are open, some are to be
+    while sum(line.endswith("OPEN") for line in _said(bed)) < PROCESSES // 2:  # some gates are open, others not yet
         time.sleep(0.01)
     restarts = 0
     while any(_lives(worker) for worker in workers):
@@ -50,8 +50,8 @@ def storm(ground: Ground) -> list[Figure]:
     for code in others:
         print(f"  refused as {code}")
     return [
-        told("restarts", restarts),
-        told("decisions refused meanwhile", len(refused)),
+        measured("restarts", restarts),
+        measured("decisions refused meanwhile", len(refused)),
         none("refused in another way than as an error of the store, retryable", len(others)),
         every("processes that came to their end by themselves", sum(code == "DONE" for _, code in codes), PROCESSES),
         *reckon(bed, range(ground.n)),
@@ -76,7 +76,7 @@ def _say(bed: Testbed, part: int, code: str) -> None:
 
 
 def _work(bed: Testbed, part: int, n: int) -> None:
-    """Decide one share, each event until it is answered, in one process with one gate."""
+    """Decide one share of the events at one gate, each until it is answered."""
     with _opened(bed, part) as gate:
         _say(bed, part, "OPEN")
         for number in range(part, n, PROCESSES):
@@ -90,7 +90,7 @@ def _work(bed: Testbed, part: int, n: int) -> None:
 
 
 def _opened(bed: Testbed, part: int) -> Gate:
-    """Open the gate as whoever starts services does: again and again, as long as the store is not there."""
+    """Open the gate, and try again while the store is not there, as a service manager does."""
     for _ in range(TRIES_MAX):
         try:
             return bed.gate()
@@ -106,7 +106,7 @@ def _decide(gate: Gate, bed: Testbed, number: int) -> str:
         answer = gate.decide(bed.event(number))
     except SdsError as error:
         return error.reason_code if error.retryable else f"{error.reason_code}-not-retryable"
-    except Exception as error:  # noqa: BLE001  that is what is counted
+    except Exception as error:  # noqa: BLE001  it is counted as a broken promise
         print(f"  {type(error).__name__}: {error}")
         return type(error).__name__
     acknowledged_in(bed).write(number, answer)
