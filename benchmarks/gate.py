@@ -1,7 +1,7 @@
-"""What a gate's decisions take, over its own queue: latency from trigger to durable receipt, and what came of it.
+"""Measure a gate's decisions over its own queue: latency from trigger to durable receipt, and their outcomes.
 
-Any gate: `--gate refund`, or the path of one. Its queue is worked through in a folder of its own, which is gone afterwards;
-the first decision, for which everything is read for the first time, is counted apart.
+Any gate: `--gate refund`, or the path of one. Its queue is decided in a temporary folder. The first decision, for which
+everything is read for the first time, is reported apart (`cold_ms`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ N, N_MAX = 100, 10_000
 
 
 def run(gate: str, folder: Path, model: Path | None, n: int) -> Report:
-    """Decide one event, then `n` more; return the report of these and the milliseconds of the first."""
+    """Decide one event, then `n` more; return the document of these, with the first one's milliseconds."""
     definition = find(gate)
     engine = open_engine(model, now_ms=now_ms)
     try:

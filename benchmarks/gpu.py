@@ -1,14 +1,14 @@
 """Measure the hot path and the throughput on a CUDA device through transformers, in bfloat16: `sds bench gpu --json`.
 
-    over_floor          a warm decision's reasoning over the bare passes it needs, run again in the same breath
-    exact_over_greedy   the exact distribution over whole alternatives, against the greedy one, on the same packets
-    outlines_over_ours  Outlines on transformers with the same weights, against ours, by the medians of the same packets
+    over_floor          reasoning of a warm decision over the bare passes that it needs, which are run again right after it
+    exact_over_greedy   the exact distribution over whole alternatives, over the greedy one, on the same packets
+    outlines_over_ours  Outlines on transformers with the same weights, over ours: medians of the same packets
     ours_per_s          decisions a second, by how many are asked for at once
 
-Every model of `--shapes` is measured; those that are no folder have random weights, drawn on the device: they decide at
-random, in the time that trained ones take. The packets are those of `sds bench peers`, after 64 (`EARLIER`) that came
-before them in the queue. Predicted before measuring: a pass cannot be faster than reading the weights once, at the rate
-at which this device copies its own memory, nor than starting its kernels one by one. What runs out of memory or of `--minutes` is left out, and said.
+Every model of `--shapes` is measured. Those that are no folder have random weights, drawn on the device: they decide at
+random, in the time of trained ones. The packets are those of `sds bench peers`, after the 64 (`EARLIER`) before them in
+the queue. Predicted before measuring: a pass takes at least as long as reading the weights once, at the rate at which the
+device copies its memory, and as starting its kernels one by one. What runs out of memory or of `--minutes` is `left_out`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ Packets = dict[str, list[DecisionPacket]]
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Until when something new may begin. `ends_s`: of the monotonic clock."""
+    """The time within which a measurement may begin. `ends_s`: by `time.monotonic`."""
 
     ends_s: float
 
@@ -78,7 +78,7 @@ class Budget:
 
 
 def copy_bytes_per_s(device: Any) -> float:
-    """Return at which rate the device copies its memory: bytes read and written a second, the best of a few tries."""
+    """Return the rate at which the device copies its memory, in bytes read and written a second: the best of COPIES."""
     import torch  # noqa: PLC0415  loaded when it is asked for
 
     source = torch.ones(COPY_BYTES // 4, device=device)
@@ -89,7 +89,7 @@ def copy_bytes_per_s(device: Any) -> float:
 
 
 def launch_us(device: Any) -> float:
-    """Return what starting one kernel costs, in microseconds: many of a few numbers, one after the other."""
+    """Return the time to start one kernel in microseconds, from LAUNCHES small ones in a row."""
     import torch  # noqa: PLC0415  see above
 
     few = torch.ones(8, device=device)
@@ -113,7 +113,7 @@ def _seconds(call: Callable[[], object], device: Any) -> float:
 
 
 def floor(backend: Any, device: Any) -> dict[str, float]:
-    """Return what no pass of this backend can be faster than: memory, and the kernels of one token started one by one."""
+    """Return the least time of a pass: reading the weights once, and starting the kernels of one token one by one."""
     weights = backend.module.parameters()
     weights_bytes = sum(each.numel() * each.element_size() for each in weights)
     rate, kernels, launch = copy_bytes_per_s(device), _kernels(backend.module, device), launch_us(device)
@@ -128,9 +128,9 @@ def floor(backend: Any, device: Any) -> dict[str, float]:
 
 
 def _kernels(module: Any, device: Any) -> int:
-    """Return how many kernels one token takes at least: operators that make something, each one kernel or more.
+    """Return the least number of kernels of one token: the operators that are no views take one kernel or more each.
 
-    Counted as they are dispatched: torch's profiler would leave every later kernel of this process slower.
+    They are counted as they are dispatched: torch's profiler would slow down all later kernels of this process.
     """
     import torch  # noqa: PLC0415  see above
     from torch.utils._python_dispatch import TorchDispatchMode  # noqa: PLC0415  documented, with the underscore
@@ -149,7 +149,7 @@ def _kernels(module: Any, device: Any) -> int:
 
 
 def reasoning(backend: Backend, packets: Sequence[DecisionPacket]) -> dict[str, Any]:
-    """Decide every packet greedily, run its passes again bare, decide it exactly; the first EARLIER are not counted."""
+    """Decide each packet greedily, run its passes again bare, and decide it exactly; the first EARLIER do not count."""
     recorded = Recorded(backend)
     greedy = NativeEngine(cast("Backend", recorded), now_ms=now_ms)
     exact = NativeEngine(backend, now_ms=now_ms, mode="exact")
@@ -173,7 +173,7 @@ def reasoning(backend: Backend, packets: Sequence[DecisionPacket]) -> dict[str, 
 
 
 def _propose_ms(engine: NativeEngine, packet: DecisionPacket) -> float:
-    """A choice that is too close to tell is measured, too: random weights have many."""
+    """Return the time of one proposal, also of one that ends as CHOICE_TOO_CLOSE: random weights have many of these."""
     fresh = renewed(packet, TIMEOUT_MS)
 
     def propose() -> None:
@@ -187,15 +187,15 @@ def _propose_ms(engine: NativeEngine, packet: DecisionPacket) -> float:
 
 
 def outlines(backend: Any, folder: Path, packets: Sequence[DecisionPacket], budget: Budget) -> dict[str, Any]:
-    """Ask Outlines for the same packets, with each of its backends: what a decision takes, and how many are outside."""
+    """Decide packets with Outlines, with each of its backends; return their times, and the number of violations."""
     from sds.benchmarks.peer.drivers.on_transformers import CachedModel, by_outlines_on, tokenizer_of  # noqa: PLC0415  torch is there
 
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     model, tasks = CachedModel(backend.module, tokenizer_of(folder)), tasks_of(packets, backend)
     attention = backend.module.config._attn_implementation  # noqa: SLF001  there is no other name for it
     for masks in OUTLINES_MASKS:
         if budget.left_s < 0:
-            found[masks] = {"left_out": "out of time"}
+            results[masks] = {"left_out": "out of time"}
             continue
         try:
             backend.module.set_attn_implementation("sdpa")
@@ -203,19 +203,19 @@ def outlines(backend: Any, folder: Path, packets: Sequence[DecisionPacket], budg
             decide(tasks[0].request)
             answers = [timed(partial(decide, task.request)) for task in tasks]
         except Exception as error:  # noqa: BLE001  whatever a peer does is its own result
-            found[masks] = {"left_out": f"{type(error).__name__}: {error}".splitlines()[0]}
+            results[masks] = {"left_out": f"{type(error).__name__}: {error}".splitlines()[0]}
         else:
             outside = sum(not task.permits(said.text) for task, (said, _) in zip(tasks, answers, strict=True))
-            found[masks] = {"ms": summary([ms for _, ms in answers]), "outside": outside}
+            results[masks] = {"ms": summary([ms for _, ms in answers]), "outside": outside}
         finally:
             backend.module.set_attn_implementation(attention)
-    return found
+    return results
 
 
 def one_model(
     folder: Path, device: str, packets: Packets, at_once: Sequence[int], say: Say, budget: Budget
 ) -> dict[str, Any]:
-    """Measure one checkpoint folder: latency beside its floor, Outlines, decisions a second."""
+    """Measure one checkpoint folder: latency over its floor, Outlines, decisions a second."""
     from sds.models.transformers_.loading import device_of  # noqa: PLC0415  torch is there, or nothing would have been opened
 
     opener = partial(open_backend, folder, library=TRANSFORMERS.name, device=device, dtype="bf16")
@@ -282,8 +282,8 @@ def run(
     say: Say,
     budget: Budget,
 ) -> Report:
-    """Measure on any device of torch's: on a card for its figures, on the CPU for its tests."""
-    found: list[dict[str, Any]] = []
+    """Measure every model on one device of torch. Raises UsageError where none was measured."""
+    measured: list[dict[str, Any]] = []
     left_out: dict[str, str] = {}
     for make in models:
         with tempfile.TemporaryDirectory(prefix="sds-card-") as scratch:
@@ -292,12 +292,12 @@ def run(
                 left_out[folder.name] = "out of time"
                 continue
             try:
-                found.append(one_model(folder, device, packets, at_once, say, budget))
+                measured.append(one_model(folder, device, packets, at_once, say, budget))
             except (BackendError, ModelError) as error:
                 if len(models) == 1:
                     raise
                 left_out[folder.name] = str(error)
-    if not found:
+    if not measured:
         raise UsageError(f"nothing was measured: {left_out}")
     return {
         "benchmark": "gpu",
@@ -306,7 +306,7 @@ def run(
         "dtype": "bf16",
         "n": len(packets["fixed"]) - EARLIER,
         "versions": versions("torch", TRANSFORMERS.distribution, "outlines"),
-        "models": found,
+        "models": measured,
         "left_out": left_out,
     }
 
@@ -346,7 +346,7 @@ def _run(asked: argparse.Namespace, say: Say) -> Report:
 
 @contextmanager
 def _kit(packed: Path | None, n: int) -> Iterator[tuple[Path, Packets]]:
-    """Yield a folder with a tokenizer, and packets: those of a kit, or made here of the flights."""
+    """Yield a folder with a tokenizer, and packets: those of a kit, or made here from the flights."""
     if packed:
         made: Packets = pickle.loads((packed / "packets.pickle").read_bytes())  # noqa: S301  from whoever packed the kit
         yield packed, {sort: of_sort[: EARLIER + n] for sort, of_sort in made.items()}
@@ -357,7 +357,7 @@ def _kit(packed: Path | None, n: int) -> Iterator[tuple[Path, Packets]]:
 
 
 def _made(name: str, kit: Path, device: str, say: Say, scratch: Path) -> Path:
-    """Return a model of this shape: the embedded one itself where its file is at hand, else random weights."""
+    """Return a model of this shape: for EMBEDDED its own file where it is at hand, else random weights."""
     if name == EMBEDDED and (whole := joined(kit, scratch / f"{name}.gguf") or _installed()):
         return whole
     say(f"{name}: random weights")

@@ -1,14 +1,14 @@
 """Measure what a new packet's bounds cost before its first token can be chosen: `sds bench grammar --json`.
 
-Every repeat has bounds and a context reference that were never seen before; everything is asked in turn, for the same
-decision in the same run. Two figures each:
+Every repeat has new bounds and a new context reference. All engines are asked in turn, for the same decision in the same
+run. Two figures each:
 
     first     from the bounds to the tokens permitted at the first choice (the kind of decision)
     decision  the same, and on through a refund with four free digits to its end: every set of permitted tokens
 
 Ours starts from the envelope. The others start from the finished text of their grammar (the exact expression; for
-`xgrammar` also GBNF), so what it costs to write that text is not counted against them. Before the first figure each has
-seen another packet of the same kind. The checks, that each permits all tokens that ours permits, are not timed.
+`xgrammar` also GBNF), so writing that text does not count against them. Before the first figure each has seen another
+packet of the same kind. That each permits all tokens that ours permits is checked, outside the timing.
 
 Predicted before measuring: ours is one look-up under a key of about thirty strings and numbers, one copy of the forced
 opening and one small array: 10 us; a whole decision asks ten viability questions of 1 us at each of eight digits:
@@ -56,7 +56,7 @@ from sds.models.tokenizer.tokenizer import ModelTokenizer, Tokenizer
 
 N, N_MAX = 400, 100_000
 BARE_N = 2_000
-SLOW_EVERY = 40  # the slowest peer is asked in one of so many repeats
+SLOW_EVERY = 40  # the slowest peer is asked in one of 40 repeats
 SEED = 20261122
 FORKS_MAX = 64
 REFUND = "REFUND_TICKET"
@@ -72,9 +72,8 @@ Script = list[tuple[list[int], int | None]]  # forced tokens, and the token chos
 
 
 class MaskEngine(Protocol):
-    """`begin` makes ready for one packet, `forward` writes what is forced, `permit` computes the next mask.
-
-    `text` is what `begin` is given, made before the clock runs; `ids` reads the last mask.
+    """One engine. `text` makes the grammar for `begin`, untimed; `begin` prepares for one packet; `forward` accepts tokens;
+    `permit` computes the next mask; `ids` returns the tokens it permits. It is asked in one of `every` repeats.
     """
 
     name: str
@@ -104,7 +103,7 @@ class Ours:
         self._matcher = self._compiler.matcher(*text)
 
     def forward(self, tokens: list[int]) -> None:
-        """Accept the token chosen, if any: it comes first. What is forced the matcher knows itself."""
+        """Accept the chosen token, which comes first, if there is one. The matcher finds the forced ones itself."""
         if self._matcher.tokens:
             self._matcher.accept(tokens[0])
         self._matcher.accept_forced()
@@ -217,7 +216,7 @@ PEERS: dict[str, Callable[[Tokenizer], MaskEngine]] = {
 
 
 def packet(rng: Random) -> Language:
-    """Return the language of a new packet: a refund of some four or five digits, a voucher, what has no numbers."""
+    """Return the language of a new packet: a refund of four or five digits, a voucher, and kinds without numbers."""
     fare, most = bound(1000, rng.randint(5000, 99_999), scale=2), rng.randint(3000, 90_000)
     voucher = bound(1000, most, step=500, scale=2)
     if fare is None or voucher is None:
@@ -232,26 +231,26 @@ def packet(rng: Random) -> Language:
 
 
 def script(compiler: GrammarCompiler, said: Language, rng: Random) -> tuple[Script, list[Ids]]:
-    """Return the tokens of a refund of four digits, cut where tokens part, and what is permitted there."""
-    matcher, found, permitted = compiler.matcher(said.envelope, said.context_ref), Script(), list[Ids]()
+    """Return the tokens of a refund of four digits, cut at the choice points, and the tokens permitted at each."""
+    matcher, steps, permitted = compiler.matcher(said.envelope, said.context_ref), Script(), list[Ids]()
     chosen: int | None = None
     for _ in range(FORKS_MAX):
         lead = [] if chosen is None else [chosen]
         forced = lead + matcher.accept_forced()
         if matcher.finished:
-            found.append((forced, None))
-            return found, permitted
+            steps.append((forced, None))
+            return steps, permitted
         point = matcher.choice_point()
         labels = [REFUND] if point.choice == "action" else rng.choice(point.labels[: 9 if point.finite else None])
         chosen = int(point.tokens[next(i for i, open_ in enumerate(point.labels) if labels[0] in open_)])
         matcher.accept(chosen)
-        found.append((forced, chosen))
+        steps.append((forced, chosen))
         permitted.append(point.tokens)
     raise SystemExit("the benchmark's own decision does not end")
 
 
 def ask(engine: MaskEngine, said: Language, steps: Script, permitted: list[Ids]) -> tuple[float, float]:
-    """Return the microseconds to the first mask and through the whole decision; stop where a mask permits too little."""
+    """Return the microseconds to the first mask and through the whole decision. Raises SystemExit: a mask lacks tokens."""
     text = engine.text(said)
     began = time.perf_counter_ns()
     engine.begin(text)

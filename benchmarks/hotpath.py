@@ -1,21 +1,19 @@
 """Measure one decision from trigger to durable receipt, warm and cold, by stage: `sds bench hotpath --json`.
 
-    over_floor          a warm decision's reasoning over the bare passes it needs, run again in the same breath
-    exact_over_greedy   the exact distribution over the kinds, against the greedy one, on the same packets; exact_differs:
-                        how often the likeliest whole alternatives and numbers are not those of the likeliest tokens
+    over_floor          reasoning of a warm decision over the bare passes that it needs, which are run again right after it
+    exact_over_greedy   the exact distribution over the kinds, over the greedy one, on the same packets; exact_differs: how
+                        often the likeliest whole alternatives and numbers differ from those of the likeliest tokens
     stages_ms           open, reason, judge, drift, reserve, pay: medians, for DENY and for a four-digit REFUND_TICKET
 
-Real claims over real flights, the real payment rail in a process of its own, the record on this disk. The packets are of
-two sorts: those narrowed, as a safeguard would, to a denial or an escalation, and those narrowed to a refund of 10.00 to
-99.99, a denial or an escalation. What the model decides otherwise is counted and left out. Of each
-sort the first 64 claims (`EARLIER`) are not counted, for a gate that is at work has decided before; `kept`: of how many
-measured decisions the words that recur had been read before. What is not kept is read within the decision, and shows in
-the tail.
+Real claims over real flights, the real payment rail in a process of its own, the record on this disk. There are two sorts
+of packets: narrowed, as a safeguard would, to a denial or an escalation; and narrowed to a refund of 10.00 to 99.99, a
+denial or an escalation. Other decisions of the model are counted and left out. The first 64 claims (`EARLIER`) of each
+sort are not measured: a gate at work has decided before. `kept`: the number of measured decisions whose recurring words
+had been read before. The others read them within the decision, which shows in the tail.
 
-Predicted before measuring, from the passes of an earlier decision of each sort: a pass cannot be faster than reading the
-weights once, nor than two operations for each weight and token, at the rates this machine reaches in the data type that
-they are multiplied in; all that is no pass, the language, the kernel and the disk, is less than a tenth of the whole
-(`no_pass`: what it was).
+Predicted before measuring, from the passes of an earlier decision of each sort: a pass takes at least as long as reading
+the weights once, and as two operations for each weight and token, at the rates of this machine in the data type of the
+products. All that is no pass (language, kernel, disk) is less than a tenth of the whole (`no_pass`: its share).
 """
 
 from __future__ import annotations
@@ -102,7 +100,7 @@ class Measured:
 
 
 class Bench:
-    """One gate with its stages opened up: what `Stream` does, with a clock between the steps."""
+    """One gate whose stages are called one by one, as the pipeline does, with the clock read between them."""
 
     def __init__(
         self,
@@ -111,31 +109,31 @@ class Bench:
         predict: Callable[[str, list[int]], dict[str, Any]],
         *engines: NativeEngine,
     ) -> None:
-        """`predict`: what a sort's passes of so many tokens must cost. `engines`: greedy, exact over kinds, over all."""
+        """`predict`: returns the least time of a sort's passes. `engines`: greedy, exact over kinds, exact over all."""
         self.gate, self.recorded, self.predict, self.engines = gate, recorded, predict, engines
         self.tokens_max = gate.contract.budget.tokens_max
 
     def measure(self, sort: str, claims: Iterator[QueuedCase], n: int) -> Measured:
-        """Decide claims until `n` were decided as `sort`, after a warm-up; then the same packets in the other modes."""
-        found = Measured()
+        """Decide claims until `n` were decided as `sort`, after a warm-up; then decide these packets in all modes."""
+        measured = Measured()
         for number, claim in enumerate(claims):
-            if len(found.stages) == n:
-                for packet in found.packets:
-                    self._compare(packet, found)
-                return found
-            self._decide(sort, claim.event, number, found)
+            if len(measured.stages) == n:
+                for packet in measured.packets:
+                    self._compare(packet, measured)
+                return measured
+            self._decide(sort, claim.event, number, measured)
         raise SystemExit(
-            f"the queue ends after {len(found.stages)} decisions {sort}; {dict(found.otherwise)} otherwise"
+            f"the queue ends after {len(measured.stages)} decisions {sort}; {dict(measured.otherwise)} otherwise"
         )
 
-    def _decide(self, sort: str, event: Mapping[str, object], number: int, found: Measured) -> None:
+    def _decide(self, sort: str, event: Mapping[str, object], number: int, measured: Measured) -> None:
         kernel, clock = self.gate.kernel, [time.perf_counter()]
         opened = kernel.open(self.gate.read(event))
         clock.append(time.perf_counter())
         narrowed = SORTS[sort](kernel, opened, number) if isinstance(opened, DecisionPacket) else None
         if not isinstance(opened, DecisionPacket) or narrowed is None:
             return
-        since = time.perf_counter() - clock[-1]  # narrowing is the benchmark's own doing
+        since = time.perf_counter() - clock[-1]  # narrowing is the benchmark's own work, and no part of a stage
         self.recorded.clear()
         data, decoding = self.engines[0].propose(narrowed, tokens_max=self.tokens_max)
         clock.append(time.perf_counter() - since)
@@ -152,31 +150,31 @@ class Bench:
         proposal = parse_proposal(data)
         action = proposal.action if isinstance(proposal, Proposal) else ""
         if action != sort:
-            found.otherwise[action] += 1
+            measured.otherwise[action] += 1
             return
-        if not found.predicted:
-            found.predicted = self.predict(sort, self.recorded.tokens)
+        if not measured.predicted:
+            measured.predicted = self.predict(sort, self.recorded.tokens)
         if number >= EARLIER:
-            found.stages.append([(b - a) * 1000 for a, b in pairwise(clock)])
-            found.tokens.append(self.recorded.tokens)
-            found.bare.append(self.recorded.bare_ms())
-            found.packets.append(narrowed)
-            found.canonical += bool(decoding.facts["canonical"])
-            found.kept += kept
+            measured.stages.append([(b - a) * 1000 for a, b in pairwise(clock)])
+            measured.tokens.append(self.recorded.tokens)
+            measured.bare.append(self.recorded.bare_ms())
+            measured.packets.append(narrowed)
+            measured.canonical += bool(decoding.facts["canonical"])
+            measured.kept += kept
 
-    def _compare(self, packet: DecisionPacket, found: Measured) -> None:
+    def _compare(self, packet: DecisionPacket, measured: Measured) -> None:
         took, written = [], []
         for engine in self.engines:
             (data, _), ms = timed(partial(engine.propose, renewed(packet), tokens_max=self.tokens_max))
             written.append(data)
             took.append(ms)
-        found.exact_differs += written[2] != written[0]
-        found.exact_over_greedy.append(took[1] / took[0])
-        found.all_exact_over_greedy.append(took[2] / took[0])
+        measured.exact_differs += written[2] != written[0]
+        measured.exact_over_greedy.append(took[1] / took[0])
+        measured.all_exact_over_greedy.append(took[2] / took[0])
 
 
 def cold_ms(weights: Weights, packet: DecisionPacket, tokens_max: int) -> list[float]:
-    """Return what the first decision of a fresh engine takes: nothing cached, no plan made; the weights are loaded."""
+    """Return the time of a new engine's first decision, COLD_N times: weights loaded, nothing cached or compiled."""
     took = []
     for _ in range(COLD_N):
         with closing(NativeEngine(weights.open(), now_ms=now_ms)) as engine:
@@ -184,12 +182,12 @@ def cold_ms(weights: Weights, packet: DecisionPacket, tokens_max: int) -> list[f
     return took
 
 
-def predicted(found: Device, size: tuple[int, int], tokens: list[int]) -> dict[str, Any]:
-    """`size`: of the weights, in bytes and in numbers."""
+def predicted(rates: Device, size: tuple[int, int], tokens: list[int]) -> dict[str, Any]:
+    """Return the least time of passes of so many tokens, and its parts. `size`: the weights' bytes and parameters."""
     weights_bytes, parameters = size
-    least = [round(found.pass_ms(weights_bytes, parameters, count), 2) for count in tokens]
+    least = [round(rates.pass_ms(weights_bytes, parameters, count), 2) for count in tokens]
     return {
-        **found.facts,
+        **rates.facts,
         "weights_mb": round(weights_bytes / 1e6, 1),
         "parameters_m": round(parameters / 1e6, 1),
         "tokens_of_passes": tokens,
@@ -213,7 +211,7 @@ def run(folder: Path, weights: Weights, n: int, say: Say) -> Report:
         opened.callback(greedy.close)
         exact = NativeEngine(backend, now_ms=now_ms, mode="exact-kinds")
         whole = NativeEngine(backend, now_ms=now_ms, mode="exact")
-        refund = find("refund")  # unwatched: a monitor would stop an agent that is made to deny everyone
+        refund = find("refund")  # without monitors: one would stop an agent that is made to deny everyone
         unwatched = refund.load_contract().model_copy(update={"aggregate_thresholds": ()})
         gate = opened.enter_context(Gate.load(replace(refund, contract=unwatched), folder=folder, engine=greedy))
         bench = Bench(gate, recorded, predict, greedy, exact, whole)

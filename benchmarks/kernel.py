@@ -1,4 +1,4 @@
-"""Measure what the kernel costs, beside what it is measured against, in one run: `sds bench kernel --json`.
+"""Measure what the kernel costs, and its peers, in one run: `sds bench kernel --json`.
 
     jit_us_p99               one drift check on five fields
     verdict_us_p50           one pure verdict: derive the envelope from a snapshot, then all five gates
@@ -6,14 +6,14 @@
                              verdict, reservation, ledger entries), over a bare one-row commit on the same disk
     monitors_us_p50          one decision counted and judged in four windows, after a million others; no commit
 
-Beside them the same in `dir-core`, in a process of its own: its drift check of the same fields, its verdict on the bytes
-of a proposal, and a whole decision, from the case to what was carried out once, durably. Cedar and `dir-core` are asked the
-same rule, and have answered as ours does on every side of it before they are timed.
+The same is measured of `dir-core`, in a process of its own: its drift check of the same fields, its verdict on the bytes of
+a proposal, and a whole decision, from the case to its durable execution, once. Cedar and `dir-core` are asked the same rule;
+before they are timed they must answer as ours does on both sides of every bound.
 
 Predicted before measuring: the drift check is five dictionary look-ups and comparisons, 0.3 us; the verdict one CEL
 evaluation of all rules (10 us), the safeguards and one parse, 50 us; the durable verdict one commit, plus some
-statements of 5 us each. Before that is measured the look-ups, the rules and a parse, a bare commit and so many bare
-statements as the transaction has are timed alone (`predicted`).
+statements of 5 us each. First their parts are timed alone (`predicted`): the look-ups, the rules and a parse, a bare commit
+and as many bare statements as the transaction has.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from sds.kernel.storage.ledger import GENESIS, CheckpointWitness, Head, LedgerKe
 from sds.kernel.storage.store import Store
 
 WARM_UP, N, N_MAX = 200, 2_000, 100_000
-PURE_PER_DURABLE = 10  # what takes microseconds is called so many times as often
+PURE_PER_DURABLE = 10  # calls that take microseconds, for each durable verdict
 FIELDS: dict[str, Value] = {
     "flight.carrier": "B6",
     "flight.number": 1,
@@ -90,14 +90,14 @@ DRIFT_FIELDS = ("flight.cancelled", "flight.arr_delay_min", "weather.condition",
 
 
 class _Tickets:
-    """Every key has the same state, and a customer of its own, so that no spend limit is ever reached."""
+    """A state source in which all keys have the same state, but a customer each, so that no spend limit is reached."""
 
     def read(self, key: str) -> StateRead | None:
         return StateRead({**FIELDS, "ticket.customer": key}, "1")
 
 
 class _Pays:
-    """Carries everything out at once."""
+    """An executor that settles every order at once."""
 
     idempotent = True
 
@@ -128,7 +128,7 @@ def _then_and_now() -> tuple[dict[str, Value], dict[str, Value]]:
 
 
 def pure_verdict(kernel: Kernel, packet: DecisionPacket, data: bytes, times: int) -> dict[str, float]:
-    """Measure envelope in force plus five gates, on an accepted proposal."""
+    """Measure deriving the envelope in force and the five gates, on an accepted proposal."""
     contract = kernel.contract
     standing = AuthorityState(True, False, contract.hash, contract.mission_hash)
     decoding = Decoding("bench", 0.9)
@@ -143,19 +143,19 @@ def pure_verdict(kernel: Kernel, packet: DecisionPacket, data: bytes, times: int
 
 
 def beside_cedar(kernel: Kernel, times: int) -> dict[str, dict[str, float]]:
-    """Measure one yes or no under the same rule: Cedar's and ours, after both have answered alike on every side of it."""
+    """Measure one yes or no under the same rule, Cedar's and ours. Raises SystemExit where the two do not answer alike."""
     ask, own = cedar(), ours(kernel.rules)
     proposal = Proposal("REFUND_TICKET", (("amount", "123.45"),), "NOT_TRAVELLED", "0" * 64)
-    found = {"rule_us": measure(lambda: own(FIELDS, proposal), times)}
+    figures = {"rule_us": measure(lambda: own(FIELDS, proposal), times)}
     if ask is None:
-        return found
+        return figures
     if any(ask(fields, said) != own(fields, said) for fields, said in cases(FIELDS)):
         raise SystemExit("Cedar's policies and the contract do not say the same")
-    return found | {"cedar_us": measure(lambda: ask(FIELDS, proposal), times)}
+    return figures | {"cedar_us": measure(lambda: ask(FIELDS, proposal), times)}
 
 
 def beside_dir_core(own: Ask, folder: Path, overlays: Path, times: int, n: int) -> tuple[Report, dict[str, str]]:
-    """Return what `dir-core` takes for the same, after it has answered alike on every side of the rule, and its version."""
+    """Return the times of `dir-core`, and its versions. Raises SystemExit where it does not answer as `own`."""
     log, overlay = folder / "dir-core.log", overlays / "dir-core"
     peer = PeerProcess(DIR_CORE, [str(folder)], log=log, overlay=overlay, timeout_s=DIR_CORE_TIMEOUT_S)
     try:
@@ -177,15 +177,15 @@ def _timed_in(peer: PeerProcess, own: Ask, times: int, n: int) -> Report:
         "dir_core_verdict_us": {"measure": "verdict", "times": times, **case},
         "dir_core_decided_us": {"measure": "decided", "times": min(n, DIR_CORE_DECISIONS_MAX), **case},
     }
-    found: Report = {}
+    results: Report = {}
     for name, request in requests.items():
         answer = peer.ask({"warm_up": WARM_UP, **request}, timeout_s=DIR_CORE_TIMEOUT_S)
         if "error" in answer:
             return {"not_asked": f"dir-core: {answer['error']}"}
-        found |= {name: answer["found"]}
-    if found.pop("answers") != [own(fields, said) for fields, said in sides]:
+        results |= {name: answer["found"]}
+    if results.pop("answers") != [own(fields, said) for fields, said in sides]:
         raise SystemExit("dir-core's contract and ours do not say the same")
-    return found
+    return results
 
 
 def _cents(said: Proposal) -> int:
@@ -193,7 +193,7 @@ def _cents(said: Proposal) -> int:
 
 
 def predicted(kernel: Kernel, data: bytes, folder: Path) -> dict[str, float]:
-    """Return what the figures must take at least, in microseconds: their parts, each timed alone and bare."""
+    """Return the least that the figures can be, in microseconds: their parts, each timed alone."""
     then, now = _then_and_now()
     bare = _one_table(folder / "predicted.db")
     commit = measure(lambda: bare.execute(ONE_ROW), WARM_UP)["p50"]
@@ -211,7 +211,7 @@ def predicted(kernel: Kernel, data: bytes, folder: Path) -> dict[str, float]:
 
 
 def _statements(folder: Path) -> int:
-    """Return how many statements the one durable transaction of a decision takes."""
+    """Return the number of statements in a decision's durable transaction."""
     seen: list[str] = []
     kernel = open_kernel(folder / "traced.db", connect=traced_in(seen))
     began = len(seen)
@@ -243,7 +243,7 @@ def durable_verdict(kernel: Kernel, folder: Path, n: int) -> tuple[dict[str, flo
 
 
 def durable_once(kernel: Kernel, i: int) -> float:
-    """Return what the durable transaction of one accepted, reserving decision took, in microseconds."""
+    """Return the time of the durable transaction of one accepted, reserving decision, in microseconds."""
     packet = _open(kernel, f"B-{i}")
     data = _proposal(packet)
     decoding = Decoding("bench", 0.9)
@@ -286,9 +286,9 @@ def open_kernel(
     connect: sqlite.Connect = sqlite.connect,
     store: Store | None = None,
 ) -> Kernel:
-    """Return the refund gate's kernel over a record of its own, with limits that no benchmark reaches.
+    """Return a kernel over the record at `path`, old or new: the refund gate's, with limits that no benchmark reaches.
 
-    A record that is there is gone on with. Or that of another contract and its state, or another store.
+    `contract` and `source` replace the refund gate's, `store` the SQLite file.
     """
     contract = contract or without_limits(load_refund_contract())
     key = LedgerKey(bytes(32), Head(0, GENESIS))

@@ -1,25 +1,25 @@
 """Measure one decision, ours and that of every peer in its best mode: `sds bench peers --n 20`.
 
-The same weights file, the same prompt tokens, the same language (each is given the exact regular expression or GBNF
-of the packet), greedy. Every engine lives in a process of its own and is asked for one decision at a time, in turn,
-so that all see the same machine. Every decision is about a new packet: new state, bounds, claim and reference; what a
-grammar costs is part of what is measured. Each keeps of earlier prompts what it does by itself: most the beginning
-that a prompt shares with the one before it, the contract's part at least; ours and OpenVINO GenAI sections or blocks
-of many prompts, so these two first decide 64 packets (`EARLIER`) that come before in the queue, as a gate that is at work
-has. `recurring`: of how many packets the words that recur had been read before. Ours runs in the library and the data
-type that `sds models prepare` found quickest. Where nearly all of its products are in int8, `ours-bf16` or `ours-fp32`
+All engines have the same weights file, the same prompt tokens and the same language (each is given the packet's exact
+regular expression or GBNF), and decode greedily. Each runs in a process of its own and is asked for one decision at a
+time, in turn, so that all see the same machine. Every decision is about a new packet: new state, bounds, claim and
+reference; so the cost of a grammar is part of what is measured. Each engine caches earlier prompts in its own way: most
+keep the beginning that a prompt shares with the one before it, at least the contract's part. Ours and OpenVINO GenAI keep
+sections or blocks of many prompts, so these two first decide the 64 packets (`EARLIER`) before them in the queue, as a gate
+at work has. `recurring`: the number of packets whose recurring words had been read before. Ours runs in the library and the
+data type that `sds models prepare` found quickest. Where nearly all of its products are in int8, `ours-bf16` or `ours-fp32`
 multiplies the same weights unrounded: `..._same_type` are its ratios. Where the library is not llama.cpp, which most
-peers run in, `ours-llamacpp` is ours in llama.cpp: what remains against those is the decoder's, not the library's.
+peers run in, `ours-llamacpp` is ours in llama.cpp: its ratios compare the decoders, not the libraries.
 
-`fixed` packets have no free digit, `digits` ones an amount of four, and for these the contract's prompt is changed: its
-mission is to refund, and its form shows an amount. Ours is asked first and chooses: `chosen_from` says how many packets it
-was asked, about how many it failed or decided otherwise, and where it read ahead: numbers that a prompt shows are read
-along, so that an amount which is one of them (`amount_shown`) costs no pass of its own. This model mostly copies the first;
-one that thinks of numbers of its own costs more (`passes`: how many decisions took how many).
-What lies outside the envelope is counted as a violation, what raised or ran out of time as an error; times are of all that
-was written, violations too. Engines spell alike and still choose differently: an engine that denies where ours refunds
+`fixed` packets have no free digit. `digits` packets have an amount of four digits, and their prompt is changed: its mission
+is to refund, and its form shows an amount. Ours is asked first and chooses the packets (`chosen_from`: how many it was
+asked, and for how many it failed or decided otherwise). It reads ahead the numbers that a prompt shows, so that an amount
+which is one of them (`amount_shown`) costs no pass of its own. This model mostly copies the first; one that makes up its own
+numbers costs more (`passes`: the number of decisions, by passes).
+What lies outside the envelope counts as a violation, what raised or ran out of time as an error; times are of all that was
+written, violations included. Engines spell alike and still choose differently: an engine that denies where ours refunds
 writes no digits, so its time flatters it. An engine that has taken 30 s (`PATIENCE_S`) over packets of a kind is asked no
-more of them once it was asked 8 (`DECISIONS_MIN`); ratios are of the packets that both decided.
+more of them once it was asked 8 (`DECISIONS_MIN`); ratios are over the packets that both decided.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Entry:
 
     @property
     def in_the_run(self) -> bool:
-        return not self.process.missing  # one that died goes on to be asked: each answer that fails to come is an error
+        return not self.process.missing  # one that died stays in: each answer that does not come is an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Work:
 
     @property
     def recurring(self) -> int:
-        """Of how many packets that are counted the words that recur were read for one before."""
+        """The number of measured packets whose recurring words were read for an earlier packet."""
         seen = [recurring(task.packet) for task in [*self.earlier, *self.tasks]]
         first = len(self.earlier) + WARM_UP
         return sum(seen[n] in seen[:n] for n in range(first, len(seen)))
@@ -108,8 +108,8 @@ def _request(packet: DecisionPacket, words: ModelTokenizer) -> dict[str, Any]:
 
 
 def ask(entry: Entry, task: Task, *, shape: bool = False) -> dict[str, Any]:
-    """Ask one engine for one decision. Ours is given the packet itself, and makes of it what the others are handed; with
-    `shape` it also says how many tokens each pass read.
+    """Ask one engine for one decision. Ours is given the packet itself, and makes prompt and language from it. With `shape`
+    its answer also has the tokens of each pass.
     """
     if not entry.contender.is_ours:
         return entry.process.ask(task.request, timeout_s=TIMEOUT_S)
@@ -121,8 +121,8 @@ def ask(entry: Entry, task: Task, *, shape: bool = False) -> dict[str, Any]:
 def chosen_tasks(
     ours: Entry, candidates: Sequence[Task], count: int, wanted: Callable[[str], bool]
 ) -> tuple[list[Task], dict[str, int]]:
-    """Return the tasks about which our engine decides as `wanted`, then others where these are too few; and of how many
-    asked it failed or decided otherwise.
+    """Return `count` tasks that our engine decides as `wanted`, then others where these are too few; and how many it was
+    asked, failed, and decided otherwise.
     """
     answers: list[tuple[bool, Task]] = []
     failed = 0
@@ -152,14 +152,14 @@ def measure(entries: Sequence[Entry], work: Mapping[str, Work]) -> None:
 
 
 def _in_turn(entries: Sequence[Entry], number: int) -> list[Entry]:
-    """Return those in the run, each time in another order by chance, which is the same in every run."""
+    """Return the engines in the run, in a random order that depends on `number` alone."""
     living = [entry for entry in entries if entry.in_the_run]
     Random(number).shuffle(living)  # noqa: S311  so that no engine always follows the same one
     return living
 
 
 def row(entry: Entry, ours: Entry) -> dict[str, Any]:
-    """Return what is reported of one engine."""
+    """Return one engine's row of the document."""
     found: dict[str, Any] = {"name": entry.contender.name, "version": entry.process.versions}
     for kind, prefix in (("fixed", ""), ("digits", "digits_")):
         of_kind = entry.outcomes[kind]
@@ -190,7 +190,7 @@ def run(
     threads: int,
     say: Say = print,
 ) -> Report:
-    """Measure `count` decisions of each kind by each engine. `folder` is where the airline of the packets is made."""
+    """Measure `count` decisions of each kind by each engine. `folder`: for the packets' world and the engines' logs."""
     with ExitStack() as opened:
 
         def started(contender: Contender) -> Entry:
@@ -204,7 +204,7 @@ def run(
         _check_ours(own)
         _check_theirs(others, say)
         work, chosen_from, predicted = _prepare(own, folder, words, count + WARM_UP, say)
-        for entry in own:  # anew: it has read what it is going to be asked
+        for entry in own:  # started again, for they have read the packets that are measured
             entry.process.close()
         own = [started(contender) for contender in different]
         _check_ours(own)
@@ -222,7 +222,7 @@ def _document(
     others: Sequence[Entry],
     of_ours: Sequence[Contender],
 ) -> Report:
-    """Return what was measured. `of_ours`: ours as it runs, in numbers as peers have them, on llama.cpp."""
+    """Return the document. `of_ours`: ours as it runs, in the peers' kind of numbers, and on llama.cpp."""
     ours, *alike = (row(entry, own[0]) for entry in own)
     outcomes = {entry.contender: entry.outcomes for entry in own}
     theirs = {entry.contender.name: entry.outcomes for entry in others}
@@ -246,14 +246,14 @@ def _document(
 
 
 def _check_ours(own: Sequence[Entry]) -> None:
-    """Raises UsageError where one of ours did not start."""
+    """Raise UsageError where one of ours did not start."""
     for entry in own:
         if why := entry.process.missing or entry.process.failed:
             raise UsageError("our own engine did not start", hint=why)
 
 
 def _check_theirs(others: Sequence[Entry], say: Say) -> None:
-    """Say which peers did not start. Raises UsageError where none did."""
+    """Report which peers did not start. Raises UsageError where none did."""
     for entry in others:
         if why := entry.process.missing or entry.process.failed:
             say(f"{entry.contender.name}: {why}")
@@ -264,7 +264,7 @@ def _check_theirs(others: Sequence[Entry], say: Say) -> None:
 def _prepare(
     own: Sequence[Entry], folder: Path, words: ModelTokenizer, count: int, say: Say
 ) -> tuple[dict[str, Work], dict[str, dict[str, int]], dict[str, dict[str, dict[str, float]]]]:
-    """Choose the packets, and say what they must cost before anything is timed: by kind, by what ours runs in."""
+    """Choose the packets, and predict their times before anything is timed, by kind and by what ours runs in."""
     chosen_from: dict[str, dict[str, int]] = {}
     made = {"fixed": fixed_packets, "digits": digits_packets}
     wanted: dict[str, Callable[[str], bool]] = {"fixed": bool, "digits": REFUND.__eq__}

@@ -1,19 +1,19 @@
 """Measure what a reading costs, and a whole decision where the written policy decides: `sds bench readings --json`.
 
-    reading_ms        one reading alone: of a text of 15, 60 and 200 of the reader's own tokens, of the queue's texts as they
-                      are (`own`); of a score, of a row of fields (`row`)
-    distribution_us   from what was read to the distribution over decisions, alone
-    decisions         from trigger to receipt, by what was decided, and of all that went to no human (`DECIDED`); medians of
+    reading_ms        one reading alone: of a text of 15, 60 and 200 of the reader's tokens, and of the queue's own texts
+                      (`own`); for a score, of a row of fields (`row`)
+    distribution_us   from the readings to the distribution over decisions, alone
+    decisions         from trigger to receipt, by kind of decision, and for all that went to no human (`DECIDED`); medians of
                       the stages: open (the packet), read, distribution, policy (the proposal that follows), judge (and drift
-                      check), commit, dispatch, answer (which is read from the record, and all that lies between)
+                      check), commit, dispatch, answer (reading it from the record, and all that is in no other stage)
     language_model    with `--with-model`: 20 more cases, each by the policy and by the embedded language model, in turn
 
-The gate's own queue, fitted readers and executor, the record on this disk. A text of so many tokens is words of the queue,
-filled with full stops. A case in which the envelope leaves nothing to decide is read by nobody and does not count, nor do
-the first 16 of everything (`WARM_UP`); of the language model's, the first 64 (`EARLIER`).
+The gate's own queue, fitted readers and executor, the record on this disk. A text of so many tokens is made of the queue's
+words, padded with full stops. A case whose envelope leaves nothing to decide is not read and does not count, nor do the
+first 16 (`WARM_UP`) of each measurement; of the language model's cases the first 64 (`EARLIER`) do not count.
 
-Predicted before measuring: the stage `read` takes what the same readers take alone for the same texts; `read_over_alone`
-says how much more it takes within a decision.
+Predicted before measuring: the stage `read` takes as long as the same readers take alone for the same texts;
+`read_over_alone` is what it takes within a decision over that.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ STAGES: dict[str, list[tuple[Any, str]]] = {
     "dispatch": [(Dispatcher, "carry_out")],
     ANSWER: [],
 }
-Decided = tuple[str, dict[str, float]]  # what was decided; milliseconds of the stages, which together are the whole
+Decided = tuple[str, dict[str, float]]  # kind of decision; milliseconds by stage, and their sum under WHOLE
 
 
 class Clock:
-    """Times the stages of decisions wherever they are called, each without those called within it. One thread decides."""
+    """Times the stages of decisions by wrapping their functions; a stage excludes stages within it. For one thread."""
 
     def __init__(self, opened: ExitStack) -> None:
         self._ms, self._within = defaultdict[str, float](float), [0.0]
@@ -100,7 +100,7 @@ class Clock:
 
 
 def of_tokens(words: Sequence[str], count: int, tokens_of: Callable[[str], int]) -> str:
-    """Return as many of the words as `count` tokens hold, those before and after a text included, then full stops."""
+    """Return a text of `count` tokens, special ones included: as many of the words as fit, then full stops."""
     kept = bisect_right(range(1, len(words) + 1), count, key=lambda number: tokens_of(" ".join(words[:number])))
     text = " ".join(words[:kept])
     return text + " ." * (count - tokens_of(text))
@@ -113,8 +113,8 @@ def _counter(reader: Path) -> Callable[[str], int]:
 
 
 def alone(gate: Gate, fitted: Judgement, packets: Sequence[DecisionPacket]) -> tuple[dict[str, Report], Report]:
-    """Read each packet's text, and texts of every length in turn with it; return the milliseconds by reading and length, and
-    the microseconds of the distributions that follow.
+    """Read each packet's text and texts of every length, in turn; return the milliseconds by reading and length, and the
+    microseconds of the distributions that follow.
     """
     specs, rules = gate.contract.readings, policy_rules(gate.contract)
     counters = {name: _counter(fitted.folder / name) for name, spec in specs.items() if not spec.score}
@@ -143,7 +143,7 @@ def alone(gate: Gate, fitted: Judgement, packets: Sequence[DecisionPacket]) -> t
 
 
 def summed(found: Sequence[Decided]) -> dict[str, Report]:
-    """Return how long decisions take: by kind, and of all that went to no human."""
+    """Return how long decisions take, by kind, and for all that went to no human."""
     groups = defaultdict[str, list[dict[str, float]]](list)
     for kind, ms in found:
         for group in {kind, ESCALATE if kind == ESCALATE else DECIDED}:
@@ -156,7 +156,7 @@ def summed(found: Sequence[Decided]) -> dict[str, Report]:
 
 
 def beside_model(clock: Clock, gate: Gate, other: Gate, cases: Sequence[QueuedCase]) -> Report:
-    """Decide cases by the policy and, in a world of its own, by the language model."""
+    """Decide cases by the policy and, at another gate with a record of its own, by the language model."""
     pairs = [(clock.decide(gate, case), clock.decide(other, case)) for case in cases]
     by_policy, by_model = (summary([ms[WHOLE] for _, ms in side]) for side in zip(*pairs, strict=True))
     over = round(by_model["p50"] / by_policy["p50"], 2)
@@ -171,7 +171,7 @@ def _readers_of(definition: GateDefinition) -> Path:
 
 
 def _asked(gate: Gate, queue: Sequence[QueuedCase], most: int) -> list[tuple[QueuedCase, DecisionPacket]]:
-    """Return the first cases in which there is something to decide. Raises UsageError where there are not so many."""
+    """Return the first `most` cases in which there is something to decide. Raises UsageError where there are fewer."""
     looked = ((case, gate.preview(case.event)) for case in queue)
     found = list(islice((each for each in looked if each[1].envelope.names != (ESCALATE,)), most))
     if len(found) < most:
@@ -180,7 +180,7 @@ def _asked(gate: Gate, queue: Sequence[QueuedCase], most: int) -> list[tuple[Que
 
 
 def run(definition: GateDefinition, folder: Path, n: int, more: int, say: Say) -> Report:
-    """`more`: how many cases the language model decides, too."""
+    """Measure, and return the document. `more`: how many cases the language model decides, too. Raises UsageError."""
     readers, report = _readers_of(definition), dict[str, Any]()
     with ExitStack() as opened:
         gate = opened.enter_context(Gate.load(definition, folder=folder / "policy"))

@@ -1,8 +1,8 @@
-"""Make one page of what was kept of all questions: `sds bench report --results FOLDER --page FILE`.
+"""Make one page from the saved documents of all questions: `sds bench report --results FOLDER --page FILE`.
 
-Every figure on the page is in one of the documents in that folder; the plots lie beside the page. A question that was not
-asked is named, never guessed at, and so is every row in which somebody else is the quicker one. Its folder `elsewhere` may
-hold a folder for each other machine, or choice of weights: of their documents the page shows what was reached.
+Every figure on the page is in a document in that folder; the plots lie beside the page. The page names each question
+without a document, and each row in which a peer is quicker. The subfolder `elsewhere` may hold a folder for each other
+machine or choice of weights: of their documents the page shows which targets they reach.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ def _read(path: Path, name: str) -> Report:
     try:
         with path.open("rb") as file:
             raw = file.read(RESULT_BYTES_MAX + 1)
-        found = json.loads(raw) if len(raw) <= RESULT_BYTES_MAX else None
+        document = json.loads(raw) if len(raw) <= RESULT_BYTES_MAX else None
     except OSError as error:
         raise UsageError(f"`{path}` cannot be read: {cause_of(error)}") from error
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict) or found.get("benchmark") != name:
+        document = None
+    if not isinstance(document, dict) or document.get("benchmark") != name:
         raise UsageError(f"`{path}` is no result of `sds bench {name}`", hint=f"sds bench {name} --save {path.parent}")
-    return found
+    return document
 
 
 def page(results: Results, elsewhere: Mapping[str, Results] = MappingProxyType({})) -> tuple[str, dict[str, str]]:
-    """Return the page in Markdown, and its plots by file name. Raises UsageError for a document that lacks something,
-    and where the libraries that typeset are not installed.
+    """Return the page in Markdown, and its plots by file name. Raises UsageError where a document lacks something, or the
+    extra `bench` is not installed.
     """
     try:
         from sds.benchmarks.page.plots import PLOTS  # noqa: PLC0415  both need the extra `bench`
@@ -84,7 +84,7 @@ def page(results: Results, elsewhere: Mapping[str, Results] = MappingProxyType({
 
 @contextmanager
 def _complete(name: str) -> Iterator[None]:
-    """Refuse a document that lacks what is asked of it."""
+    """Raise UsageError where a block finds that a document lacks something."""
     try:
         yield
     except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:

@@ -1,16 +1,16 @@
-"""Measure how a decision's cost grows with what it grows with: `sds bench scaling --json`.
+"""Measure how a decision's cost grows with ledger, prompt, alternatives and contract: `sds bench scaling --json`.
 
-    durable_1m_over_1k   the durable verdict over a ledger of a million entries, over one of a thousand
-    ledger               the same for every size: one record a size, asked in turn, so that all see the same disk
+    durable_1m_over_1k   the durable verdict with a ledger of a million entries, over that with a thousand
+    ledger               the same for every size: one record a size, in turn, so that all see the same disk
     prompt               a decision with one choice, by the tokens of the case's own text
     alternatives         the choice of a kind, by the number of kinds, greedy and exact
     contract             the pure verdict and a decision written without a model, by kinds, reasons of each, fields
 
 Predicted before measuring. Ledger: every statement of a verdict goes through an index, so a thousand times the rows cost
 one or two more pages of each tree, which are in memory: at most 1.1; a record that is read from end to end anywhere would
-show as 10 and more. Prompt: linear from where arithmetic costs more than reading the weights; at this machine's rates,
-said before each is timed. Alternatives: greedy as long as its passes, exact a pass or two more, with the tokens of all
-alternatives in it. Contract: the verdict linear in kinds, the writing as long as what it writes, whatever the contract's size.
+show as 10 and more. Prompt: linear once arithmetic costs more than reading the weights; each time is predicted from this
+machine's rates. Alternatives: greedy takes as long as its passes, exact a pass or two more, over the tokens of all
+alternatives. Contract: the verdict is linear in kinds; writing takes time by what is written, whatever the contract's size.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ STATIC = (
     "Deny what extraordinary circumstances caused: severe weather, strikes, security risks. Escalate when in doubt."
 )
 CASE = "cancelled no, arrival delay 215, weather clear. Claim: my flight came four hours late and nobody told me why. "
-NAMES = (  # of kinds; and ESCALATE
+NAMES = (  # of kinds, besides ESCALATE
     *(DENY, "COMPENSATE", "REFUND_TICKET", "VOUCHER", "REBOOK", "UPGRADE", "MEAL", "HOTEL", "TAXI", "APOLOGY", "MILES"),
     *("LOUNGE", "BAGGAGE", "REPAY_FEE", "CREDIT"),
 )
@@ -80,7 +80,7 @@ CONTRACTS_PREDICTED = (
 )
 Rows = list[dict[str, Any]]
 TEMPLATES = 250
-COPIED_AT_ONCE = 20  # times all templates, in one transaction
+COPIED_AT_ONCE = 20  # copies of all templates in one transaction
 ID_COLUMNS = frozenset({"dfid", "event_id", "idempotency_key", "resource", "resource_key", "scope"})
 TABLES = (
     "events",
@@ -110,7 +110,7 @@ def ledger(folder: Path, sizes: Sequence[int], n: int) -> Rows:
 
 
 class Model:
-    """One backend, a compiler, and what its passes must cost at this machine's rates (`floor.py`)."""
+    """One backend, a compiler, and the least time of passes at this machine's rates (`lib/floor.py`)."""
 
     def __init__(self, backend: Backend, rates: Device, size: tuple[int, int]) -> None:
         self.backend, self._recorded = backend, Recorded(backend)
@@ -121,12 +121,12 @@ class Model:
         self._case = backend.tokenize(CASE.encode(), special=False)
 
     def prompt(self, case_tokens: int) -> list[list[int]]:
-        """Return a prompt of which so many tokens are a case's own."""
+        """Return a prompt's sections, with `case_tokens` tokens in the case's own."""
         own = case_tokens - len(self._closing)
         return [self._static, (self._case * (own // len(self._case) + 1))[:own] + self._closing]
 
     def decide(self, sections: Sequence[Sequence[int]], envelope: DecisionEnvelope, mode: Mode = "greedy") -> float:
-        """Return what one decision took, in milliseconds; its context reference is new."""
+        """Return the time of one decision in milliseconds; its context reference is new."""
         self._recorded.clear()
         began = time.perf_counter()
         matcher = self._compiler.matcher(envelope, f"{next(self._refs):064x}")
@@ -141,7 +141,7 @@ class Model:
     def predict(
         self, sections: Sequence[Sequence[int]], envelope: DecisionEnvelope, mode: Mode = "greedy"
     ) -> dict[str, Any]:
-        """Decide once untimed; return the tokens of the passes and the least these can take."""
+        """Decide once untimed; return the tokens of its passes and the least time of these."""
         self.decide(sections, envelope, mode)
         tokens = self._recorded.tokens
         least = sum(self._rates.pass_ms(*self._size, of_pass) for of_pass in tokens)
@@ -187,7 +187,7 @@ def _envelope(kinds: int) -> DecisionEnvelope:
 
 
 class _Fields:
-    """Every key has the same state: every field permits what its kind may spend."""
+    """A state source in which every key has the same state: every field is HI_MINOR."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._read = StateRead(dict.fromkeys(names, HI_MINOR), "1")
@@ -197,7 +197,7 @@ class _Fields:
 
 
 def contract_of(kinds: int, reasons: int, paths: Sequence[str]) -> Contract:
-    """Return a contract of `kinds` kinds, DENY among them; every other reads a field for its condition and its bound."""
+    """Return a contract of `kinds` kinds, DENY among them; each of the others reads a field for condition and bound."""
     codes = tuple(f"CAUSE_{number}" for number in range(reasons))
 
     def kind(number: int) -> dict[str, Any]:
@@ -213,7 +213,7 @@ def contract_of(kinds: int, reasons: int, paths: Sequence[str]) -> Contract:
 
 
 def contracts(folder: Path, words: Tokenizer, size: tuple[int, int, int], n: int) -> dict[str, Any]:
-    """Return a row: the pure verdict, a decision in a compiled grammar, and one whose grammar must be compiled."""
+    """Return a row: the times of the pure verdict, of writing a decision, and of the first writing, which compiles."""
     kinds, reasons, fields = size
     paths = [f"state.field_{number}" for number in range(fields)]
     contract, path = contract_of(kinds, reasons, paths), folder / f"{kinds}-{reasons}-{fields}.db"
@@ -237,7 +237,7 @@ def contracts(folder: Path, words: Tokenizer, size: tuple[int, int, int], n: int
 
 
 def written(compiler: GrammarCompiler, envelope: DecisionEnvelope, context_ref: str) -> bytes:
-    """Write one decision without a model: at every fork the last token that may come."""
+    """Write one decision without a model: at every choice point the last permitted token."""
     matcher = compiler.matcher(envelope, context_ref)
     for _ in range(FORKS_MAX):
         matcher.accept_forced()
@@ -292,11 +292,10 @@ def _show(report: Report) -> None:
 
 
 def make_record(path: Path, entries: int) -> int:
-    """Write a record whose ledger has at least `entries` entries, real decisions and copies of them; return how many it has.
+    """Write a record whose ledger has at least `entries` entries, of real decisions and copies; return how many it has.
 
-    Every copy has ids of its own in every table and its entries are chained on to the ledger, so trees, indices and the
-    file are as large as those of that many decisions. Not measured itself, and no record to audit: a copy's seals are those
-    of what it was copied from.
+    A copy has its own ids in every table, and its entries are chained to the ledger, so that trees, indices and file are as
+    large as those of that many decisions. The record cannot be audited: a copy has the seals of its template.
     """
     kernel = open_kernel(path)
     for i in range(TEMPLATES):

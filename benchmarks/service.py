@@ -1,19 +1,19 @@
 """Measure what HTTP adds to a decision: `sds bench service --json`.
 
     in_process_ms   `Gate.decide`, from the event to the answer
-    http_ms         the same events at `sds serve` on this machine, over a bare socket that stays open, each in one write; the
-                    event as JSON and the answer read from it are in it
-    added_ms        the one less the other, event by event; `p50s`: of the two medians
+    http_ms         the same events sent to `sds serve` on this machine, over one bare socket that stays open, each in one
+                    write; writing the event's JSON and reading the answer's are included
+    added_ms        `http_ms` less `in_process_ms`, event by event; `p50s`: the difference of the two medians
     client_ms       other events by `sds.client`, with an idempotency key, which the service stores before and after
-    duplicate_ms    events again that were decided: over HTTP, and in process
-    same            in how many of the pairs both answers were the same: all, or nothing was compared
+    duplicate_ms    events that were decided before: over HTTP, and in process
+    same            the number of pairs with equal answers; where it is not all of them, the times do not compare
 
-Each event is decided twice, in two records over the same world, one right after the other, now the one first and now the
-other; the first 16 of everything do not count (`WARM_UP`). One is asked for at a time: how a service does under load,
-`python -m tests.load` shows. The service is a process of its own, with readers and executor of its own.
+Each event is decided twice, in two records over the same world, one right after the other; which comes first alternates.
+The first 16 (`WARM_UP`) of each measurement do not count. One request is sent at a time: `python -m tests.load` measures a
+service under load. The service runs in a process of its own, with readers and executor of its own.
 
-Predicted before measuring: HTTP adds 1.0 ms at most, and a duplicate takes 2.0 ms at most. Asked by `http.client`, as it was
-first, HTTP added more: that client writes head and body apart, and the service reads twice.
+Predicted before measuring: HTTP adds 1.0 ms at most, and a duplicate takes 2.0 ms at most. With `http.client`, which was
+used at first, HTTP added more: that client sends head and body in two writes, and the service reads twice.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ Decide = Callable[[Event], Mapping[str, Any]]
 
 @contextmanager
 def served(gate: str, home: Path, start: Sequence[str] = START, **given: str) -> Iterator[tuple[str, int, str, int]]:
-    """Run `sds serve` for a gate in a home; give host, port, a key and the process. `start`: Python's arguments before those
-    of `serve`; `given`: of its environment, which has no SDS_STORE else. Raises SdsError where it does not start.
+    """Run `sds serve` for a gate in a home folder; yield host, port, a key and the process id. `start`: Python's arguments
+    before those of `serve`; `given`: more environment variables; SDS_STORE is unset. Raises SdsError where it does not start.
     """
     environment = {name: value for name, value in os.environ.items() if name != "SDS_STORE"}
     environment |= {"SDS_HOME": str(home), **given}
@@ -88,7 +88,7 @@ def _started(process: subprocess.Popen[bytes], said: int) -> tuple[str, int, str
 
 
 def over_http(connection: socket.socket, gate: str, key: str) -> Decide:
-    """Return what decides an event by one request on a connection that stays open, written at once."""
+    """Return a function that decides an event by one request, in one write, on a connection that stays open."""
     asked = f"POST /v1/gates/{gate}/decisions HTTP/1.1\r\nHost: service\r\nAuthorization: Bearer {key}\r\n"
     head = f"{asked}Content-Type: application/json\r\nContent-Length: ".encode()
 
@@ -107,8 +107,8 @@ def over_http(connection: socket.socket, gate: str, key: str) -> Decide:
 
 
 def in_pairs(events: Sequence[Event], one: Decide, other: Decide) -> tuple[list[float], list[float], int]:
-    """Decide each event both ways, now the one first and now the other; return the milliseconds of each way, and how often
-    both answers were the same. The first `WARM_UP` do not count.
+    """Decide each event both ways, each way first in turn; return the milliseconds of each way, and the number of events
+    with equal answers. The first `WARM_UP` do not count.
     """
     took_ms: tuple[list[float], list[float]] = ([], [])
     same = list[bool]()
@@ -124,16 +124,16 @@ def in_pairs(events: Sequence[Event], one: Decide, other: Decide) -> tuple[list[
 
 def timed(events: Sequence[Event], decide: Decide) -> list[float]:
     """Return the milliseconds that each event takes."""
-    found = list[float]()
+    took_ms = list[float]()
     for event in events:
         began = time.perf_counter()
         decide(event)
-        found.append((time.perf_counter() - began) * 1000)
-    return found
+        took_ms.append((time.perf_counter() - began) * 1000)
+    return took_ms
 
 
 def run(definition: GateDefinition, folder: Path, n: int) -> Report:
-    """Measure in two fresh homes below `folder`. Raises UsageError where the gate's queue is too short."""
+    """Measure in two new homes below `folder`. Raises UsageError where the gate's queue is too short."""
     events = [case.event for case in definition.cases(folder / "in_process")]
     if len(events) < 2 * (WARM_UP + n):
         raise UsageError(

@@ -1,22 +1,22 @@
-"""Measure what a record holds when several processes decide on it at once: `sds bench store --json`.
+"""Measure how many decisions a second several processes make on one record: `sds bench store --json`.
 
     commits_s            bare one-row commits a second over 8 connections, in PostgreSQL and in SQLite
     decisions_s          whole decisions a second, by an instant model: opened, judged, reserved, carried out, settled
     limited_s            the same, all of them under one spend limit
-    apart_s              whole decisions again, each process on a record of its own: what they wait for is the processor
+    apart_s              the same without a limit, each process on a record of its own: they wait for the processor alone
 
-    statements           of one decision, in both stores alike: of each transaction, and those outside of them
+    statements           of one decision, the same in both stores: in each transaction, and outside of them
 
-Each over 4 processes with 2 threads each, on the same disk, in one run. `over_commits` is decisions a second over bare
-commits a second, `commits_over_commits` what the same decisions are in commits. `decisions_s` over `apart_s` is what one
-record and its lock leave of the speed: a ledger of several chains could not win back more than the rest. The statements
-are counted, not timed: of SQLite, without what its triggers do. In PostgreSQL a transaction's first statement goes along
-with its begin, and what it writes with its end, so that it is two round trips while the record is locked, and one more for
-each of its further reads.
+Each is measured over 4 processes of 2 threads, on the same disk, in one run. `over_commits`: decisions a second over bare
+commits a second; `commits_over_commits`: the same for the commits of these decisions. `decisions_s` over `apart_s` is the
+share of the speed that one record and its lock leave: a ledger of several chains could win back no more than the rest. The
+statements are counted, not timed; SQLite's without what its triggers do. In PostgreSQL a transaction's first statement is
+sent with its begin, and its writes with its end: two round trips while the record is locked, and one more for each further
+read.
 
-Predicted before measuring: one lock lets one transaction in at a time, so the fastest is one commit after the other, a
-third of a decision each; bare commits share their waits for the disk, 8 at a time. So not more than 1/3 of the bare
-commits over one connection, and less by the time that a transaction takes besides waiting for the disk.
+Predicted before measuring: one lock lets one transaction in at a time, so the fastest is one commit after the other, and a
+decision has three; bare commits share their waits for the disk, 8 at a time. So decisions a second are at most 1/3 of the
+bare commits over one connection, and fewer by the time that a transaction takes besides waiting for the disk.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from sds.kernel.storage.store import Store
 PROCESSES, THREADS = 4, 2
 TRANSACTIONS = 3  # of a decision: opened, reserved, settled
 SECONDS, SECONDS_MAX = 10, 600
-START_S = 120.0  # so long may a process take to begin
+START_S = 120.0  # the longest time for a process to start
 STORES = ("postgresql", "sqlite")
 WORK = ("commits", "decisions", "limited", "apart")
 
@@ -86,7 +86,7 @@ def run(folder: Path, url: str, seconds: int, say: Say) -> Report:
 
 
 def _together(work: str, place: str, seconds: int) -> float:
-    """Return how often a second all processes together did some work, once all of them had begun."""
+    """Return how often a second all processes together did some work, from when all had started. Raises UsageError."""
     spawn = multiprocessing.get_context("spawn")
     ready, done = spawn.Barrier(PROCESSES), spawn.SimpleQueue()
     schema = f"sds_bench_{secrets.token_hex(4)}"
@@ -107,7 +107,7 @@ def _together(work: str, place: str, seconds: int) -> float:
 def _process(
     work: str, place: str, schema: str, seconds: int, number: int, ready: Barrier, done: Callable[[int], None]
 ) -> None:
-    """Do some work in as many threads as a process has; say how often it was done in the time."""
+    """Do some work in THREADS threads for `seconds`; pass the number of times to `done`."""
     if work == "apart":
         place, schema = (place, f"{schema}_{number}") if place.startswith("postgres") else (f"{place}.{number}", schema)
     with _worker(work, place, schema) as workers:
@@ -131,7 +131,7 @@ def _process(
 
 @contextmanager
 def _worker(work: str, place: str, schema: str) -> Iterator[list[Callable[[str], Any]]]:
-    """Yield what each thread calls, with a name that no other call has."""
+    """Yield each thread's function, which is called with a name that no other call has."""
     if work == "commits":
         ends = [_bare(place, schema) for _ in range(THREADS)]
         yield [commit for commit, _ in ends]
@@ -152,7 +152,7 @@ def statements(folder: Path) -> dict[str, list[int] | int]:
     contract = contract.model_copy(update={"spend": _one_limit(contract)})
     kernel = open_kernel(folder / "counted.db", contract=contract, connect=traced_in(seen))
     try:
-        accepted(kernel, "first")  # which begins the windows of the monitors
+        accepted(kernel, "first")  # starts the windows of the monitors
         seen.clear()
         accepted(kernel, "second")
         asked = list(seen)
@@ -184,7 +184,7 @@ def _opened(place: str, schema: str) -> Store:
 
 
 def _bare(place: str, schema: str) -> tuple[Callable[[str], Any], Callable[[], None]]:
-    """Return what commits one row, and what closes its connection."""
+    """Return a function that commits one row, and one that closes its connection."""
     table = "CREATE TABLE IF NOT EXISTS {} (id BIGINT, value TEXT NOT NULL)"
     if not place.startswith("postgres"):
         lite = sqlite.connect(Path(place))
@@ -201,7 +201,7 @@ def _bare(place: str, schema: str) -> tuple[Callable[[str], Any], Callable[[], N
 
 
 def _committed(lite: sqlite3.Connection) -> None:
-    """Commit one row; who waits in vain while others commit tries again."""
+    """Commit one row; try again while the database is busy."""
     while True:
         try:
             lite.execute("INSERT INTO one VALUES (1, 'x')")
@@ -237,7 +237,7 @@ def _run(asked: argparse.Namespace, say: Say) -> Report:
 
 @contextmanager
 def _server(folder: Path) -> Iterator[str]:
-    """Yield the address of a PostgreSQL of its own. Raises UsageError where the package that brings one is missing."""
+    """Start a PostgreSQL and yield its URL. Raises UsageError where the package that brings one is missing."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

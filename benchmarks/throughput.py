@@ -1,23 +1,22 @@
 """Measure decisions a second with 1, 2, 4, 8 and 16 asked for at once: `sds bench throughput --json`.
 
-    ours_per_s        by concurrency: the best of one slot that decisions queue for, as many slots, which share passes,
-                      replicas, an engine a core, and of these some slots each, half as many as are asked for: who
-                      waits is ready when one is free
+    ours_per_s        by concurrency, the best of four ways: one slot with a queue; as many slots as are asked for, which
+                      share passes; replicas, an engine a core; replicas with some slots each, half as many in all as are
+                      asked for, so that those waiting are ready when a slot is free
     best_peer_per_s   by concurrency: the best of the peers, as one process with all cores or one process a core
 
-Everybody is asked in `--rounds` rounds, each in another order: a virtual processor is quicker one minute than the next. What
-is said of a way is its median round, `each_per_s` has them all, `became` what became of all packets.
+All ways are measured in `--rounds` rounds, each in another order: a virtual processor's speed changes by the minute. A way's
+figures are those of its median round; `each_per_s` has all rounds, `became` the outcomes of all packets.
 
-The packets are those of `sds bench peers`, half of them of each kind, each decided once, after 64 others (`EARLIER`) that
-came before them in the queue; peers keep only the beginning of the last prompt, so one round of those warms them up.
+The packets are those of `sds bench peers`, half of them of each kind, each decided once, after the 64 (`EARLIER`) before them
+in the queue. Peers keep only the beginning of the last prompt: as many of the 64 as are asked for at once warm them up.
 A choice that the other rows of its batch could have turned is an escalation: counted as `too_close`, and as a decision.
-What failed or ran out of time is none. `--only` names the peers to ask: `tried` has all that were, and how each fared.
-Predicted before measuring: the most decisions a second, by concurrency, if nothing were to be read but the tokens
-that are a case's own, of so many cases in one pass (`predicted`, from measured rates of the device). A case is read
-token for token however many are asked for, which nothing can share; what is shared are the passes of a few tokens
-after it and, where cases share a call, the weights, so on a processor the rate grows by less than two. In llama.cpp
-shared passes are short and attend row by row, for bits that the batch does not change: one slot, or an engine a core,
-can be the quicker.
+What failed or ran out of time is no decision. `--only` names the peers to ask; `tried` has the figures of every way.
+Predicted before measuring: the most decisions a second, by concurrency, if only the cases' own tokens had to be read, those
+of all cases at once in one pass (`predicted`, from measured rates of the device). A case's own tokens must be read however
+many are asked for, and nothing can share that. Shared are the passes of a few tokens after it and, where cases share a
+call, the weights; so on a processor the rate grows by less than a factor of two. In llama.cpp shared passes are short and
+attend row by row, so that the batch does not change any bit: one slot, or an engine a core, can be quicker.
 """
 
 from __future__ import annotations
@@ -62,12 +61,12 @@ DECIDED = ("inside", "outside", CHOICE_TOO_CLOSE)  # nothing else is a decision,
 SERVING = ("guidance-llamacpp", "llamacpp-grammar", "outlines-llamacpp-llguidance")
 
 
-Found = dict[str, Any]  # how one way fared
+Found = dict[str, Any]  # the figures of one way
 Ways = Mapping[str, Callable[[], Found]]
 
 
 def in_rounds(ways: Ways, rounds: int) -> dict[str, Found]:
-    """Go each way once a round; return for each its median round, all rates, and what became of all it was asked."""
+    """Measure each way once a round; return each one's median round, with all its rates, and the outcomes of all packets."""
     found: dict[str, list[Found]] = {name: [] for name in ways}
     for number in range(rounds):
         turn = list(ways)
@@ -89,8 +88,8 @@ def _together(each: Sequence[Found]) -> Found:
 
 
 def best_of_ours(tried: Mapping[str, Found]) -> Found:
-    """Return how the best way fared, and the others."""
-    # what is escalated for the other rows of its batch is not the same work
+    """Return the figures of the best way, with those of all."""
+    # a way that escalates for other rows of a batch does less work: it is the best only where all ways do
     whole = {name: found for name, found in tried.items() if CHOICE_TOO_CLOSE not in found["became"]}
     name, best = max((whole or tried).items(), key=lambda found: found[1]["per_s"])
     return {"best": name, **best, "tried": dict(tried)}
@@ -102,14 +101,14 @@ def ways_of_ours(
     earlier: Sequence[DecisionPacket],
     at_once: int,
 ) -> Ways:
-    """Return how to decide `at_once` packets at a time with each of these engines."""
+    """Return the ways to decide packets with these engines, `at_once` at a time."""
     return {name: partial(_one_way, opener, packets, earlier, at_once) for name, opener in openers.items()}
 
 
 def _one_way(
     opener: Callable[[], Engine], packets: Sequence[DecisionPacket], earlier: Sequence[DecisionPacket], at_once: int
 ) -> Found:
-    """Decide all packets, `at_once` at a time, after the earlier ones."""
+    """Decide the earlier packets, then measure the others, `at_once` at a time."""
     with closing(opener()) as engine:
 
         def decide(packet: DecisionPacket) -> str:
@@ -123,7 +122,7 @@ def _one_way(
 
 
 def on_this_processor(weights: Weights, at_once: int) -> dict[str, Callable[[], Engine]]:
-    """Return how to open an engine for so many: one slot they queue for, a slot for each, an engine for each core, each with some."""
+    """Return how to open an engine in each way: one slot, `at_once` slots, an engine a core, these with slots."""
     how: dict[str, Any] = {"now_ms": now_ms, "as_is": True, "library": weights.library, "dtype": weights.dtype}
     one = partial(open_engine, weights.path, **how)
     ways: dict[str, Callable[[], Engine]] = {"1 slot": one}
@@ -147,7 +146,7 @@ def theirs(
     processes: int,
     overlays: Path = OVERLAYS,
 ) -> Found:
-    """Let processes of one peer take tasks from one queue; each runs on its share of the cores."""
+    """Measure one peer as so many processes, which take tasks from one queue; each runs on its share of the cores."""
     threads = max(1, cores() // processes)
     with ExitStack() as opened:
         logs = [folder / f"{contender.name}-{processes}-{number}.log" for number in range(processes)]
@@ -163,7 +162,7 @@ def theirs(
             process = free.get()
             answer = process.ask(task.request, timeout_s=TIMEOUT_S)
             notes = notes or answer.get("error", "")
-            if process.failed and living > 1:  # it would fail at once whatever it is asked, and the others be idle
+            if process.failed and living > 1:  # else it would fail all tasks at once, while the others idle
                 living -= 1
             else:
                 free.put(process)
@@ -192,7 +191,7 @@ def ways_of_peers(
     only: Sequence[str],
     overlays: Path,
 ) -> Ways:
-    """Return how to ask each of the peers, in both ways to spread it over the cores."""
+    """Return the ways to ask each peer: as one process, and as one process a core."""
     return {
         f"{contender.name}, {count} process{'es' * (count > 1)}": partial(
             theirs, contender, folder, model, tasks, earlier, at_once, processes=count, overlays=overlays
@@ -204,7 +203,7 @@ def ways_of_peers(
 
 
 def best_peer(tried: Mapping[str, Found]) -> Found:
-    """Return how the best peer fared, and the others. Raises UsageError where none decided anything."""
+    """Return the figures of the best peer, with those of all. Raises UsageError where none decided anything."""
     name, best = max(tried.items(), key=lambda found: found[1]["per_s"] or 0.0)
     if not best["per_s"]:
         hint = "make peers" if best["per_s"] is None else ""
@@ -213,7 +212,7 @@ def best_peer(tried: Mapping[str, Found]) -> Found:
 
 
 def mixed_packets(folder: Path, n: int) -> tuple[list[DecisionPacket], list[DecisionPacket]]:
-    """Return `n` packets, or one less, and EARLIER that come before, half of them of each kind: one kind after the other."""
+    """Return `n` packets, or `n - 1` where it is odd, and the EARLIER before them: half of each kind, in two runs."""
     before, count = EARLIER // 2, EARLIER // 2 + n // 2
     fixed, digits = fixed_packets(folder, count), digits_packets(folder, count)
     return [*fixed[before:], *digits[before:]], [*fixed[:before], *digits[:before]]
@@ -276,7 +275,7 @@ def _document(weights: Weights, n: int, rounds: int, most: dict[str, Any], rows:
 
 
 def predicted(rates: Device, size: tuple[int, int], tasks: Sequence[Task], counts: Sequence[int]) -> dict[str, Any]:
-    """Return the most decisions a second, by concurrency. `size`: of the weights, in bytes and in numbers."""
+    """Return the most decisions a second, by concurrency. `size`: the weights' bytes and parameters."""
     own = fmean(len(task.request["tokens"]) - task.request["tokens_kept"] for task in tasks)
     per_s = {str(count): round(1000 * count / rates.pass_ms(*size, round(own * count)), 1) for count in counts}
     return {**rates.facts, "case_tokens": round(own, 1), "per_s": per_s}

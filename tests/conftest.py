@@ -1,4 +1,4 @@
-"""Fixtures that more than one folder uses, and how random tests behave: no deadline, the failing seed printed."""
+"""Fixtures for several folders, settings of the test process, and Hypothesis's profile: no deadline, failures printed."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ __all__ = [
     "vocabulary",
 ]
 
-# What was prepared on this machine shows in no test: each decides with the weights it names.
+# Weights that were prepared on this machine affect no test: each test names its weights.
 os.environ["SDS_CACHE"] = tempfile.mkdtemp(prefix="sds-cache-")
 atexit.register(shutil.rmtree, os.environ["SDS_CACHE"], ignore_errors=True)
 
-# A worker a core: threads of one beside it would wait for each other by spinning. Workers and what they begin inherit it.
+# There is a worker for each core: more threads would wait for each other by spinning. Child processes inherit this.
 os.environ.update(dict.fromkeys(("SDS_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"))
 
 
-GARBAGE = 20_000  # objects between two collections: at Python's 700 the tests spend much of their time in them
+GARBAGE = 20_000  # objects between two garbage collections: with Python's 700 these take much of the tests' time
 LONG = (
     "tests/decoding/test_reference",
     "tests/test_readme",
@@ -75,31 +75,31 @@ LONG = (
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Let the time that a test may take grow with the size of the tests."""
+    """Set a test's time limit by the size of the tests."""
     os.environ.setdefault("PYTEST_TIMEOUT", str(limit_s(int(config.getini("timeout")))))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Let the collector of garbage look neither for any while modules are imported nor at them later: all of them stay."""
+    """Turn garbage collection off during the imports, and exempt the imported objects from it: all of them stay."""
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
-        atexit.register(gc.unfreeze)  # else what is still open as the interpreter ends is said to be so
+        atexit.register(gc.unfreeze)  # else objects still open at the interpreter's end cause warnings
         gc.enable()
         gc.set_threshold(GARBAGE, 20, 20)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest comes first: begun last, it would keep one worker while the others have nothing."""
+    """Run the longest tests first: at the end, one would keep one worker busy while the others have none left."""
     items.sort(key=lambda item: not item.nodeid.startswith(LONG))
 
 
 @pytest.fixture(scope="session", autouse=True)
 def flights_read_once() -> Iterator[None]:
-    """Read the flights of 2013 once a process: it takes over a second, a world of forty claims a hundredth of that."""
+    """Read the flights of 2013 once a process: it takes over a second, a hundred times as long as a world of forty claims."""
     with pytest.MonkeyPatch.context() as patched:
         read = cache(load_flights)
         patched.setattr(gate, "load_flights", read)
@@ -109,7 +109,7 @@ def flights_read_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def contracts_read_once() -> Iterator[None]:
-    """Read the YAML of the same contract once a process: it is only looked at, and it takes longer than most tests."""
+    """Parse the YAML of equal contracts once a process: the result is never altered, and parsing outlasts most tests."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(schema, "load_with_lines", lru_cache(512)(load_with_lines))
         yield

@@ -1,6 +1,6 @@
-"""Models that want out: tiny random checkpoints with the real vocabulary, and logits that prefer what is forbidden.
+"""Hostile models: tiny random checkpoints with the real vocabulary, and logits that prefer forbidden tokens.
 
-Both are sources of logits only. The tokenizer, the mask, the language and the decoder they drive are the real ones.
+Both only supply logits. The tokenizer, the mask, the language and the decoder are the real ones.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Logits = NDArray[np.float32]
 
 
 class Panic(BaseException):
-    """What a library in Rust raises when it panics is no `Exception`, and ends no program either."""
+    """Stands for the exception of a Rust library that panics: it is no `Exception`, and no SystemExit either."""
 
 
 class Vocabulary:
-    """The tokenizer metadata of a GGUF file, read once (it takes a second): so few of its first tokens that models open soon."""
+    """The tokenizer metadata of a GGUF file, read once (it takes a second), cut to the first TINY_VOCABULARY tokens."""
 
     def __init__(self, source: Path) -> None:
         fields = gguf.GGUFReader(source).fields
@@ -113,10 +113,10 @@ def _write_weights(
 
 
 class AdversarialBackend:
-    """The tokenizer of a real model, and logits from a wish: `wish(self) -> logits`, shape [vocab_size].
+    """A backend with a real model's tokenizer, and logits from a function: `wish(self) -> logits`, shape [vocab_size].
 
-    Call `face(matcher)` with a matcher of its own before each decision: `permitted` then follows what a slot was sent, so that
-    a wish can know exactly what is forbidden.
+    Call `face(matcher)` with a matcher of its own before each decision: `permitted` then holds the tokens permitted after
+    those that a slot was sent, so that a wish knows exactly what is forbidden.
     """
 
     slots, pass_tokens_max, lookahead_tokens_max, rows_may_be_cut = 1, 512, 0, True

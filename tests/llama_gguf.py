@@ -1,4 +1,4 @@
-"""Random models of the architecture `llama` in a few kilobytes: any sizes, any settings, any tensors."""
+"""Write random models of a few kilobytes: `llama` and other architectures, of any sizes, settings and tensors."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def mamba_settings(sizes: Sizes = Sizes(), *, state: int = 4, kernel: int = 4) -
 
 
 def hybrid_tensors(sizes: Sizes = Sizes(), *, state: int = 4) -> Tensors:
-    """Return random tensors of the architecture `jamba`: its first layer is a state, the second has a cache."""
+    """Return random tensors of the architecture `jamba`: its first layer has a recurrent state, the second a KV cache."""
     rng, attention, ssm = np.random.default_rng(3), random_tensors(sizes), mamba_tensors(sizes, state=state)
     found = {name: values for name, values in attention.items() if not name.startswith("blk.0.attn_")}
     found |= {name: values for name, values in ssm.items() if name.startswith("blk.0.")}
@@ -101,7 +101,7 @@ def hybrid_settings(sizes: Sizes = Sizes()) -> dict[str, float | str | list[int]
 
 
 def windowed_tensors(sizes: Sizes) -> Tensors:
-    """Return random tensors of the architecture `cohere2`, most layers of which look back no further than a window."""
+    """Return random tensors of the architecture `cohere2`, most of whose layers attend within a sliding window."""
     return {name: values for name, values in random_tensors(sizes).items() if "ffn_norm" not in name}
 
 
@@ -124,7 +124,7 @@ def llama_gguf(
     without: str = "",
     architecture: str = "llama",
 ) -> Path:
-    """Write a model; `settings` of the architecture are added or overridden, `without` is left out. Matrices are of `kind`."""
+    """Write a model. `settings` add to the architecture's or replace them; `without`: one left out; `kind`: of matrices."""
     writer = gguf.GGUFWriter(path, architecture)
     said = _settings(sizes) | dict(settings or {})
     said.pop(without, None)

@@ -1,4 +1,4 @@
-"""Models shared by the tests: the embedded one, tiny random ones, and the envelope of the README."""
+"""Fixtures of models (the embedded one, tiny random ones), and the README's envelope and language."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sds.models.protocol import Backend
 from tests.hostile import Vocabulary, tiny_checkpoint
 
 CONTEXT_REF = "0123456789abcdef" * 4
-TINY_THREADS = 1  # a second one costs more than it brings
+TINY_THREADS = 1  # for models this small two are slower
 
 
 def model_in(library: str, path: Path, **options: Any) -> Backend:
@@ -59,7 +59,7 @@ def tiny_path(vocabulary: Vocabulary, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="session")
 def single_path(vocabulary: Vocabulary, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the tiny checkpoint of seed 1 in single precision, where only the order of additions is left as noise."""
+    """Return the tiny checkpoint of seed 1 in single precision, where only the order of additions changes results."""
     path = tmp_path_factory.mktemp("single") / "tiny-f32.gguf"
     return tiny_checkpoint(path, vocabulary, 1, weights=GGMLQuantizationType.F32)
 

@@ -26,12 +26,12 @@ from random import Random
 
 ROOT = Path(__file__).parents[1]
 KNOWN = ROOT / "docs" / "mutations.md"
-# Each takes more than some seconds and looks at the kernel as a whole: crashes, histories, fuzz.
+# Tests of the whole kernel that take more than some seconds each: crashes, histories, fuzz.
 SLOW = frozenset({
     "test_at_most_once", "test_crash", "test_damaged_record", "test_dim_fuzz", "test_histories", "test_human_crash",
     "test_registry_crash", "test_saga_crash",
 })  # fmt: skip
-CORE = frozenset({"test_kernel", "test_recovery", "test_audit_tables"})  # all that is decided and recorded
+CORE = frozenset({"test_kernel", "test_recovery", "test_audit_tables"})  # between them all of deciding and recording
 MUTANT_S_MAX = 600
 TEST_S_MAX = 60
 SHOWN_CHARS_MAX = 160
@@ -39,7 +39,7 @@ SHOWN_CHARS_MAX = 160
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One change of one file. `line`: where; `how`: by which operator."""
+    """One change of one file. `line`: its place; `how`: the operator; `source`, `code`: the file before and after."""
 
     file: str
     line: int
@@ -56,7 +56,7 @@ class Mutant:
 
 
 def mutants(file: str, source: str, rng: Random) -> Iterator[Mutant]:
-    """Yield every mutant of a file whose meaning is another, in random order."""
+    """Yield the mutants of a file, in random order, without those that run the same."""
     makers = [*_of_cosmic_ray(source), *without_statements(source)]
     rng.shuffle(makers)
     meant = meaning(source)
@@ -68,7 +68,7 @@ def mutants(file: str, source: str, rng: Random) -> Iterator[Mutant]:
 
 @dataclass(frozen=True, slots=True)
 class Make:
-    """Makes one mutant, when it is asked: there are thousands."""
+    """Makes one of Cosmic Ray's mutants when it is called: there are thousands."""
 
     source: str
     operator: object
@@ -97,7 +97,7 @@ def _of_cosmic_ray(source: str) -> Iterator[tuple[int, str, Make]]:
 
 @dataclass(frozen=True, slots=True)
 class Without:
-    """Leaves one statement out."""
+    """Makes a mutant without one statement, the lines `first` to `last`."""
 
     source: str
     first: int
@@ -120,7 +120,7 @@ def without_statements(source: str) -> Iterator[tuple[int, str, Without]]:
 
 
 class _Bare(ast.NodeTransformer):
-    """Takes out what no run depends on: annotations, docstrings, how an argument must be passed, `frozen` and `slots`."""
+    """Removes what does not affect a run: annotations, docstrings, kinds of parameters, decorators with arguments."""
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
         self.generic_visit(node)
@@ -153,7 +153,7 @@ class _Bare(ast.NodeTransformer):
 
 
 def meaning(code: str) -> str | None:
-    """Return what is run of a source; None: it is none."""
+    """Return what of a source affects a run, as text; None where it is no Python."""
     try:
         return ast.dump(_Bare().visit(ast.parse(code)))
     except SyntaxError:
@@ -161,8 +161,8 @@ def meaning(code: str) -> str | None:
 
 
 def chosen_tests(file: str, root: Path, *, near: bool) -> list[str]:
-    """Return the quick tests of the kernel, those called after the module first, then those that import it, then the core, then (unless
-    `near`) all others.
+    """Return the quick tests of the kernel: first those named after the module, then those that import it, then CORE, then,
+    unless `near`, all others.
     """
     name, folder = Path(file).stem, root / "tests" / "kernel"
     quick = sorted(path for path in folder.rglob("test_*.py") if path.stem not in SLOW)
@@ -175,7 +175,7 @@ def chosen_tests(file: str, root: Path, *, near: bool) -> list[str]:
 
 
 def survives(copy: Path, mutant: Mutant, *, near: bool) -> bool:
-    """Run the tests on a mutant; one that hangs is noticed, too."""
+    """Tell whether a mutant passes the tests; one that hangs does not."""
     path = copy / mutant.file
     whole = path.read_bytes()
     path.write_text(mutant.code, encoding="utf-8")
@@ -188,7 +188,7 @@ def survives(copy: Path, mutant: Mutant, *, near: bool) -> bool:
 
 
 def pass_on(copy: Path, tests: Iterable[str]) -> bool:
-    """Whether tests pass in the copy, up to the first that fails. Raises TimeoutExpired."""
+    """Tell whether tests pass in a copy; stop at the first that fails. Raises TimeoutExpired."""
     environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
     run = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", f"--timeout={TEST_S_MAX}", *tests]
     done = subprocess.run(run, cwd=copy, env=environment, capture_output=True, timeout=MUTANT_S_MAX, check=False)
@@ -196,7 +196,7 @@ def pass_on(copy: Path, tests: Iterable[str]) -> bool:
 
 
 def copied(into: Path) -> Path:
-    """Copy what git knows of the tree, links as links, and nothing that was compiled."""
+    """Copy the tracked files of the tree into a folder, links as links; return the folder."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, listed.split("\0")):
         target = into / name
@@ -207,7 +207,7 @@ def copied(into: Path) -> Path:
 
 
 def drawn(files: list[str], sample: int, rng: Random) -> Iterator[Mutant]:
-    """Yield mutants without one twice, from files drawn as often as they are long."""
+    """Yield up to `sample` different mutants, from files drawn in proportion to their length."""
     sources = {file: (ROOT / file).read_text(encoding="utf-8") for file in files}
     made = {file: mutants(file, source, rng) for file, source in sources.items()}
     weights = [len(source) for source in sources.values()]
@@ -218,7 +218,7 @@ def drawn(files: list[str], sample: int, rng: Random) -> Iterator[Mutant]:
 
 
 def judged(copy: Path, mutants: Iterable[Mutant], *, near: bool) -> Iterator[tuple[str, Mutant]]:
-    """Yield what became of each mutant."""
+    """Yield each mutant with its outcome: killed, listed in `docs/mutations.md`, or SURVIVED."""
     listed = KNOWN.read_text(encoding="utf-8")
     for mutant in mutants:
         if not survives(copy, mutant, near=near):

@@ -1,7 +1,7 @@
-"""Models of one's own, made from the embedded one: `python -m tests.own_models FOLDER`.
+"""Make models like a user's own from the embedded one: `python -m tests.own_models FOLDER`.
 
-`FOLDER/checkpoint` is a Hugging Face checkpoint folder, `FOLDER/model-f16.gguf` another GGUF: the same weights in
-half precision in both, so that engines can be compared on them.
+`FOLDER/checkpoint` is a Hugging Face checkpoint folder, `FOLDER/model-f16.gguf` a GGUF. Both have the same weights in half
+precision, so that engines can be compared on them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sds.models.catalog.catalog import embedded_model
 
 try:
     from safetensors.numpy import save_file
-except ImportError:  # a command of the README's, too
+except ImportError:  # the README shows this command to users, too
     raise SystemExit("error: safetensors is not installed\nmend:  make install") from None
 
 CHECKPOINT, SECOND_GGUF = "checkpoint", "model-f16.gguf"
@@ -47,7 +47,7 @@ Weights = dict[str, Values]
 
 def checkpoint_folder(path: Path, source: Path | None = None) -> Path:
     """Write `source`, or the embedded model, as a checkpoint folder of float16: config, safetensors, tokenizer."""
-    reader = gguf.GGUFReader(source or embedded_model())  # takes seconds, so once
+    reader = gguf.GGUFReader(source or embedded_model())  # takes seconds
     fields = {name: field.contents() for name, field in reader.fields.items()}
     config = config_of(fields)
     path.mkdir(parents=True)
@@ -84,12 +84,12 @@ def _named(tensor: gguf.ReaderTensor, heads: Mapping[str, int]) -> tuple[str, Va
 
 
 def _halved(values: NDArray[np.float32]) -> Values:
-    """Return float16, but for the vectors of the norms, which llama.cpp keeps as they are."""
+    """Return matrices as float16, and the vectors of norms as they are, as llama.cpp does."""
     return values.astype(np.float16) if values.ndim > 1 else values
 
 
 def _rotated_by_halves(values: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
-    """llama.cpp rotates neighbouring rows of a head together, transformers a head's first half with its second."""
+    """Return the rows of q or k in transformers' order: it rotates a head's halves together, llama.cpp neighbouring rows."""
     rows, width = values.shape
     pairs = values.reshape(heads, rows // heads // 2, 2, width)
     return np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(rows, width))

@@ -1,4 +1,4 @@
-"""Peers that misbehave, for the benchmark of peers: driver `tests.own_peers`, option HOW."""
+"""Peers that misbehave, for tests of `sds bench peers`: the driver `tests.own_peers`, with the option HOW."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from sds.benchmarks.peer.drivers.serving import Peer, Request, Said
 
 
 def beyond_its_bounds(request: Request) -> Said:
-    """Refund what nobody permitted, in a form that is otherwise right."""
+    """Refund more than is permitted, in the right form."""
     (reference,) = re.findall(r"[0-9a-f]{64}", request["regex"])
     params = '"params":{"amount":100000.00},"reason":"NOT_TRAVELLED"'
     return Said(f'{{"action":"REFUND_TICKET",{params},"context_ref":"{reference}"}}', 0.5)
 
 
 def for_another_case(request: Request) -> Said:
-    """Escalate, which is always permitted, but refer to another snapshot."""
+    """Escalate, which is always permitted, but with the reference of another snapshot."""
     reference = "0" * 64
     return Said(f'{{"action":"ESCALATE","reason":"HUMAN_REVIEW","context_ref":"{reference}"}}')
 

@@ -1,4 +1,4 @@
-"""Engines without a model: user space may be anything, and what the kernel does with it is what is tested."""
+"""Engines without a model, for tests of what the kernel does with any proposal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PAYS = ("COMPENSATE", "REFUND_TICKET", "VOUCHER")
 
 
 class Says:
-    """An engine that says what a function makes of a packet, and measured what it is told to have measured."""
+    """An engine that proposes what a function returns for a packet, with a given Decoding."""
 
     def __init__(self, say: Propose, measured: Decoding = SURE) -> None:
         self.model = measured.model or "says"
@@ -31,7 +31,7 @@ class Says:
 
 
 class Greedy(Says):
-    """The most expensive proposer the envelope permits: the first of its kinds that is there, for the most it may cost."""
+    """The most expensive proposer within the envelope: the first permitted kind of its order, with the largest amount."""
 
     def __init__(self, *order: str) -> None:
         super().__init__(self._most, Decoding("greedy", 1.0))

@@ -1,4 +1,4 @@
-"""Asking a benchmark in this process, as `sds bench QUESTION` does in one of its own."""
+"""Run a benchmark in this process, as `sds bench QUESTION` does in another one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sds.kernel.decision.packet import DecisionPacket
 
 
 def asked(module: ModuleType, *arguments: str) -> tuple[dict[str, Any], list[str]]:
-    """Return the document that a question ends with, and the lines before it."""
+    """Run a question; return its document, and the lines that it printed before it."""
     said = io.StringIO()
     with patch("sys.argv", [module.__name__, *arguments]), contextlib.redirect_stdout(said):
         measuring.main(module.__doc__, module._options, module._run, module._show)
@@ -26,5 +26,5 @@ def asked(module: ModuleType, *arguments: str) -> tuple[dict[str, Any], list[str
 
 
 def real_packets(folder: Path, count: int) -> list[DecisionPacket]:
-    """Return the first packets in which the model has a choice."""
+    """Return the first `count` packets that leave the model a choice."""
     return packets_where(folder, count, lambda packet: len(packet.envelope.kinds) > 1)

@@ -1,4 +1,4 @@
-"""Decisions of a tiny model in a real gate's record, for replays to find."""
+"""Record decisions of a tiny model at a real gate, for tests of replays."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GATE = "claims"
 def record(
     home: Path, *, model: Path | None = None, engine: Engine | None = None, events: int = 4, at_once: int = 1
 ) -> list[str]:
-    """Decide so many events of a gate with its folder in `home`; return their dfids."""
+    """Decide events at a gate with its folder in `home`, `at_once` at a time; return their dfids."""
     folder = home / GATE
     folder.mkdir(parents=True, exist_ok=True)
     tickets = Tickets()

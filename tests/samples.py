@@ -1,4 +1,4 @@
-"""Proposals for an envelope: some inside, some just outside, and bytes bent out of the form; and what bytes say as JSON."""
+"""Random proposals for an envelope: inside it, just outside it, and malformed bytes; and reading bytes as strict JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sds.kernel.envelope.proposal import Proposal, write_proposal
 from tests.strategies import KINDS, PARAMS, REASONS
 
 TEXT = "".join(chr(c) for c in range(32, 127) if chr(c) not in '"\\')
-# What a number, a text or the frame around them could be bent into.
+# Bytes to insert into a number, a text, or the JSON around them.
 BENT = (b"-", b"+", b".", b"0", b"00", b"9", b"e2", b" ", b",", b'"', b"\\", b"\n", b"}", b"\x00", b"\x7f", b"\xc3\xa9")
 BENT_NUMBERS = (
     "-0",
@@ -34,7 +34,7 @@ BENT_NUMBERS = (
 
 
 def values_near(rng: Random, allowed: Bound) -> int:
-    """Draw a value of the bound, a neighbour of one, a neighbour of an end, or one by a power of ten."""
+    """Draw a value within a bound, or near one, near an end, or near a power of ten."""
     member = allowed.lo + rng.randrange((allowed.hi - allowed.lo) // allowed.step + 1) * allowed.step
     base = rng.choice((member, member, member, allowed.lo, allowed.hi, 10 ** rng.randrange(16), -member))
     return max(-MAGNITUDE_MAX, min(MAGNITUDE_MAX, base + rng.choice((0, 0, 0, -1, 1, allowed.step, -allowed.step))))
@@ -52,7 +52,7 @@ def inside(rng: Random, envelope: DecisionEnvelope, context_ref: str) -> Proposa
 
 
 def near(rng: Random, envelope: DecisionEnvelope, context_ref: str) -> Proposal:
-    """Draw a proposal that is well formed but for some numbers, and often just outside."""
+    """Draw a proposal in the right form, except for some numbers; it is often just outside the envelope."""
     kind = rng.choice(envelope.kinds)
     params = [(name, _near_literal(rng, b)) for name, b in kind.params]
     if not rng.randrange(8):
@@ -63,7 +63,7 @@ def near(rng: Random, envelope: DecisionEnvelope, context_ref: str) -> Proposal:
 
 
 def mutated(rng: Random, envelope: DecisionEnvelope, context_ref: str) -> bytes:
-    """Draw bytes near the language: a near proposal, or one whose bytes were cut, doubled, swapped or replaced."""
+    """Draw bytes near the language: of a proposal by `near`, or of one inside with bytes added, cut, swapped or replaced."""
     if rng.randrange(2):
         return write_proposal(near(rng, envelope, context_ref))
     data = write_proposal(inside(rng, envelope, context_ref))
@@ -84,7 +84,7 @@ def mutated(rng: Random, envelope: DecisionEnvelope, context_ref: str) -> bytes:
 
 
 def as_under(schema: str, data: bytes) -> bytes:
-    """Return a proposal as schema 3.0.0 wrote it, a `reason` as `reason_code`; 2.0.0, too, no parameters as empty ones."""
+    """Return a proposal as older schemas wrote it: 3.0.0 has `reason_code` for `reason`, 2.0.0 also empty `params`."""
     data = data.replace(b',"reason":', b',"reason_code":', 1)
     if schema == "3.0.0" or b',"params":' in data:
         return data
@@ -107,7 +107,7 @@ def _rationale(rng: Random, envelope: DecisionEnvelope, beyond: int) -> str | No
 
 
 def value_of(data: bytes) -> Any:
-    """Return the JSON value, or None for what is no JSON text, and for a name written twice, which has no meaning."""
+    """Return the JSON value of bytes; None where they are no JSON, or an object has a name twice."""
     try:
         return json.loads(data, parse_float=Decimal, parse_constant=_refuse, object_pairs_hook=_once)
     except ValueError:

@@ -1,4 +1,4 @@
-"""A small model of another kind than the embedded one: SentencePiece, joined digits, no chat template."""
+"""A small model that differs from the embedded one: SentencePiece, tokens of several digits, no chat template."""
 
 from __future__ import annotations
 

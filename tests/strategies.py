@@ -1,7 +1,7 @@
-"""Random bounds and envelopes, once for Hypothesis (which shrinks them) and once for a seeded pool.
+"""Random bounds and envelopes, for Hypothesis, which shrinks them, and for seeded tests.
 
-Both draw through `Pick`: `random.Random(seed).randint`, or integers drawn by Hypothesis. Every bound made here has a
-language within the limits: a step that is not made of twos and fives holds few values.
+Both draw by a `Pick(lo, hi)`: `random.Random(seed).randint`, or Hypothesis's integers. Every bound has a language within
+the limits: one whose step has other factors than two and five has few values.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sds.kernel.envelope.envelope import (
 Pick = Callable[[int, int], int]
 T = TypeVar("T")
 
-# Some are the beginning of another, which is where a grammar goes wrong.
+# Some names begin others: the hard case for a grammar.
 KINDS = ("COMPENSATE", "HOLD", "PAY", "PAY_LATER", "REFUND_TICKET", "VOUCHER")
 REASONS = ("A", "A0", "CREW", "GOODWILL", "HUMAN_REVIEW", "WEATHER", "WEATHER_SEVERE")
 PARAMS = ("amount", "amount_extra", "days", "x")
@@ -35,7 +35,7 @@ ODD_VALUES_MAX = 100
 
 
 def random_bound(pick: Pick, scale: int | None = None) -> Bound:
-    """Draw a bound: any sign, any scale, small and huge, a few values or very many."""
+    """Draw a bound of any sign, scale, size and number of values."""
     size = 10 ** pick(0, 15)
     at = pick(-size, size)
     if pick(0, 2):
@@ -57,7 +57,7 @@ def random_kind(pick: Pick, name: str) -> KindBound:
 
 
 def random_envelope(pick: Pick) -> DecisionEnvelope:
-    """Draw an envelope: one in eight has no refusal and is therefore the bottom, one calls it BLOCK, one in three asks for a rationale."""
+    """Draw an envelope: one in eight has no refusal (the bottom), one in eight BLOCK for it, one in three a rationale."""
     kinds = [random_kind(pick, name) for name in some_of(pick, KINDS)]
     named = pick(0, 7)
     refusal = "BLOCK" if named == 7 else DENY
@@ -71,7 +71,7 @@ def one_of(pick: Pick, items: Sequence[T]) -> T:
 
 
 def some_of(pick: Pick, items: Sequence[T]) -> tuple[T, ...]:
-    """Keep each item or not; their order stays."""
+    """Draw a subset of items, in their order."""
     return tuple(item for item in items if pick(0, 1))
 
 

@@ -1,4 +1,4 @@
-"""Checkpoint folders: the tokenizer and the shape of a GGUF, and random weights of any shape, made where they are measured."""
+"""Make checkpoint folders on the machine that measures: a GGUF's tokenizer and shape, and random weights of any shape."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import gguf
 
-CONTROL = 3  # GGUF's type of a token that steers
+CONTROL = 3  # GGUF's type of control tokens
 ROPE_BASE = 10_000.0
 SEED = 1
 _SETTINGS = {
@@ -31,7 +31,7 @@ SHAPES: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("shap
 
 
 def write_tokenizer(folder: Path, source: Path) -> None:
-    """Write the tokenizer and the shape of a GGUF of the architecture `llama` as a checkpoint folder has them."""
+    """Write the tokenizer and the shape of a GGUF with the architecture `llama` as files of a checkpoint folder."""
     fields = fields_of(source)
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in {"config.json": config_of(fields), **tokenizer_files(fields)}.items():
@@ -44,7 +44,7 @@ def fields_of(source: Path) -> dict[str, Any]:
 
 
 def config_of(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `config.json` of a GGUF's metadata."""
+    """Return the content of `config.json` for a GGUF's metadata."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -86,7 +86,7 @@ def tokenizer_files(fields: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def write_random(folder: Path, shape: Mapping[str, Any], tokenizer: Path, device: str) -> Path:
-    """Write a checkpoint of a shape with random weights in bfloat16, drawn on the device; the same seed, the same weights."""
+    """Write a checkpoint of a shape with random weights in bfloat16, drawn on the device from SEED; return its folder."""
     import torch  # noqa: PLC0415  only where there are models for it
     from transformers import AutoConfig, AutoModelForCausalLM  # noqa: PLC0415
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Packs what a machine with a card and no network needs: benchmarks/card/kit.sh KIT [--weights]
+# Pack what a machine with a card and no network needs: benchmarks/card/kit.sh KIT [--weights]
 #
-# KIT/wheels     ours and what a Python 3.12 with torch and transformers lacks, llama.cpp's wheel among them
+# KIT/wheels     our wheel, and those that a Python 3.12 with torch and transformers lacks, llama.cpp's among them
 # KIT/packets.pickle, KIT/tokenizer/     what is measured (`python -m sds.benchmarks.card.pack`)
-# KIT/weights.NN with --weights: the embedded model's own file, 98 MB in parts of 48 MB that travel one at a time
+# KIT/weights.NN with --weights: the embedded model's file, 98 MB in parts of 48 MB, to be copied one at a time
 #
-# It needs `make install`, PyPI and a C++ compiler, and no Python 3.12: ours and llama.cpp's wheels are of any Python, the
-# rest are fetched for $FOR (3.12). Ours goes without the fitted readers. All but the weights: at most $KIT_MB_MAX (60) MB.
+# It needs `make install`, PyPI and a C++ compiler, but no Python 3.12: our wheel and llama.cpp's are for any Python, the
+# others are downloaded for $FOR (3.12). Our wheel leaves out the fitted readers. Without weights: $KIT_MB_MAX (60) MB at most.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 KIT=${1:?where to? benchmarks/card/kit.sh KIT [--weights]}

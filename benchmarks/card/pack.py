@@ -1,10 +1,10 @@
-"""What a card needs of this machine besides wheels: packets, a tokenizer, the shape of the embedded model.
+"""Pack what a machine with a card needs besides wheels: packets, a tokenizer, the shape of the embedded model.
 
-`python -m sds.benchmarks.card.pack KIT` writes, into a folder that is there:
+`python -m sds.benchmarks.card.pack KIT` writes into an existing folder:
 
-    packets.pickle    the packets that are measured, by sort: the card's machine has no flights to make them of
+    packets.pickle    the packets that are measured, by sort: the card's machine has no flights to make them from
     tokenizer/        config.json, tokenizer.json, tokenizer_config.json of the embedded model, without weights
-    weights.00, ...   with `--weights`: the embedded model's file in parts of 48 MB, that travel one at a time
+    weights.00, ...   with `--weights`: the embedded model's file in parts of 48 MB, to be copied one at a time
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SORTS = {"fixed": fixed_packets, "digits": digits_packets}
 
 
 def packets_of(folder: Path, count: int) -> dict[str, list[DecisionPacket]]:
-    """Return `count` packets of each sort after the EARLIER that a gate at work has decided before them."""
+    """Return EARLIER + `count` packets of each sort: the first EARLIER are decided before the measured ones."""
     return {sort: make(folder, count + EARLIER) for sort, make in SORTS.items()}
 
 
@@ -36,7 +36,7 @@ def write_parts(folder: Path, source: Path) -> None:
 
 
 def joined(folder: Path, into: Path) -> Path | None:
-    """Put the parts of the embedded model's file together; None where none lie in the folder."""
+    """Join the parts of the embedded model's file into `into` and return it; None where the folder has none."""
     parts = sorted(folder.glob("weights.[0-9][0-9]"))
     if not parts:
         return None

@@ -1,4 +1,4 @@
-"""The page of one card: `python -m sds.benchmarks.card.page RESULT.json PAGE.md`, of what `sds bench gpu --save` kept."""
+"""Write one card's page from the document of `sds bench gpu`: `python -m sds.benchmarks.card.page RESULT.json PAGE.md`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Measures on a card, without a network, in one call: KIT/run.sh [OUT] [what `sds bench gpu -h` lists ...]
+# Measure on a card, without a network, in one call: KIT/run.sh [OUT] [options that `sds bench gpu -h` lists ...]
 #
-# Python 3.12 ($PYTHON) has torch and transformers; all else is installed from KIT/wheels into a folder that is gone
-# afterwards. OUT gets gpu.json and page.md. It ends within ten minutes: after $MINUTES (8) nothing new begins.
+# Python 3.12 ($PYTHON) must have torch and transformers; the rest is installed from KIT/wheels into a temporary folder.
+# OUT gets gpu.json and page.md. It ends within ten minutes: after $MINUTES (8) no new measurement begins.
 set -euo pipefail
 KIT=$(cd "$(dirname "$0")" && pwd)
 OUT=${1:-out}; [ $# -eq 0 ] || shift

@@ -1,10 +1,10 @@
-"""The least that a decision's passes must cost: predicted from the device's own rates, and measured bare.
+"""The least time of a decision's passes: predicted from the device's rates, and measured as bare passes.
 
-A pass reads every weight once and does two operations for each weight and token; it cannot be faster than the slower of
-the two. `device()` measures both rates: memory with numpy; arithmetic in the type that the products are made in, with numpy
-for 32-bit floats, else with one large product in the library itself, for numpy knows no other. So the prediction knows of the library
-only what it multiplies in; of llama.cpp, whose types differ from file to file, not even that: 32-bit floats are a guess
-there, no bound. The bare floor is the passes themselves, run again without anything around them.
+A pass reads every weight once and does two operations for each weight and token, so it takes at least as long as the
+slower of the two. `device()` measures both rates: memory with numpy; arithmetic in the data type of the products, with numpy
+for 32-bit floats, else with one large product in the library itself, since numpy has no other type. So the prediction uses
+only the library's data type. For llama.cpp, whose types differ from file to file, 32-bit floats are a guess and no bound.
+The bare floor is the passes themselves, run again with nothing around them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Rates of this machine: bytes a second read from memory, operations a second `in_` a data type."""
+    """Rates of this machine: bytes a second read from memory, operations a second in the data type `in_`."""
 
     bytes_per_s: float
     ops_per_s: float
@@ -41,23 +41,23 @@ class Device:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Return what a document says of them."""
+        """The rates as a document has them, in billions a second."""
         rates = {"memory_gb_per_s": self.bytes_per_s, "gop_per_s": self.ops_per_s}
         return {name: round(rate / 1e9, 1) for name, rate in rates.items()} | {"in": self.in_}
 
     def pass_ms(self, weights_bytes: int, parameters: int, tokens: int) -> float:
-        """Return the least time of one pass over `tokens` tokens."""
+        """Return the least time of one pass over `tokens` tokens, in milliseconds."""
         return 1000 * max(weights_bytes / self.bytes_per_s, 2 * parameters * tokens / self.ops_per_s)
 
 
 def device(weights: Weights) -> Device:
-    """Measure memory, and arithmetic as these weights are multiplied: the best of a few tries each."""
+    """Measure the rates of memory, and of arithmetic as these weights are multiplied: the best of REPEATS each."""
     source = np.ones(COPY_BYTES // 8)
     read_s = min(_seconds(source.sum) for _ in range(REPEATS))
     matrix = np.ones((MATRIX, MATRIX), np.float32)
     dtype = weights.multiplies_in
     if weights.library == INT8.name:
-        from sds.models.int8.library import product as whole  # noqa: PLC0415  what was compiled, only if it is asked for
+        from sds.models.int8.library import product as whole  # noqa: PLC0415  loads the compiled library
 
         _, multiply_s = whole(matrix, matrix, in_bytes=dtype == "int8", threads=cores(), repeats=REPEATS)
         return Device(COPY_BYTES / read_s, 2 * MATRIX**3 / multiply_s, dtype)
@@ -68,7 +68,7 @@ def device(weights: Weights) -> Device:
 
 
 def _product(matrix: np.ndarray, dtype: Dtype) -> Callable[[], object]:
-    """Return what multiplies a matrix by itself in OpenVINO, as its backend does in this data type."""
+    """Return a function that multiplies a matrix by itself in OpenVINO, as its backend does in this data type."""
     import openvino as ov  # noqa: PLC0415  only with the extra `openvino`
     import openvino.opset13 as ops  # noqa: PLC0415
 
@@ -91,7 +91,7 @@ def _product(matrix: np.ndarray, dtype: Dtype) -> Callable[[], object]:
 
 
 def _inferred(request: Any, _matrix: np.ndarray) -> None:
-    """`_matrix`: a tensor does not keep its array."""
+    """Run a request. `_matrix` is kept alive by the caller's `partial`: a tensor does not hold its array."""
     request.infer()
 
 
@@ -102,16 +102,16 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 class Recorded:
-    """A backend that notes what was run since `clear()`; all else is the backend's own.
+    """Wraps a backend and records what was run since `clear()`; everything else is the backend's own.
 
-    `kept`: whether the sections that the last prompt began with had been read before.
+    `kept`: whether the last prompt's sections were in the prefix cache.
     """
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self.sections: list[Sequence[int]] = []
         self.kept = False
-        # rows of a pass; a fork (of which slot, its own); one dropped
+        # a pass: its rows; a fork: (slot, fork); a dropped fork: its number
         self._noted: list[list[Row] | tuple[int, int] | int] = []
 
     def __getattr__(self, name: str) -> object:
@@ -144,13 +144,13 @@ class Recorded:
 
     @property
     def tokens(self) -> list[int]:
-        """How many tokens each pass had to read: of forks, which go on from one place, what they share counts once."""
+        """The tokens that each pass had to read. What several rows share at their beginning counts once."""
         return [
             len({tuple(row.tokens[: n + 1]) for row in rows for n in range(len(row.tokens))}) for rows in self.passes
         ]
 
     def bare_ms(self) -> float:
-        """Run the noted passes once more, and nothing else; return what they took."""
+        """Run the recorded passes again, and nothing else; return their time in milliseconds."""
         self.backend.prefill(self.sections)
         forks = dict[int, int]()
         took_s = 0.0
@@ -170,24 +170,24 @@ class Recorded:
 
 
 class Prediction:
-    """The shapes of the passes of one decision, before it is timed; what each costs is asked of a process of ours.
+    """Predicts a decision's time from the shapes of its passes. A process of ours measures each pass.
 
-    `passes`: how many tokens each of ours reads, what is read ahead among them.
+    `passes`: the tokens that each of ours reads, with those read ahead.
     """
 
     def __init__(self, request: dict[str, Any], answer: dict[str, Any], words: ModelTokenizer) -> None:
-        """`answer`: of our own engine to this request, with its shape."""
+        """`answer`: of our engine to this request, asked with `shape`."""
         self.passes: list[int] = answer["tokens_of_passes"]
         self.tokens: list[int] = request["tokens"]
         self.read_tokens = len(self.tokens) - request["tokens_kept"]
         self.decision_tokens = len(words.tokenize(answer["text"].encode(), special=False))
 
     def ms(self, process: PeerProcess) -> dict[str, float]:
-        """Return what ours must take, and an engine that runs a pass for every token, in the library of this process."""
+        """Return the least milliseconds in this process's library: of ours, and of an engine with a pass for every token."""
         *ours, read, single = (self._pass_ms(process, shape) for shape in (*self.passes, self.read_tokens, 1))
         return {"ours": round(sum(ours), 2), "token_by_token": round(read + self.decision_tokens * single, 2)}
 
     def _pass_ms(self, process: PeerProcess, tokens: int) -> float:
-        """Return what one pass of so many tokens costs there, behind the rest of the prompt."""
+        """Return the milliseconds of one pass over the prompt's last `tokens` tokens, after the rest of the prompt."""
         asked = {"tokens": self.tokens, "pass_tokens": min(tokens, len(self.tokens) - 1)}
         return float(process.ask(asked, timeout_s=TIMEOUT_S)["pass_ms"])

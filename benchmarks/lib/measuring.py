@@ -1,4 +1,4 @@
-"""What every benchmark says of itself, how it sums up, and how it is run: machine, versions, percentiles, one `main`."""
+"""What all benchmarks share: `main` with its options, the facts about machine and versions, timing, percentiles."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WHERE = ("--save", "--folder", "--overlays", "--results", "--page")
 
 
 class Parser(argparse.ArgumentParser):
-    """Answers a mistake in one line, and its mend in another."""
+    """Reports a mistake in one line, with a hint in a second one, and exits with 2."""
 
     def error(self, message: str, hint: str = HELP) -> NoReturn:
         self.exit(2, f"error: {message}\n" + (f"mend:  {hint}\n" if hint else ""))
@@ -45,9 +45,9 @@ def main(
     run: Callable[[argparse.Namespace, Say], Report],
     show: Callable[[Report], None],
 ) -> None:
-    """Run one question: its options, then the measuring, then what is shown to people; the last line is the document.
+    """Run one question: parse `options`, measure with `run`, print with `show`; the last line is the JSON document.
 
-    `run` may say what it predicts while it goes on. With `--save` the document is also FOLDER/QUESTION.json.
+    `doc` is printed before the first line that `run` says. With `--save` the document is also FOLDER/QUESTION.json.
     """
     parser = Parser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print only the JSON document")
@@ -70,11 +70,11 @@ def main(
         parser.error(f"this question needs `{error.name}`", "make peers, in the source folder")
     except KeyboardInterrupt:
         parser.exit(130, "error: interrupted: nothing was kept\n")
-    except BrokenPipeError:  # whoever read has had enough
-        _say_no_more()
+    except BrokenPipeError:  # the output's reader is gone
+        _discard_output()
         parser.exit(0)
     except OSError as error:
-        _say_no_more()
+        _discard_output()
         parser.exit(1, f"error: the machine refused: {cause_of(error)}\n")
 
 
@@ -89,7 +89,7 @@ def _measure(
     unsaid = [] if asked.json or not doc else [doc]
 
     def say(line: str) -> None:
-        """Say what it asks with the first thing it finds: a mistake is one line."""
+        """Print a line, and the docstring before the first one: a mistake found before that is one line alone."""
         while unsaid:
             print(unsaid.pop())
         print(line)
@@ -105,14 +105,14 @@ def _measure(
     print(json.dumps(report))
 
 
-def _say_no_more() -> None:
-    """Let what could not be written be gone: Python would try again at exit, and complain."""
+def _discard_output() -> None:
+    """Discard buffered output that could not be written: Python would try again at exit, and complain."""
     with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def whole_number(most: int, least: int = 1) -> Callable[[str], int]:
-    """Return a reader of numbers from `least` to `most`, for `add_argument(type=...)`."""
+    """Return a parser of whole numbers from `least` to `most`, for `add_argument(type=...)`."""
 
     def read(text: str) -> int:
         if not text.isdecimal() or not least <= int(text) <= most:
@@ -123,14 +123,14 @@ def whole_number(most: int, least: int = 1) -> Callable[[str], int]:
 
 
 def existing(text: str) -> Path:
-    """Return a path at which there is something, for `add_argument(type=...)`."""
+    """Return the path of a file or folder that exists, for `add_argument(type=...)`."""
     if not text or not Path(text).exists():
         raise argparse.ArgumentTypeError(f"`{text}` cannot be read: no such file or directory")
     return Path(text)
 
 
 def names(known: Sequence[str]) -> Callable[[str], list[str]]:
-    """Return a reader of some of these names with commas between them, in the order in which they are known."""
+    """Return a parser of a list of `known` names with commas between them; it returns them in the order of `known`."""
 
     def read(text: str) -> list[str]:
         wanted = {name.strip() for name in text.split(",")}
@@ -149,7 +149,7 @@ def make_folder(folder: Path) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file so that whoever reads it finds all of it, or what was there before."""
+    """Write a file atomically: a reader finds the whole text, or what was there before. Raises UsageError."""
     partial: Path | None = None
     try:
         with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".", delete=False, encoding="utf-8") as file:
@@ -164,7 +164,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def _how(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments that say what was measured, not where."""
+    """Return the arguments that say what was measured, without those that name places (WHERE) and `--json`."""
     left, kept = iter(arguments), []
     for argument in left:
         name, given, _ = argument.partition("=")
@@ -176,11 +176,11 @@ def _how(arguments: Sequence[str]) -> list[str]:
 
 
 def _silent(_text: str) -> None:
-    """Say nothing: only the JSON document is wanted."""
+    """Print nothing, for `--json`."""
 
 
 def machine() -> dict[str, object]:
-    """Return the day and what it ran on: processor, what it computes in, and the cores this process may use."""
+    """Return the date, the processor with its features, the cores this process may use, and the commit of our code."""
     return {
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "machine": machine_name(),
@@ -191,7 +191,7 @@ def machine() -> dict[str, object]:
 
 
 def _code() -> str | None:
-    """Return which commit of ours runs, `-dirty` where Python files differ from it; None: nobody knows here."""
+    """Return the commit of our code, with `-dirty` where Python files differ from it; None outside a git checkout."""
     commit = _git("rev-parse", "--short", "HEAD")
     return commit and commit + "-dirty" * bool(_git("status", "--porcelain", "--", "*.py"))
 
@@ -205,25 +205,25 @@ def _git(*asked: str) -> str | None:
 
 
 def versions(*distributions: str) -> dict[str, str]:
-    """Return the versions of Python and of these distributions, `not installed` where there is none."""
-    found = {"python": platform.python_version()}
+    """Return the versions of Python and of these distributions; `not installed` for one that is missing."""
+    installed = {"python": platform.python_version()}
     for name in distributions:
         try:
-            found[name] = version(name)
+            installed[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            installed[name] = "not installed"
+    return installed
 
 
 def timed_us(call: Callable[[], object]) -> float:
-    """Return how long one call took, in microseconds."""
+    """Return the time of one call in microseconds."""
     began = time.perf_counter_ns()
     call()
     return (time.perf_counter_ns() - began) / 1000
 
 
 def summary(values: Sequence[float]) -> dict[str, float]:
-    """Return n, p50, p95, p99 and max, in the values' own unit."""
+    """Return n, p50, p95, p99 and max, in the unit of the values."""
     p50, p95, p99 = (float(p) for p in np.percentile(values, [50, 95, 99]))
-    found = {"p50": p50, "p95": p95, "p99": p99, "max": max(values)}
-    return {"n": len(values), **{name: round(value, 2) for name, value in found.items()}}
+    figures = {"p50": p50, "p95": p95, "p99": p99, "max": max(values)}
+    return {"n": len(values), **{name: round(value, 2) for name, value in figures.items()}}

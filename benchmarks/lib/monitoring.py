@@ -1,6 +1,6 @@
-"""What the monitors cost a decision: counted and judged in a record with a long past, the commit itself left out.
+"""Measure what monitors add to a decision: counting and judging it in a record with a long past, without the commit.
 
-The past is written in bulk: entries of the ledger, as many as are asked for, and windows that are full.
+The past is written in bulk: ledger entries, up to PAST, and full windows.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from sds.kernel.registry.monitors import MonitoredDecision, Monitors
 from sds.kernel.storage.sqlite import SqliteStore
 from sds.kernel.storage.store import Store
 
-PAST, PAST_PER_MEASURED = 1_000_000, 500  # decisions
-LONGEST = 10_000
+PAST, PAST_PER_MEASURED = 1_000_000, 500  # past decisions: at most, and for each measured one
+LONGEST = 10_000  # decisions of the longest window
 BATCH = 10_000
 STEP_MS = 40  # between two decisions
 SPECS = (
@@ -33,7 +33,7 @@ _PAST = (
 
 
 def monitored(folder: Path, n: int) -> dict[str, float]:
-    """Measure `n` decisions, counted in four windows after PAST others: p50, p95, p99 and max, in microseconds."""
+    """Measure `n` decisions, counted in four windows after up to PAST others; return their `summary` in microseconds."""
     store = SqliteStore(folder / "monitored.db")
     monitors = Monitors("agent", "decisions", [MonitorSpec.model_validate(spec) for spec in SPECS])
     try:
@@ -41,7 +41,7 @@ def monitored(folder: Path, n: int) -> dict[str, float]:
         with store.transaction():
             for number in range(LONGEST + 1):
                 _count(store, monitors, number)
-        with store.transaction():  # one: what a commit leaves of the processor's caches is the disk's doing
+        with store.transaction():  # one for all: a commit between them would disturb the processor's caches
             return summary([timed_us(partial(_count, store, monitors, LONGEST + i)) for i in range(1, n + 1)])
     finally:
         store.close()
@@ -49,7 +49,7 @@ def monitored(folder: Path, n: int) -> dict[str, float]:
 
 def _write_past(store: Store, past: int) -> None:
     with store.transaction():
-        store.run("DROP TRIGGER ledger_next")  # which looks at each entry before
+        store.run("DROP TRIGGER ledger_next")  # it would look up the entry before each one
     for first in range(1, past, BATCH):
         with store.transaction():
             store.run(_PAST, (first, min(first + BATCH, past)))

@@ -1,4 +1,4 @@
-"""Packets of the refund gate over real flights, as an engine gets them, and those that fix what is decided."""
+"""Packets of the refund gate over real flights, as an engine gets them; also narrowed to one sort of decision."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ from sds.kernel.flow.kernel import Kernel
 REFUND = "REFUND_TICKET"
 REFUND_FORM = '{"action":"REFUND_TICKET","params":{"amount":50.00},"reason":"NOT_TRAVELLED"}'
 NUMBER, AMOUNT = re.compile(r"[0-9]+(?:\.[0-9]+)?"), re.compile(rb'"amount":([0-9.]+)')
-EARLIER = 64  # what a gate at work has decided before it is measured: by then most of what recurs was read
+EARLIER = 64  # decisions before the measured ones, as at a gate at work: by then most recurring words were read
 DIGITS_LO_MINOR, DIGITS_HI_MINOR = 1_000, 9_999  # 10.00 to 99.99: every amount has four digits
 
 
 def recurring(packet: DecisionPacket) -> tuple[str, ...]:
-    """Return the texts that an engine may have read before: the contract's, and the words that recur."""
+    """Return the texts that an engine may have read before: the contract's, and the recurring words."""
     return packet.sections[:2]
 
 
 def permits(packet: DecisionPacket, data: bytes) -> bool:
-    """Tell whether bytes are a decision about this packet within its envelope."""
+    """Tell whether a proposal's bytes are about this packet, and within its envelope."""
     proposal = parse_proposal(data)
     known = isinstance(proposal, Proposal) and proposal.context_ref == packet.snapshot.id
     return known and packet.envelope.contains(data)
 
 
 def amount_is_shown(packet: DecisionPacket, data: bytes) -> bool:
-    """Tell whether the decision's amount is a number that its prompt shows, as it stands."""
+    """Tell whether the decision's amount stands in its prompt, digit for digit."""
     shown = {number for text in packet.texts for number in NUMBER.findall(text)}
     return any(amount.decode() in shown for amount in AMOUNT.findall(data))
 
 
 def packets_where(folder: Path, count: int, wanted: Callable[[DecisionPacket], bool]) -> list[DecisionPacket]:
-    """Return the first `count` packets that are wanted."""
+    """Return the first `count` packets for which `wanted` is true."""
     with _previews(folder) as (_, packets):
         return list(islice(filter(wanted, packets), count))
 
 
 def fixed_packets(folder: Path, count: int) -> list[DecisionPacket]:
-    """Return packets with three kinds and more than one reason, and not one free digit: the kernel fills the amount."""
+    """Return packets with three kinds or more and no free digit: the kernel fills in the amounts."""
 
     def is_fixed(packet: DecisionPacket) -> bool:
         return len(packet.envelope.kinds) > 2 and not any(kind.params for kind in packet.envelope.kinds)
@@ -59,17 +59,17 @@ def fixed_packets(folder: Path, count: int) -> list[DecisionPacket]:
 
 
 def digits_packets(folder: Path, count: int) -> list[DecisionPacket]:
-    """Return packets that permit a refund of a four-digit amount, a denial or an escalation; no two bounds in a row are equal."""
+    """Return packets that permit a refund of four digits, a denial or an escalation. No two bounds in a row are equal."""
     with _previews(folder) as (kernel, packets):
         narrowed = (narrow_to_digits(kernel, packet, number) for number, packet in enumerate(packets))
         return list(islice((packet for packet in narrowed if packet is not None), count))
 
 
 def narrow_to_digits(kernel: Kernel, packet: DecisionPacket, number: int) -> DecisionPacket | None:
-    """Narrow as a safeguard would, to refunds of 10.00 to 99.99 and a little less, as `number` has it.
+    """Return a packet narrowed, as a safeguard would, to refunds within 10.00 to 99.99, with bounds that vary by `number`.
 
-    Its prompt leads to a refund, so that a model that knows nothing of refunds writes digits, whoever drives it: another
-    mission, and a form that shows an amount.
+    Its mission and its form, which shows an amount, lead to a refund, so that a model that knows nothing of refunds writes
+    digits under any engine. None: the packet permits no such refund.
     """
     amount = bound(DIGITS_LO_MINOR + number % 97, DIGITS_HI_MINOR - number % 89, scale=2)
     refund = packet.envelope.kind(REFUND)
@@ -82,12 +82,12 @@ def narrow_to_digits(kernel: Kernel, packet: DecisionPacket, number: int) -> Dec
 
 
 def narrow_to_denial(kernel: Kernel, packet: DecisionPacket, number: int) -> DecisionPacket | None:  # noqa: ARG001
-    """Narrow as a safeguard would, to a denial or an escalation."""
+    """Return a packet narrowed, as a safeguard would, to a denial or an escalation; None: it permits no denial."""
     return _narrowed(kernel, packet) if packet.envelope.kind(DENY) else None
 
 
 def _narrowed(kernel: Kernel, packet: DecisionPacket, *kinds: KindBound) -> DecisionPacket:
-    """The model reads the narrower permission."""
+    """Return a packet with DENY and these kinds, in its envelope and in the texts that the model reads."""
     denial = [kind for kind in packet.envelope.kinds if kind.kind == DENY]
     envelope = meet(packet.envelope, envelope_of([*denial, *kinds]))
     static, _, *rest = packet.texts
@@ -99,7 +99,7 @@ def _narrowed(kernel: Kernel, packet: DecisionPacket, *kinds: KindBound) -> Deci
 
 
 def renewed(packet: DecisionPacket, timeout_ms: int | None = None) -> DecisionPacket:
-    """Return a packet that has as much time from now on, left out: as it had when it was made."""
+    """Return a packet that expires `timeout_ms` from now; None: after as long a time as it had when it was made."""
     created_at_ms = now_ms()
     timeout_ms = packet.expires_at_ms - packet.created_at_ms if timeout_ms is None else timeout_ms
     return replace(packet, created_at_ms=created_at_ms, expires_at_ms=created_at_ms + timeout_ms)

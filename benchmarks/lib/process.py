@@ -1,4 +1,4 @@
-"""One engine in a process of its own, asked over a pipe: one JSON line there, one back."""
+"""One engine in a process of its own, asked over a pipe: one JSON line for the request, one for the answer."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ CLOSE_TIMEOUT_S = 10.0
 
 
 class PeerProcess:
-    """Starts a driver and waits until its model is loaded; it idles between questions.
+    """Starts a driver and waits until its model is loaded; it idles between requests.
 
-    `missing`: its libraries are not installed. `failed`: it did not start, died or ran out of time; from then on every
-    question is answered with that error.
+    `missing`: why its libraries are not there, or "". `failed`: why it did not start, died or ran out of time, or ""; from
+    then on every request is answered with that error.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class PeerProcess:
             self.failed = started["error"]
 
     def ask(self, request: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
-        """Return the answer; {"error": ...} where there is none."""
+        """Return the answer to a request; {"error": ...} where there is none."""
         if self.failed:
             return {"error": self.failed}
         try:
@@ -55,7 +55,7 @@ class PeerProcess:
         return self._answer(timeout_s)
 
     def close(self) -> None:
-        """End it; it has nothing to lose."""
+        """Kill the process; it keeps nothing."""
         self._process.kill()
         self._process.wait(CLOSE_TIMEOUT_S)
         for pipe in (self._process.stdin, self._process.stdout):
@@ -74,8 +74,8 @@ class PeerProcess:
         line = pipe.readline(LINE_BYTES_MAX)
         if not line.endswith(b"\n"):
             return self._fail(f"it has ended: {_last_line(self._log)}")
-        found: dict[str, Any] = json.loads(line)
-        return found
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
     def _fail(self, why: str) -> dict[str, Any]:
         self.failed = why
@@ -83,7 +83,7 @@ class PeerProcess:
 
 
 def _environment(overlay: Path | None) -> dict[str, str]:
-    """An overlay holds a peer's own versions of libraries, and comes before the installed ones. No peer sees a CUDA card."""
+    """Return a peer's environment: the overlay, its own versions of libraries, comes first, and no CUDA card is visible."""
     before = [str(overlay.resolve())] if overlay is not None and overlay.is_dir() else []
     paths = [*before, *filter(None, [os.environ.get("PYTHONPATH", "")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "CUDA_VISIBLE_DEVICES": ""}

@@ -1,4 +1,4 @@
-"""Which statements a record is asked, as they are asked of it: what triggers do is no statement of ours."""
+"""Record the SQL statements that a record executes, without what its triggers do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sds.kernel.storage.sqlite import BUSY_MS, Connect
 
 
 def traced_in(seen: list[str]) -> Connect:
-    """Return what opens connections that write every statement down as it is executed."""
+    """Return a function that opens connections which append each statement to `seen` as it is executed."""
 
     class Traced(sqlite3.Connection):
         def execute(self, sql: str, values: Any = (), /) -> sqlite3.Cursor:

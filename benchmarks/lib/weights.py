@@ -1,4 +1,4 @@
-"""Which weights a benchmark runs, in which library, and how large they are."""
+"""The weights that a benchmark runs: their file, library and data type, and their size."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ from sds.models.llamacpp.weights import tokenizer_of
 from sds.models.protocol import Backend, Dtype, Library
 from sds.models.tokenizer.tokenizer import ModelTokenizer
 
-OF_WORDS = "token_embd.weight", "output.weight"
+OF_WORDS = "token_embd.weight", "output.weight"  # tensors with a row for each word of the vocabulary
 BYTES: dict[Dtype, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "int8-bf16": 1, "int16": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What ours runs: a GGUF file, in a library; `dtype`: in which data type, None: in the library's own."""
+    """A GGUF file, and the library that runs it. `dtype`: the data type of its products; None: the library's own."""
 
     path: Path
     library: Library = DEFAULT
     dtype: Dtype | None = None
 
     def open(self) -> Backend:
-        """Raises BackendError."""
+        """Open the backend. Raises BackendError."""
         return open_backend(self.path, library=self.library, dtype=self.dtype)
 
     @property
     def multiplies_in(self) -> Dtype:
-        """Return in what its products are made, as far as rates go: llama.cpp's kernels add up in 32-bit floats."""
+        """The data type of the products, for predicting rates; fp32 for llama.cpp, whose kernels add up in it."""
         return self.dtype or BACKENDS[self.library].usual_dtype() or "fp32"
 
     def size(self) -> tuple[int, int]:
-        """Return the weights' bytes as its products read them, and with how many of them each token is multiplied."""
+        """Return the bytes of the weights as products read them, and the number of weights multiplied for each token."""
         in_file, parameters, of_words = size_of(self.path)
         read = in_file if not BACKENDS[self.library].dtypes else BYTES[self.multiplies_in] * parameters
         return read, parameters - of_words
 
     def facts(self, sha256: str | None = None) -> dict[str, object]:
-        """Return what a document says of them. `sha256`: where it is known."""
+        """Return the weights' facts for a document. `sha256`: None computes it."""
         said = {"name": self.path.name, "sha256": sha256 or gguf_fingerprint(self.path)}
         runs = runtime_facts(self.library, dtype=self.dtype)
         return said | {name: runs[name] for name in ("library", "dtype") if name in runs}
@@ -63,7 +63,7 @@ def add_weights(parser: Parser) -> None:
 
 
 def weights_of(asked: argparse.Namespace) -> Weights:
-    """Return a user's own file, or what was prepared of the embedded model (`sds models prepare`), or that itself."""
+    """Return the weights that the options name: the user's file, else the prepared embedded model, else the embedded one."""
     found, notice = (None, "") if asked.model else weights_for(embedded_model(), model_cache())
     if notice:
         print(notice, file=sys.stderr)
@@ -75,7 +75,7 @@ def weights_of(asked: argparse.Namespace) -> Weights:
 
 @contextmanager
 def vocabulary(path: Path) -> Iterator[ModelTokenizer]:
-    """Open no more than the vocabulary of a GGUF. Raises BackendError."""
+    """Open the vocabulary of a GGUF alone, for a block. Raises BackendError."""
     words, template, free = tokenizer_of(path)
     try:
         yield ModelTokenizer(words, template)
@@ -85,8 +85,8 @@ def vocabulary(path: Path) -> Iterator[ModelTokenizer]:
 
 
 def size_of(path: Path) -> tuple[int, int, int]:
-    """Return a GGUF's weights: bytes, how many there are, and how many of them a row for each word of the vocabulary: tokens
-    are looked up in those, and only what is answered is multiplied with them.
+    """Return a GGUF's size: bytes, number of weights, and number of weights in OF_WORDS: there tokens are looked up, and only
+    answered tokens are multiplied with them.
     """
     tensors = GgufFile(path).tensors
     counts = {name: prod(tensor.shape) for name, tensor in tensors.items()}

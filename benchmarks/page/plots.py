@@ -1,4 +1,4 @@
-"""The plots of the page, drawn by matplotlib as SVG: bars that begin at zero, each with its label and its value."""
+"""Draw the page's plots as SVG with matplotlib: bars that begin at zero, each with its label and value."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NO_DATE = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """`series`: whose it is, which gives its colour. `value`: None where it was not measured."""
+    """One bar. `series`: gives its colour, and its entry in the legend. `value`: None where it was not measured."""
 
     label: str
     series: str
@@ -27,7 +27,7 @@ class Bar:
 def bars(title: str, drawn: Sequence[Bar]) -> str:
     """Return an SVG document with a row for each bar, from the top."""
     series = list(dict.fromkeys(bar.series for bar in drawn))
-    # Words stay text, and the same figures give the same bytes.
+    # Text stays text, and equal figures give equal bytes.
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "sds", "font.size": 9.0}):
         figure = Figure(figsize=(WIDTH_IN, HEAD_IN + ROW_IN * len(drawn)), layout="constrained")
         axes = figure.subplots()
@@ -83,7 +83,7 @@ def gpu(found: Report) -> str:
     return bars("Decisions a second on the card", drawn)
 
 
-# By question: the plot's file beside the page, and what draws it.
+# By question: the plot's file beside the page, and the function that draws it.
 PLOTS: dict[str, tuple[str, Callable[[Report], str]]] = {
     "hotpath": ("report-stages.svg", stages),
     "peers": ("report-peers.svg", peers),

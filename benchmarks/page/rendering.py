@@ -1,4 +1,4 @@
-"""The page in Markdown: one template a question in `templates/`, and `page.md.j2` around them."""
+"""Render the page as Markdown: `templates/` has one template for each question, and `page.md.j2` around them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BLANK_LINES = re.compile(r"\n{3,}")
 
 
 def section(name: str, found: Report) -> str:
-    """Return a question's section. Raises LookupError, or what else Python raises, for a document that lacks something."""
+    """Return a question's section. Where the document lacks something, raises LookupError, TypeError or the like."""
     try:
         return _rendered(name, **found, document=found, asks=_asks(name), kernel_rows=ROWS)
     except UndefinedError as error:
@@ -32,13 +32,13 @@ def _rendered(name: str, **values: object) -> str:
 
 
 def _asks(name: str) -> str:
-    """Return the question's own words: what it asks, and what it predicted before it measured."""
+    """Return the question's docstring after its first paragraph: what it measures, and what it predicted."""
     paragraphs = str(import_module(f"sds.benchmarks.{name}").__doc__).strip().split("\n\n")[1:]
     return "\n\n".join(f"```\n{text}\n```" if text.startswith("    ") else text for text in paragraphs)
 
 
 def _cell(value: object) -> object:
-    """Return what a cell of a table shows of a value."""
+    """Return a value as a cell of a table shows it."""
     if value is None:
         return "-"
     if isinstance(value, Mapping):
@@ -49,7 +49,7 @@ def _cell(value: object) -> object:
 
 
 def _line(text: object) -> str:
-    """Return foreign text so that it stays in its cell."""
+    """Return foreign text on one line with its bars escaped, so that it stays in its cell."""
     return " ".join(str(text or "-").split()).replace("|", "\\|")
 
 

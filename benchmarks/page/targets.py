@@ -1,4 +1,4 @@
-"""What the figures must reach, whether they do, and where somebody else is the quicker one. All of it is computed."""
+"""The targets of the figures, whether they are reached, and where peers are quicker, computed from the documents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Results = Mapping[str, dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A figure in the document of a question, by the names on the way to it, and what it must be at most or at least."""
+    """A figure's target. `keys`: dotted path in the document; `limit`: such as `at most 5 ms`; `figure`: its name."""
 
     question: str
     keys: str
@@ -28,7 +28,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """`value`, `reached`: None where it was not measured."""
+    """A target's result. `value`, `reached`: None where it was not measured."""
 
     value: float | None
     reached: bool | None
@@ -46,21 +46,21 @@ TARGETS = tuple(
 
 
 def judged(results: Results) -> list[tuple[Target, Judged]]:
-    """Return every target with what was measured of it."""
+    """Return every target with its result."""
     return [(target, _judged(target, results)) for target in TARGETS]
 
 
 def _judged(target: Target, results: Results) -> Judged:
-    found: Any = results.get(target.question)
+    value: Any = results.get(target.question)
     for key in target.keys.split("."):
-        found = found.get(key) if isinstance(found, Mapping) else None
-    if isinstance(found, bool) or not isinstance(found, (int, float)) or not _asked_for(target, results):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not _asked_for(target, results):
         return Judged(None, None)
-    return Judged(found, target.reached(found))
+    return Judged(value, target.reached(value))
 
 
 def _asked_for(target: Target, results: Results) -> bool:
-    """A ledger of other sizes says nothing of a million entries over a thousand."""
+    """Tell whether a document can judge a target: scaling needs ledgers of about a thousand and of a million entries."""
     if target.question != "scaling":
         return True
     sizes = [row.get("entries", 0) for row in results["scaling"].get("ledger", [])]

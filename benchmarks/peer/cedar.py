@@ -1,7 +1,7 @@
-"""The refund gate's authority as Cedar policies: the same question, asked of Cedar.
+"""The refund gate's authority as Cedar policies, to ask Cedar the same question.
 
-Cedar answers yes or no to one proposed action; the kernel derives what is permitted now, with bounds, and judges the
-proposal with five gates. So Cedar's row stands beside two of ours: the same yes or no, and the whole verdict.
+Cedar answers yes or no to one proposed action. The kernel derives what is permitted now, with bounds, and judges a
+proposal with five gates. So Cedar's row is compared with two of ours: the same yes or no, and the whole verdict.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Ask = Callable[[Mapping[str, Value], Proposal], bool]
 
 
 def cedar() -> Ask | None:
-    """Return Cedar's answer to a proposal under some state, policies parsed once; None where it is not installed."""
+    """Return a function that asks Cedar about a state and a proposal, with parsed policies; None: it is not installed."""
     try:
         import cedarpy  # noqa: PLC0415  an optional peer
     except ModuleNotFoundError:
@@ -59,7 +59,7 @@ def cedar() -> Ask | None:
 
 
 def ours(rules: Rules) -> Ask:
-    """Return the contract's answer to the same: the envelope of that state, and whether the proposal lies in it."""
+    """Return a function that asks the contract the same: whether the proposal is within the state's envelope."""
     return lambda fields, proposal: not rules.envelope(fields).objections(proposal)
 
 

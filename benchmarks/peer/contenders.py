@@ -1,4 +1,4 @@
-"""Who is compared in `sds bench peers` and `sds bench throughput`, and how each is started."""
+"""The engines that `sds bench peers` and `sds bench throughput` compare, and how each is started."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ SERVING = f"{_DRIVERS}.serving"
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """One engine: the module that drives it and what that is given. `overlay`: whose other versions it needs.
-
-    `keeps_many`: it keeps more of past prompts than the beginning of the last.
+    """One engine: the module that drives it, and that module's options. `overlay`: the folder with its own versions of
+    libraries, "" for none. `keeps_many`: it caches more of past prompts than the beginning of the last.
     """
 
     name: str
@@ -35,11 +34,11 @@ class Contender:
 
     @property
     def is_ours(self) -> bool:
-        """Ours is given the packet itself, and makes of it what the others are handed."""
+        """Whether it is ours, which is given the packet itself, and makes prompt and language from it."""
         return self.driver == _OURS
 
     def start(self, opened: ExitStack, model: Path, threads: int, *, log: Path, overlays: Path) -> PeerProcess:
-        """Start a process of its own and wait until its model is loaded; `opened` ends it."""
+        """Start the engine's process and wait until its model is loaded; `opened` ends it."""
         arguments = [self.driver, str(model), str(threads), *self.options]
         overlay = overlays / self.overlay if self.overlay else None
         process = PeerProcess(SERVING, arguments, log=log, overlay=overlay, timeout_s=START_TIMEOUT_S)
@@ -63,8 +62,8 @@ PEERS = (
 
 
 def ours_with(weights: Weights) -> tuple[Contender, Contender, Contender]:
-    """Return ours as it runs, ours in numbers that are not rounded to int8, as a peer's are not, and ours on llama.cpp,
-    which most peers run on. Where these are the same, so are the contenders.
+    """Return ours as it runs, ours with weights that are not rounded to int8, as the peers' are not, and ours on llama.cpp,
+    which most peers run on. Some of these may be equal.
     """
     ours = alike = _ours("ours", weights.library, weights.dtype)
     on_llamacpp = _ours("ours-llamacpp", LLAMACPP.name, None)

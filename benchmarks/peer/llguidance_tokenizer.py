@@ -1,4 +1,4 @@
-"""A model's vocabulary as llguidance reads it: for the benchmark beside it, and for the tests' second opinion."""
+"""A model's vocabulary for llguidance, for the benchmark, and for the tests that compare our grammar with it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from sds.models.tokenizer.tokenizer import Tokenizer, tokens_of
 
 
 def llguidance_tokenizer(words: Tokenizer) -> LLTokenizer:
-    """Build the tokenizer; takes a quarter of a second."""
+    """Build llguidance's tokenizer; it takes a quarter of a second."""
     return LLTokenizer(TokenizerWrapper(_Spellings(words)))
 
 
 class _Spellings:
-    """What llguidance asks of a tokenizer: the bytes of every token, and how text is written."""
+    """What llguidance needs of a tokenizer: the bytes of every token, and the tokens of a text."""
 
     def __init__(self, words: Tokenizer) -> None:
         every = range(words.size)

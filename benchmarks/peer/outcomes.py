@@ -1,4 +1,4 @@
-"""What each engine did with the packets of `sds bench peers`, and how many times quicker ours was."""
+"""The outcomes of each engine in `sds bench peers`, and how many times quicker ours was."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.envelope.proposal import Proposal, parse_proposal
 
 KINDS = ("fixed", "digits")
-DECISIONS_MIN = 8
-PATIENCE_S = 30.0
+DECISIONS_MIN = 8  # an engine is asked at least so many packets of a kind
+PATIENCE_S = 30.0  # after so long on a kind it is asked no more than that
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One packet, and the same question as every engine is asked it."""
+    """One packet, and the request about it that every peer gets."""
 
     packet: DecisionPacket
     request: dict[str, Any]
@@ -32,7 +32,7 @@ class Task:
 
 @dataclass
 class PeerOutcomes:
-    """What one engine did with the packets of one kind."""
+    """The outcomes of one engine for the packets of one kind; times in milliseconds."""
 
     ms: list[float] = field(default_factory=list)
     refund_ms: list[float] = field(default_factory=list)
@@ -89,8 +89,8 @@ def speedups(
     same_type: Mapping[str, PeerOutcomes],
     on_llamacpp: Mapping[str, PeerOutcomes],
 ) -> dict[str, float | None]:
-    """Return how many times quicker ours was, by the medians over the packets that both decided: than the peer of whom it
-    is the least, violations or not, and than those of a name.
+    """Return how many times quicker ours was, by the medians over the packets that both decided: the least ratio over all
+    peers, violations or not, and over those of a name.
     """
     found: dict[str, float | None] = {}
     for name, prefix, mine in (

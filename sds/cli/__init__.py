@@ -1,4 +1,4 @@
-"""The command line's entry: light, so that Ctrl-C while everything else is imported ends the process quietly."""
+"""The entry of the command line. It imports little, so that Ctrl-C during the other imports ends the process quietly."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 def main() -> None:
     """Run `sds`."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from sds.cli import app  # noqa: PLC0415  everything else
+    from sds.cli import app  # noqa: PLC0415  imports everything else
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     app.main()

@@ -41,15 +41,15 @@ from sds.kernel.errors import (
 )
 
 EXIT_WORLD, EXIT_USAGE = 1, 2
-COLUMNS_MIN = 20  # of a page, whatever $COLUMNS says: on one of none rich writes nothing, errors included
-# What helps with a failure of the world that names no mend of its own
+COLUMNS_MIN = 20  # the least width: with $COLUMNS 0 rich would write nothing, errors included
+# Hints for failures of the world that have none of their own
 WORLD_MENDS: dict[type[WorldError], str] = {
     ExecutorError: "is it up that carries orders out, and its address right? then the same again",
     StateError: "is the source of the state up, and its address right? then the same again",
     LanguageError: "sds contracts check",
     WorldError: "sds doctor says what is not as it has to be",
 }
-# What helps where the machine refuses
+# Hints for errors of the operating system
 _FILES = "raise the limit of open files: ulimit -n"
 MACHINE_MENDS = {
     errno.EACCES: OTHER_HOME,
@@ -63,8 +63,8 @@ MACHINE_MENDS = {
     errno.EAGAIN: "raise the limit of processes and threads: ulimit -u",
     errno.ENOMEM: "end other programs, or raise the limit: ulimit -v",
 }
-_NO_THREAD = "can't start new thread"  # what Python says of it, in a RuntimeError
-# What every mistake in the words typed is; where it is defined depends on the version
+_NO_THREAD = "can't start new thread"  # the message of Python's RuntimeError
+# The base class of errors in the words typed; its module depends on typer's version
 _TyperError: type[Exception] = typer.BadParameter.__mro__[2]
 
 app = typer.Typer(
@@ -76,7 +76,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-# Every command, in the order in which help lists them; what it takes and does, its docstring says.
+# Every command, in the order of the help. A command's docstring is its help.
 COMMANDS: dict[str, Callable[..., None]] = {
     "run": run.run,
     "decide": decide.decide,
@@ -167,7 +167,7 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
         {"list": models.list_models, "show": models.show, "check": models.check, "prepare": models.prepare},
     ),
 }
-_HANDED_ON = {"bench": {"ignore_unknown_options": True, "allow_extra_args": True}}  # to the question that it asks
+_HANDED_ON = {"bench": {"ignore_unknown_options": True, "allow_extra_args": True}}  # to the benchmark's own process
 
 for _name, _command in COMMANDS.items():
     app.command(_name, context_settings=_HANDED_ON.get(_name))(flat(_command))
@@ -192,15 +192,15 @@ def _options(
 
 
 def main() -> None:
-    """Run the command line; the process's exit code tells whose fault a failure was."""
+    """Run the command line, and exit: 0, `EXIT_USAGE` for a mistake of the user, `EXIT_WORLD` for a failure of the world."""
     if (columns := os.environ.get("COLUMNS", "")).isdecimal() and int(columns) < COLUMNS_MIN:
         os.environ["COLUMNS"] = str(COLUMNS_MIN)
     try:
         code = _run(sys.argv[1:])
-        if sys.stdout is not None:  # a daemon's may be closed
+        if sys.stdout is not None:  # None where it was closed, as in a daemon
             sys.stdout.flush()
     except BrokenPipeError:
-        code = _read_enough()
+        code = _reader_gone()
     except (OSError, UnicodeError, MemoryError) as error:
         code = _say(_refused(error))
         _forget_output()
@@ -210,7 +210,7 @@ def main() -> None:
 
 
 def _run(args: list[str]) -> int:
-    """Run one command and return its exit code. Typer's own entry would answer mistakes and closed pipes its own way."""
+    """Run one command and return its exit code. Typer's own entry would handle mistakes and closed pipes differently."""
     named = " ".join(["sds", *args[: 2 if args and args[0] in GROUPS else 1]])
     try:
         _refuse_empty(args)
@@ -225,9 +225,9 @@ def _run(args: list[str]) -> int:
         return _say_usage(error)
     except SdsError as error:
         return _say(error, _mend(error, named))
-    except SystemExit as end:  # rich ends the process itself when nobody reads its output
+    except SystemExit as end:  # rich exits where its output's reader is gone
         if isinstance(end.__context__, BrokenPipeError):
-            return _read_enough()
+            return _reader_gone()
         raise
     except Exception as error:
         if os.environ.get("SDS_TRACEBACK") or isinstance(error, OSError | UnicodeError | MemoryError):  # the machine's
@@ -239,7 +239,7 @@ def _run(args: list[str]) -> int:
 
 
 def _mend(error: SdsError, named: str) -> str:
-    """Return what helps with an error that names no mend of its own. `named`: the command that was typed."""
+    """Return the hint for an error that has none of its own; "" where there is none. `named`: the command that was typed."""
     if isinstance(error, WorldError):
         return next(mend for kind, mend in WORLD_MENDS.items() if isinstance(error, kind))
     typed = isinstance(error, UsageError) and not isinstance(error, ErasedError | TransitionError)
@@ -247,7 +247,7 @@ def _mend(error: SdsError, named: str) -> str:
 
 
 def _refused(error: OSError | UnicodeError | MemoryError) -> SdsError:
-    """Say in one line what the machine refused, where, and what helps."""
+    """Return an error of the operating system as one of ours: what was refused, where, and a hint."""
     if isinstance(error, MemoryError):
         error = OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
     if not isinstance(error, OSError) or error.errno is None:
@@ -257,7 +257,7 @@ def _refused(error: OSError | UnicodeError | MemoryError) -> SdsError:
 
 
 def _unforeseen(error: Exception) -> SdsError:
-    """Say in one line what nobody foresaw: of a record whose rows were bent behind our back, or a fault of this program."""
+    """Return an unforeseen exception as one of ours, with its place: a record was altered, or this program has a fault."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "sds" in Path(frame.filename).parts]
     place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "no place of ours"
     what = f"{type(error).__name__} at {place}: {one_line(in_words(error), 200)}"
@@ -266,27 +266,27 @@ def _unforeseen(error: Exception) -> SdsError:
 
 
 def _refuse_empty(args: list[str]) -> None:
-    """An argument that is empty comes of a variable that is not set: as a path it would be the current folder."""
+    """Raise UsageError for an empty argument, as from a variable that is not set: as a path it would be this folder."""
     for before, each in zip(["sds", *args], args, strict=False):
         if not each or (each.startswith("--") and each.find("=") == len(each) - 1):
             named = each.removesuffix("=") or before
             raise UsageError(f"what follows `{named}` is empty", hint="is the variable set that it comes from?")
 
 
-def _read_enough() -> int:
-    """Whoever reads our output has had enough of it: that is no failure."""
+def _reader_gone() -> int:
+    """Return 0: that the reader of our output, such as `head`, has ended is no failure."""
     _forget_output()
     return 0
 
 
 def _forget_output() -> None:
-    """Let what could not be written be gone: Python would try again at exit, and complain."""
+    """Discard buffered output that could not be written: Python would try again at exit, and complain."""
     with suppress(OSError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _say_usage(error: Any) -> int:
-    """Answer a mistake in the words typed: in one line, with where help is. A group without a command shows its help."""
+    """Print a mistake in the words typed and where help is, or a group's help; return the exit code."""
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
     else:
@@ -297,14 +297,14 @@ def _say_usage(error: Any) -> int:
 
 
 def _say(error: SdsError, otherwise: str = "") -> int:
-    """Print what is wrong and its mend, `otherwise` where the error names none; return the exit code.
+    """Print an error with its hint, `otherwise` where it has none, and its dfid; return the exit code.
 
-    It is the same where nobody can read that.
+    The code is the same where the output cannot be written.
     """
     hint = error.hint or (A_GOOD_EVENT if isinstance(error, EventError) and not error.dfid else otherwise)
     said = {"error:": error, "mend: ": hint, "dfid: ": error.dfid}
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
-    with suppress(OSError, SystemExit):  # rich ends the process itself when nobody reads its output
+    with suppress(OSError, SystemExit):  # rich exits where its output's reader is gone
         for what, text in said.items():
             if text:
                 console.print(f"{what} {plain(text)}")

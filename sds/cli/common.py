@@ -1,4 +1,4 @@
-"""What several commands share: arguments, where things are, reading an event."""
+"""What several commands share: argument types, finding gates and records, reading an event."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ A_GOOD_EVENT = "sds events GATE --limit 1 > event.json; sds ... --event event.js
 
 
 def as_name(gate: str) -> str:
-    """Return the name of a gate that was named by its path. Raises UsageError."""
+    """Return the name of a gate that is given by its name or path. Raises UsageError."""
     return find(gate).name if is_path(gate) else gate
 
 
 def as_words(text: str | None) -> str | None:
-    """Return words for the record: bytes that are no text where they were typed are read as UTF-8, else spelled out."""
+    """Return typed text for the record. Bytes that the terminal's encoding lacks are read as UTF-8, else escaped."""
     if text is None or not any("\ud800" <= char <= "\udfff" for char in text):
         return text
     return os.fsencode(text).decode("utf-8", "backslashreplace")
@@ -56,7 +56,7 @@ ModelPath = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class ChosenGate:
-    """Which gate a command works on: the argument, or the option."""
+    """The gate that a command works on, given as an argument or an option."""
 
     gate: Annotated[
         str | None,
@@ -65,7 +65,7 @@ class ChosenGate:
     gate_option: Annotated[str | None, typer.Option("--gate", help="The same as an option.", show_default=False)] = None
 
     def find(self) -> GateDefinition:
-        """Return its definition. Raises UsageError where none or two are named, or where there is none."""
+        """Return the gate's definition. Raises UsageError where none or two are given, or there is no such gate."""
         if (self.gate is None) == (self.gate_option is None):
             message = "Missing argument 'GATE'" if self.gate is None else "GATE and --gate exclude each other"
             raise UsageError(message, hint="refund, or the path of a gate of your own")
@@ -73,7 +73,7 @@ class ChosenGate:
 
 
 def defined(gate: str) -> GateDefinition:
-    """Return the definition of a gate, by name or path. Raises UsageError."""
+    """Return the definition of a gate by its name or path. Raises UsageError."""
     try:
         return find(gate)
     except UsageError as error:
@@ -84,7 +84,7 @@ def defined(gate: str) -> GateDefinition:
 
 
 def open_store(gate: str) -> Store:
-    """Open the record of any gate that has one, your own gates included. Raises UsageError."""
+    """Open the record of any gate that has one, also of a user's own. Raises UsageError, StoreError."""
     if not NAME.fullmatch(gate):
         raise UsageError(f"`{gate}` is not the name of a gate", hint="a gate has a name_in_lower_case")
     folder = gate_home(gate)
@@ -97,8 +97,8 @@ def open_store(gate: str) -> Store:
 
 
 def whole_dfid(store: Store, given: str) -> str:
-    """Return the one dfid that begins with `given`, else what was given. Raises UsageError when several do, and where
-    nothing was given: a shell variable that is empty names no flow.
+    """Return the only dfid that begins with `given`, else `given`. Raises UsageError where several dfids do, or `given` is
+    empty, as from a shell variable that is not set.
     """
     if not given.strip():
         raise UsageError("the dfid is empty", hint="sds flows")
@@ -114,12 +114,12 @@ def whole_dfid(store: Store, given: str) -> str:
 
 
 def recorded() -> list[str]:
-    """Return the gates that have a record, one's own among them; what was put aside is no gate's."""
+    """Return the names of the gates that have a record. Folders that were set aside are no gates."""
     return [name for name in paths.recorded() if NAME.fullmatch(name)]
 
 
 def existing(model: Path) -> Path:
-    """Return the path of a model that is there; what it is worth is another question. Raises UsageError."""
+    """Return the path of a model. Raises UsageError where there is no file or folder; its content is not checked."""
     if not model.exists():
         hint = "name a GGUF file or a checkpoint folder; `sds models list` shows those it knows"
         raise UsageError(f"`{model}` cannot be read: no such file or directory", hint=hint)
@@ -128,7 +128,7 @@ def existing(model: Path) -> Path:
 
 @contextmanager
 def named_model(path: Path | None) -> Iterator[None]:
-    """Turn what a model's library refuses into an error of ours: the user's mistake where it is about the file named."""
+    """Raise a model library's error as ModelError, or as UsageError where it is about the file that the user named."""
     try:
         yield
     except (BackendError, ModelError) as error:
@@ -137,14 +137,14 @@ def named_model(path: Path | None) -> Iterator[None]:
 
 
 def named(text: str) -> str:
-    """Return a name as it was typed. Raises UsageError for one that no record can hold: bytes that are not UTF-8."""
+    """Return a name as it was typed. Raises UsageError where it is not UTF-8: no record can hold it."""
     if any("\ud800" <= char <= "\udfff" for char in text):
         raise UsageError(f"`{text}` is not text in UTF-8", hint="type the name, or copy it from what `sds` prints")
     return text
 
 
 def operator() -> str:
-    """Name who is at the keyboard, for the record; a user without a name, as in containers, by number."""
+    """Return the user's name for the record, or the user id where there is no name, as in containers."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -176,7 +176,7 @@ def _read_input() -> bytes:
 
 
 def _holds_several(text: str) -> bool:
-    """Whether another object follows the first; what is wrong in another way, the kernel says."""
+    """Tell whether another object follows the first. The kernel reports any other fault of the text."""
     text = text.lstrip()
     try:
         _, end = json.JSONDecoder().raw_decode(text)

@@ -1,4 +1,4 @@
-"""Which engine decides: the options that `run`, `decide`, `retry` and `doctor` share."""
+"""The options that choose an engine, shared by `run`, `decide`, `retry` and `doctor`, and opening that engine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sds.models.text.protocol import Processing
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """Which engine decides. What is not given is left to the engine's own defaults."""
+    """The options that choose an engine. Those that are not given keep the engine's own defaults."""
 
     model: ModelPath = None
     engine: Annotated[
@@ -74,13 +74,13 @@ class EngineOptions:
 
     @property
     def given(self) -> dict[str, Any]:
-        """Return the options of one engine that were given, by name."""
+        """The options about a single engine that were given, by name, `model` excepted."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: value for name, value in values.items() if name not in ("model", "engines") and value}
 
     @property
     def named(self) -> bool:
-        """Tell whether they say anything: then that engine decides, and no policy."""
+        """Whether any option was given: then that engine decides, not the gate's policy."""
         return bool(self.given or self.model or self.engines)
 
 
@@ -91,10 +91,10 @@ NO_OPTIONS = EngineOptions()
 def opened_engine(
     options: EngineOptions, *, brief: bool, parallel: int = 1, gate: GateDefinition | None = None
 ) -> Iterator[Engine]:
-    """Open what the options name, and close it in the end. Where they name nothing, a gate's policy decides, if it has one.
+    """Open the engine that the options name, for a block. Without any, the gate's policy decides, if its contract has one.
 
-    `brief`: only a few decisions follow, so nothing is warmed up. `parallel`: how many decisions at once; a file of engines
-    says that itself. Raises UsageError, ModelError.
+    `brief`: skip the warm-up, for few decisions. `parallel`: how many decisions at once, unless a file of engines is given,
+    which says so itself. Raises UsageError, ModelError.
     """
     given = options.given
     if parallel > 1 and given.get("engine") == "outlines":
@@ -114,7 +114,7 @@ def opened_engine(
 
 
 def _policy(gate: GateDefinition, *, brief: bool) -> Engine | None:
-    """Return the policy of the gate's contract, opened; None where it has none."""
+    """Open the policy of a gate's contract; return None where the contract has none."""
     contract = gate.load_contract()
     if not contract.policy:
         return None
@@ -127,7 +127,7 @@ def _policy(gate: GateDefinition, *, brief: bool) -> Engine | None:
 
 
 def check_asked(engine: Engine, contract: Contract) -> None:
-    """Raise ModelError where an engine cannot decide under a contract: before the first event is claimed."""
+    """Raise ModelError where an engine cannot decide under a contract. Call this before the first event is claimed."""
     if isinstance(engine, Checks):
         engine.check_contract(contract)
 
@@ -150,14 +150,14 @@ def _open(model: Path | None, engines: Path | None, given: dict[str, Any], *, br
         spec = EngineSpec(name=kind, kind=kind, model=None if model is None else str(model), **given)
     except ValidationError as error:
         nowhere = Lines()
-        nowhere[()] = 0  # options stand on no line
+        nowhere[()] = 0  # options have no line in a file
         _, message = say(error.errors()[0], nowhere)
         raise UsageError(message, hint=_mend(error.errors()[0], kind)) from error
     return open_engine_of(spec, now_ms=now_ms, skip_warmup=brief)
 
 
 def _mend(error: Any, kind: str) -> str:
-    """Say which option mends the first one that does not go with the others."""
+    """Return the option that corrects a contradiction between options; "" where none is known."""
     cause = error.get("ctx", {}).get("error")
     path = cause.path if isinstance(cause, ContradictionError) else ()
     named = str(path[0]) if path else ""

@@ -1,4 +1,4 @@
-"""Options that several commands share, as one dataclass each."""
+"""Group options that several commands share in dataclasses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 
 
 def flat(command: Callable[..., None]) -> Callable[..., None]:
-    """Return the command as typer takes it: a parameter that is a dataclass is one option for each of its fields."""
+    """Return a command for typer, in which each field of a parameter that is a dataclass has become an option."""
     hints = get_type_hints(command, include_extras=True)
     shared: dict[str, Any] = {name: kind for name, kind in hints.items() if name != "return" and is_dataclass(kind)}
 

@@ -1,4 +1,4 @@
-"""How commands show values: one line each, units beside their numbers."""
+"""Format values for commands' output: one line each, with units beside numbers."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from sds.kernel.envelope.envelope import format_literal
 
 
 def plain(value: object) -> str:
-    """Return a value on one line, what cannot be seen spelled out: a claim's text must not draw on this page."""
+    """Return a value on one line, with invisible characters escaped, so that a claim's text cannot control the terminal."""
     return "".join(char if is_seen(char) else ascii(char)[1:-1] for char in str(value))
 
 
 def counted(number: int, what: str) -> str:
-    """Return a number of things in words: `1 claim`, `2 claims`."""
+    """Return a number with its noun: `1 claim`, `2 claims`."""
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def number_range(name: str, allowed: Any) -> str:
-    """Return what a number may be: its bounds, and its step where that is more than one unit."""
+    """Return a number's bounds, and its step where that is more than one minor unit."""
     low, high = format_literal(allowed.lo, allowed.scale), format_literal(allowed.hi, allowed.scale)
     step = f" in steps of {format_literal(allowed.step, allowed.scale)}" if allowed.step > 1 else ""
     return f"{name} {low} to {high}{step}" if allowed.lo < allowed.hi else f"{name} {low}"
 
 
 def print_either(as_json: bool, data: Mapping[str, Any] | list[Any], lines: Iterable[str], *, none: str = "") -> None:
-    """Print JSON for programs, or lines for people; `none` is said beside where there is no line."""
+    """Print JSON, or lines for people. `none` goes to standard error where there is no line."""
     if as_json:
         print_json(data)
         return

@@ -1,4 +1,4 @@
-"""`sds sandbox-gateway`: a payment gateway to try a gate against, in a process and a file of its own."""
+"""`sds sandbox-gateway`: a payment gateway for trying out a gate, in a process and with a file of its own."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def sandbox_gateway(
 
 @contextmanager
 def _opened(port: int, file: Path, faults: str, token: str) -> Iterator[GatewayServer]:
-    from sds.executors.sandbox.books import Books  # noqa: PLC0415  a web server: no other command needs one
+    from sds.executors.sandbox.books import Books  # noqa: PLC0415  no other command needs a web server
     from sds.executors.sandbox.faults import parse_faults  # noqa: PLC0415
     from sds.executors.sandbox.server import GatewayServer  # noqa: PLC0415
 

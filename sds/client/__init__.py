@@ -1,12 +1,12 @@
-"""A client of the decision service, sync and async.
+"""A client of the decision service, synchronous and asynchronous.
 
     from sds.client import DecisionClient
 
     with DecisionClient("https://decisions.example", key) as client:
         answer = client.decide("refund", {"claim_id": "...", "ticket_id": "...", "claim_text": "..."})
 
-It gives what a gate of one's own gives, an `Answer`, and raises what a gate raises: `UsageError`, your mistake, or
-`WorldError`, the service, the network or what lies behind. It needs neither a model nor the extra `service`.
+A call returns an `Answer` and raises errors as a local gate does: `UsageError` for your mistake, `WorldError` for a failure
+of the service, the network, or what the service depends on. It needs neither a model nor the extra `service`.
 """
 
 from sds.client.asynchronous import AsyncDecisionClient

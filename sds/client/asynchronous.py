@@ -1,4 +1,4 @@
-"""The client for programs with an event loop: the same calls, awaited."""
+"""The client for programs with an event loop: the calls of `sds.client.blocking`, awaited."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ T = TypeVar("T")
 class AsyncDecisionClient:
     """Asks a decision service. Use it as an async context manager, or await `close()`. For one event loop.
 
-    What it takes, gives and raises is what `DecisionClient` does. A call that is cancelled may have been decided: the same
-    event again returns its answer.
+    Its parameters, results and errors are those of `DecisionClient`. A call that is cancelled may have been decided: the
+    same event again returns its answer.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class AsyncDecisionClient:
     async def decide(
         self, gate: str, event: Event, *, deadline_ms: int | None = None, idempotency_key: str | None = None
     ) -> Answer:
-        """Decide one event: see `DecisionClient.decide`."""
+        """Ask for a decision on one event: see `DecisionClient.decide`."""
         return await self._run(
             self._calls.decide(gate, event, deadline_ms=deadline_ms, idempotency_key=idempotency_key)
         )
@@ -60,23 +60,23 @@ class AsyncDecisionClient:
     async def submit(
         self, gate: str, event: Event, *, deadline_ms: int | None = None, idempotency_key: str | None = None
     ) -> Answer:
-        """See `DecisionClient.submit`."""
+        """Submit one event without waiting for its decision: see `DecisionClient.submit`."""
         steps = self._calls.decide(gate, event, deadline_ms=deadline_ms, idempotency_key=idempotency_key, wait=False)
         return await self._run(steps)
 
     async def get(self, dfid: str) -> Answer:
-        """Return a decision as it stands now. Without the role `review`, its reasons are codes alone."""
+        """Return a decision as it is now. Without the role `review`, its reasons are codes alone."""
         found = await self._run(self._calls.one(f"/v1/decisions/{segment(dfid, 'decision')}"))
         return answer_of(found.get("decision"))
 
     async def audit(self, dfid: str) -> Mapping[str, Any]:
-        """Return what the record says of a decision: `decision`, `audit`; `record`, with all texts, for the role `review`."""
+        """Return a decision's `decision` and `audit`, and for the role `review` its whole `record` with all texts."""
         return await self._run(self._calls.one(f"/v1/decisions/{segment(dfid, 'decision')}"))
 
     async def decisions(
         self, *, gate: str | None = None, state: str | None = None, since_ms: int | None = None
     ) -> AsyncIterator[Mapping[str, Any]]:
-        """List decisions, the newest first, without texts; a page is asked for when it is read. `state`: as ESCALATED."""
+        """Yield decisions, newest first, without texts. Pages are fetched as needed. `state`: a flow's, such as ESCALATED."""
         after: str | None = None
         while True:
             given = {"gate": gate, "state": state, "since": since_ms, "cursor": after}
@@ -87,15 +87,15 @@ class AsyncDecisionClient:
                 return
 
     async def gates(self) -> Sequence[Mapping[str, Any]]:
-        """List the gates that the key may see, with what each takes."""
+        """List the gates that the key may see, with the event that each takes."""
         return await self._run(self._calls.listed("/v1/gates", "gates"))
 
     async def escalations(self, *, gate: str | None = None, limit: int | None = None) -> Sequence[Mapping[str, Any]]:
-        """List what waits for a human, the oldest first."""
+        """List the cases that wait for a human, oldest first."""
         return await self._run(self._calls.listed("/v1/escalations", "escalations", gate=gate, limit=limit))
 
     async def case(self, dfid: str) -> Mapping[str, Any]:
-        """Return one case as it is now, with what may be decided about it."""
+        """Return one case as it is now, with the decisions that are possible."""
         return await self._run(self._calls.one(f"/v1/escalations/{segment(dfid, 'case')}"))
 
     async def resolve(
@@ -109,33 +109,33 @@ class AsyncDecisionClient:
         reference: str = "",
         acknowledge: bool = False,
     ) -> Answer:
-        """Carry out what a human decided: see `DecisionClient.resolve`."""
+        """Carry out a human's decision about a case: see `DecisionClient.resolve`."""
         steps = self._calls.resolve(
             dfid, decision, change=change, reason=reason, seen=seen, reference=reference, acknowledge=acknowledge
         )
         return await self._run(steps)
 
     async def agents(self) -> Sequence[Mapping[str, Any]]:
-        """List the agents of the gates that the key may see, and their state."""
+        """List the agents of the gates that the key may see, with their status."""
         return await self._run(self._calls.listed("/v1/agents", "agents"))
 
     async def move_agent(self, agent_id: str, move: str, *, reason: str) -> Mapping[str, Any]:
-        """Have an agent `suspend`ed, `reactivate`d or `retire`d."""
+        """Move an agent, and return its record after that. `move`: `suspend`, `reactivate` or `retire`."""
         path = f"/v1/agents/{segment(agent_id, 'agent')}/{segment(move, 'move')}"
         return object_of(await self._run(self._calls.act("POST", path, reason=reason)))
 
     async def halted(self) -> Sequence[Mapping[str, Any]]:
-        """Tell of each gate whether it is halted, since when, by whom and why."""
+        """Return for each gate whether it is halted, since when, by whom and why."""
         return await self._run(self._calls.listed("/v1/halt", "gates"))
 
     async def halt(self, *, reason: str, gate: str | None = None) -> Sequence[Mapping[str, Any]]:
-        """Halt a gate, or all that the key is for: from the next transaction on nothing is decided or sent."""
+        """Halt a gate, or all of the key's gates: from the next transaction on nothing is decided or sent."""
         return items_of(
             await self._run(self._calls.act("PUT", "/v1/halt", halted=True, reason=reason, gate=gate)), "gates"
         )
 
     async def resume(self, *, reason: str, gate: str | None = None) -> Sequence[Mapping[str, Any]]:
-        """Have halted gates go on."""
+        """Resume a gate, or all of the key's gates."""
         return items_of(
             await self._run(self._calls.act("PUT", "/v1/halt", halted=False, reason=reason, gate=gate)), "gates"
         )
@@ -149,8 +149,8 @@ class AsyncDecisionClient:
                     await self._sleep(step.s)
                 said = None if isinstance(step, Wait) else await self._sent(step)
         except StopIteration as done:
-            found: T = done.value
-            return found
+            result: T = done.value
+            return result
 
     async def _sent(self, request: HttpRequest) -> HttpReply | Lost:
         try:
@@ -166,7 +166,7 @@ class AsyncDecisionClient:
         return collector.reply()
 
     async def events(self, last_event_id: str = "") -> AsyncIterator[Changed]:
-        """Follow what changes: see `DecisionClient.events`."""
+        """Follow the changes in the records: see `DecisionClient.events`."""
         following = Following(last_event_id, now_s=self._now_s, random=self._random)
         while True:
             request = following.request()

@@ -1,4 +1,4 @@
-"""The client that waits in the thread which asks."""
+"""The synchronous client: each call blocks its thread until the reply."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ T = TypeVar("T")
 
 
 class DecisionClient:
-    """Asks a decision service. Use it as a context manager, or call `close()`. Safe in several threads.
+    """Asks a decision service. Use it as a context manager, or call `close()`. Thread-safe.
 
-    `url`: of the service; `key`: what `sds keys add` showed; `timeout_s`: how long a call without a deadline of its own may
-    take, retries included; `plain_http`: `url` may be http:// of another machine. Every call raises
-    UsageError (yours: key, gate, event) or WorldError (the service's).
+    `url`: of the service; `key`: as `sds keys add` printed it; `timeout_s`: how long a call without a deadline of its own may
+    take, retries included; `plain_http`: `url` may be `http://` of another machine. Every call may raise UsageError (wrong
+    key, gate or event) or WorldError (service, network).
     """
 
     def __init__(
@@ -52,52 +52,51 @@ class DecisionClient:
     def decide(
         self, gate: str, event: Event, *, deadline_ms: int | None = None, idempotency_key: str | None = None
     ) -> Answer:
-        """Decide one event of a gate, a mapping or JSON text. The same event again returns the stored answer.
+        """Ask a gate for a decision on one event, a mapping or JSON text. The same event again returns the stored answer.
 
-        `deadline_ms`: milliseconds from now, retries included. Left out, each try has what the contract gives a decision,
-        and all of them the client's `timeout_s`. `idempotency_key`: left out, one is made, for all tries of this call.
+        `deadline_ms`: milliseconds from now, retries included. Without it, each try has the contract's time for a decision,
+        and all tries together `timeout_s`. `idempotency_key`: without it, one is made for all tries of this call.
         """
         return self._run(self._calls.decide(gate, event, deadline_ms=deadline_ms, idempotency_key=idempotency_key))
 
     def submit(
         self, gate: str, event: Event, *, deadline_ms: int | None = None, idempotency_key: str | None = None
     ) -> Answer:
-        """Have one event taken, and return at once: an answer that is `pending`, until `get` says otherwise."""
+        """Submit one event; return once it is on record. While the answer is `pending`, `get` returns the decision later."""
         steps = self._calls.decide(gate, event, deadline_ms=deadline_ms, idempotency_key=idempotency_key, wait=False)
         return self._run(steps)
 
     def get(self, dfid: str) -> Answer:
-        """Return a decision as it stands now. Without the role `review`, its reasons are codes alone."""
+        """Return a decision as it is now. Without the role `review`, its reasons are codes alone."""
         found = self._run(self._calls.one(f"/v1/decisions/{segment(dfid, 'decision')}"))
         return answer_of(found.get("decision"))
 
     def audit(self, dfid: str) -> Mapping[str, Any]:
-        """Return what the record says of a decision: `decision`, `audit`; `record`, with all texts, for the role `review`."""
+        """Return a decision's `decision` and `audit`, and for the role `review` its whole `record` with all texts."""
         return self._run(self._calls.one(f"/v1/decisions/{segment(dfid, 'decision')}"))
 
     def decisions(
         self, *, gate: str | None = None, state: str | None = None, since_ms: int | None = None
     ) -> Iterator[Mapping[str, Any]]:
-        """List decisions, the newest first, without texts; a page is asked for when it is read. `state`: as ESCALATED."""
+        """Yield decisions, newest first, without texts. Pages are fetched as needed. `state`: a flow's, such as ESCALATED."""
         after: str | None = None
         while True:
             given = {"gate": gate, "state": state, "since": since_ms, "cursor": after}
             page = self._run(self._calls.page("/v1/decisions", "decisions", **given))
             yield from page.items
-
             if (after := page.after) is None:
                 return
 
     def gates(self) -> Sequence[Mapping[str, Any]]:
-        """List the gates that the key may see, with what each takes."""
+        """List the gates that the key may see, with the event that each takes."""
         return self._run(self._calls.listed("/v1/gates", "gates"))
 
     def escalations(self, *, gate: str | None = None, limit: int | None = None) -> Sequence[Mapping[str, Any]]:
-        """List what waits for a human, the oldest first."""
+        """List the cases that wait for a human, oldest first."""
         return self._run(self._calls.listed("/v1/escalations", "escalations", gate=gate, limit=limit))
 
     def case(self, dfid: str) -> Mapping[str, Any]:
-        """Return one case as it is now, with what may be decided about it."""
+        """Return one case as it is now, with the decisions that are possible."""
         return self._run(self._calls.one(f"/v1/escalations/{segment(dfid, 'case')}"))
 
     def resolve(
@@ -111,9 +110,9 @@ class DecisionClient:
         reference: str = "",
         acknowledge: bool = False,
     ) -> Answer:
-        """Carry out what a human decided about a case, once: as `Gate.resolve`; who it was is the key's owner.
+        """Carry out a human's decision about a case, once, as `Gate.resolve` does. The ledger names the key's owner.
 
-        What nobody answers is not sent again: look first. Raises UsageError where the case is not in this state.
+        A request without a reply is not sent again: look at the case first. Raises UsageError where its state forbids it.
         """
         steps = self._calls.resolve(
             dfid, decision, change=change, reason=reason, seen=seen, reference=reference, acknowledge=acknowledge
@@ -121,24 +120,24 @@ class DecisionClient:
         return self._run(steps)
 
     def agents(self) -> Sequence[Mapping[str, Any]]:
-        """List the agents of the gates that the key may see, and their state."""
+        """List the agents of the gates that the key may see, with their status."""
         return self._run(self._calls.listed("/v1/agents", "agents"))
 
     def move_agent(self, agent_id: str, move: str, *, reason: str) -> Mapping[str, Any]:
-        """Have an agent `suspend`ed, `reactivate`d or `retire`d."""
+        """Move an agent, and return its record after that. `move`: `suspend`, `reactivate` or `retire`."""
         path = f"/v1/agents/{segment(agent_id, 'agent')}/{segment(move, 'move')}"
         return object_of(self._run(self._calls.act("POST", path, reason=reason)))
 
     def halted(self) -> Sequence[Mapping[str, Any]]:
-        """Tell of each gate whether it is halted, since when, by whom and why."""
+        """Return for each gate whether it is halted, since when, by whom and why."""
         return self._run(self._calls.listed("/v1/halt", "gates"))
 
     def halt(self, *, reason: str, gate: str | None = None) -> Sequence[Mapping[str, Any]]:
-        """Halt a gate, or all that the key is for: from the next transaction on nothing is decided or sent."""
+        """Halt a gate, or all of the key's gates: from the next transaction on nothing is decided or sent."""
         return items_of(self._run(self._calls.act("PUT", "/v1/halt", halted=True, reason=reason, gate=gate)), "gates")
 
     def resume(self, *, reason: str, gate: str | None = None) -> Sequence[Mapping[str, Any]]:
-        """Have halted gates go on."""
+        """Resume a gate, or all of the key's gates."""
         return items_of(self._run(self._calls.act("PUT", "/v1/halt", halted=False, reason=reason, gate=gate)), "gates")
 
     def _run(self, steps: Steps[T]) -> T:
@@ -150,8 +149,8 @@ class DecisionClient:
                     self._sleep(step.s)
                 said = None if isinstance(step, Wait) else self._sent(step)
         except StopIteration as done:
-            found: T = done.value
-            return found
+            result: T = done.value
+            return result
 
     def _sent(self, request: HttpRequest) -> HttpReply | Lost:
         try:
@@ -167,10 +166,10 @@ class DecisionClient:
         return collector.reply()
 
     def events(self, last_event_id: str = "") -> Iterator[Changed]:
-        """Follow what changes in the records of the gates, for as long as it is read; a connection that ends is opened anew.
+        """Yield the changes in the gates' records, without end; a connection that breaks is opened again.
 
-        `last_event_id`: the `id` of a change that was seen: the next is the one behind it. Left out: what comes from now on.
-        Each change comes at least once.
+        `last_event_id`: the `id` of the last change that was seen, to go on after it; without it, from now on. Each change
+        comes at least once.
         """
         following = Following(last_event_id, now_s=self._now_s, random=self._random)
         while True:

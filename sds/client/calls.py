@@ -1,4 +1,4 @@
-"""Every call that a client may make of a service, without I/O: what is asked, for how long, and how the reply is read."""
+"""The calls of a client, without I/O: the request of each, how long it may take, and how its reply is read."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Event = Mapping[str, object] | str | bytes
 DEADLINE = "Deadline-Ms"
 JSON = {"Content-Type": "application/json"}
 KEY_CHARS_MAX = 255
-ATTEMPT_S_MAX = 60.0  # a reply that did not come by then is asked for again
+ATTEMPT_S_MAX = 60.0  # a request without a reply by then is sent again
 
 
 class Calls:
-    """Makes the steps of each call. `now_s`: a monotonic clock; `random`: of keys and of pauses."""
+    """Makes the steps of each call. `now_s`: a monotonic clock; `random`: for idempotency keys and pauses."""
 
     def __init__(self, connection: Connection, *, now_s: Callable[[], float], random: Random) -> None:
         self._connection, self._now_s, self._random = connection, now_s, random
@@ -30,7 +30,7 @@ class Calls:
     def decide(
         self, gate: str, event: Event, *, deadline_ms: int | None, idempotency_key: str | None, wait: bool = True
     ) -> Steps[Answer]:
-        """Have one event decided, or with `wait` false only taken. The key is one for all tries: they are one request."""
+        """Ask for a decision on one event; without `wait`, only submit it. All tries have one idempotency key."""
         path, body = f"/v1/gates/{segment(gate, 'gate')}/decisions", _body(event)
         headers = JSON | {"Idempotency-Key": self._key(idempotency_key)}
         if not wait:
@@ -47,23 +47,23 @@ class Calls:
         return answer_of(data_of(reply))
 
     def listed(self, path: str, name: str, **params: str | int | None) -> Steps[tuple[Mapping[str, Any], ...]]:
-        """Return the list of this name that stands at a path. Parameters that are None are left out."""
+        """Return the list under `name` at a path. Parameters that are None are left out."""
         return items_of((yield from self._read(path, params)), name)
 
     def page(self, path: str, name: str, **params: str | int | None) -> Steps[ListPage]:
         return page_of((yield from self._read(path, params)), name)
 
     def one(self, path: str) -> Steps[Mapping[str, Any]]:
-        """Return the object that stands at a path."""
+        """Return the object at a path."""
         return object_of((yield from self._read(path, {})))
 
     def act(self, method: str, path: str, **given: object) -> Steps[Any]:
-        """Have something done, and return the JSON of what came of it. What may have been done is not asked for twice."""
+        """Send an act of a person, and return the reply's JSON. What may have been done is not sent again."""
         body = _object({name: json.dumps(value) for name, value in given.items() if value is not None})
         return (yield from self._acted(method, path, body))
 
     def resolve(self, dfid: str, decision: str, *, change: str, **given: object) -> Steps[Answer]:
-        """Resolve a case. `change`: JSON text, whose numbers go out as they are written: 150.00 has two decimals."""
+        """Resolve a case. `change`: JSON text, whose numbers are sent as they are written: 150.00 keeps its two decimals."""
         fields = {"decision": json.dumps(decision)}
         fields |= {name: json.dumps(value) for name, value in given.items() if value not in ("", False)}
         if change:
@@ -72,7 +72,6 @@ class Calls:
         return answer_of((yield from self._acted("POST", path, _object(fields))))
 
     def _acted(self, method: str, path: str, body: bytes) -> Steps[Any]:
-
         def ask(left_s: float) -> HttpRequest:
             return HttpRequest(method, path, {}, JSON, body, min(left_s, ATTEMPT_S_MAX))
 
@@ -102,14 +101,14 @@ class Calls:
 
 
 def segment(text: str, what: str) -> str:
-    """Return a name as a part of a path. Raises UsageError for what names nothing there."""
+    """Return a name as one segment of a path. Raises UsageError for "", `.` and `..`."""
     if text in ("", ".", ".."):
         raise UsageError(f"`{text}` is no {what}")
     return quote(text, safe="")
 
 
 def _object(fields: Mapping[str, str]) -> bytes:
-    """Return the object of fields whose values are JSON already."""
+    """Return a JSON object of fields whose values are JSON texts."""
     return ("{" + ",".join(f"{json.dumps(name)}:{value}" for name, value in fields.items()) + "}").encode()
 
 
@@ -126,13 +125,13 @@ def _json(text: str) -> str:
 
 
 def _undecided(reply: HttpReply) -> bool:
-    """Tell whether an answer says that nothing was decided for the load alone: another try may be."""
+    """Tell whether an answer says that nothing was decided, and that another try may help."""
     data = data_of(reply)
     return isinstance(data, dict) and data.get("retryable") is True and data.get("tag") == NOT_DECIDED
 
 
 def _body(event: Event) -> bytes:
-    """Return an event as the bytes that every try sends. Raises EventError for what has no JSON."""
+    """Return an event as the bytes that every try sends. Raises EventError for what JSON cannot hold."""
     if isinstance(event, bytes):
         return event
     try:

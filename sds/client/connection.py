@@ -1,4 +1,4 @@
-"""Where a service is, who asks it, and for how long at most: what both clients are made of."""
+"""The settings of both clients: the service's address, the key, and the longest time of a call."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ CONNECT_S_MAX = 5.0
 
 @dataclass(frozen=True)
 class Connection:
-    """`url`: of the service, as `https://decisions.example`; `key`: what `sds keys add` showed, never shown here;
-    `timeout_s`: how long a call without a deadline of its own may take, retries included. `plain_http`: the key and the
-    events may go to another machine unencrypted.
+    """`url`: of the service, such as `https://decisions.example`; `key`: as `sds keys add` printed it, hidden in repr;
+    `timeout_s`: how long a call without a deadline of its own may take, retries included; `plain_http`: the key and the
+    events may travel to another machine unencrypted. Raises UsageError.
     """
 
     url: str

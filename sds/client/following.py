@@ -1,4 +1,4 @@
-"""Following a service's changes without I/O: from where to go on, and how long to wait before."""
+"""Follow a service's changes, without I/O: where to go on, and how long to wait before reconnecting."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import httpx2
 from sds.client.replies import Changed, HttpReply, Lost, failure, unreadable
 from sds.client.steps import TRIES_MAX, HttpRequest, Patience
 
-SILENCE_S_MAX = 60.0  # a service that has nothing to say says so more often than that
+SILENCE_S_MAX = 60.0  # the service's heartbeats come more often than that
 
 
 class Following:
-    """Knows the last change that was seen. `last_event_id`: the one to go on behind; empty: from now on."""
+    """Remembers the last change that was seen. `last_event_id`: the change to go on after; "": from now on."""
 
     def __init__(self, last_event_id: str, *, now_s: Callable[[], float], random: Random) -> None:
         self._last, self._tries = last_event_id, 0
@@ -26,7 +26,7 @@ class Following:
         return HttpRequest("GET", "/v1/events", headers=headers, timeout_s=SILENCE_S_MAX)
 
     def seen(self, sent: httpx2.ServerSentEvent) -> Changed | None:
-        """Return what was sent as a change, or None where it is none. Raises WorldError for what cannot be read."""
+        """Return a server-sent event as a change; None where it has no data. Raises WorldError where it is invalid."""
         self._tries, self._last = 0, sent.id or self._last
         if not sent.data:
             return None
@@ -39,7 +39,7 @@ class Following:
         return Changed(sent.id, sent.event, data)
 
     def pause_s(self, said: HttpReply | Lost) -> float:
-        """Return how long to wait before following again. Raises what the service said where that cannot help."""
+        """Return how long to wait before connecting again. Raises the service's error where another try cannot help."""
         self._tries += 1
         error = failure(said)
         if error is not None and (not error.retryable or self._tries >= TRIES_MAX):

@@ -1,4 +1,4 @@
-"""What both clients need of httpx: how a request is written, and how a reply is read within its limits."""
+"""What both clients share of httpx: a request's arguments, and reading a reply within its limits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def limits() -> httpx2.Limits:
 
 
 def arguments(connection: Connection, request: HttpRequest) -> dict[str, Any]:
-    """Return a request as `stream` of either client of httpx takes it."""
+    """Return a request as the arguments of httpx's `stream`."""
     return {
         "method": request.method,
         "url": request.path,
@@ -32,14 +32,14 @@ def arguments(connection: Connection, request: HttpRequest) -> dict[str, Any]:
 
 
 class Collector:
-    """Collects a reply: no longer than the request's `timeout_s` from now, and no more than `REPLY_BYTES_MAX`."""
+    """Collects a reply's body, for the request's `timeout_s` from now at most, and up to `REPLY_BYTES_MAX`."""
 
     def __init__(self, response: httpx2.Response, request: HttpRequest, *, now_s: Callable[[], float]) -> None:
         self._response, self._now_s, self._until_s = response, now_s, now_s() + request.timeout_s
         self._body = bytearray()
 
     def add(self, part: bytes) -> None:
-        """Raise WorldError for a reply that is too long, ReadTimeout for one that is too slow."""
+        """Add a part of the body. Raises WorldError where the reply is too long, ReadTimeout where it is too slow."""
         self._body += part
         if len(self._body) > REPLY_BYTES_MAX:
             raise unreadable(f"longer than {REPLY_BYTES_MAX} bytes")

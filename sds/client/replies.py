@@ -1,10 +1,10 @@
-"""What a service replies, read: an answer, a page, a change; or one error, with its reason code, its hint and its flow.
+"""Read a service's replies: an answer, a page or a change; or an error, with its reason code, its hint and its dfid.
 
     UsageError   your mistake: the key, the gate, the event. The same call fails again
-    WorldError   not your mistake: the service is full, draining, cannot be reached, or what lies behind it fails.
-                 `retryable` says whether the same call may do later
+    WorldError   not your mistake: the service is full, draining or cannot be reached, or what it depends on fails.
+                 `retryable` tells whether the same call may succeed later
 
-Whatever comes of the network is foreign: it is read strictly, cut to one line, and never a traceback.
+Replies are not trusted: they are read strictly, and their texts are cut to one line. None causes a traceback.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from sds.kernel.flow.states import Answer
 LINE_CHARS_MAX = 500
 REPLY_BYTES_MAX = 16 << 20
 _PROBLEM = "application/problem+json"
-# What the service refuses before anything is done: an act of a person may be sent again
+# Refusals before anything is done: an act of a person may be sent again after them
 _NOTHING_DONE = frozenset({(429, "RATE_LIMITED"), (503, "DRAINING"), (503, "QUEUE_FULL"), (503, "OVERLOADED")})
-# Where a reply is no problem of the service (a balancer's page): what may be better a moment later
+# Statuses after which to try again, where a reply is no problem of the service (a load balancer's page)
 _AGAIN = frozenset({408, 425, 429, 502, 503, 504})
 
 
 @dataclass(frozen=True)
 class HttpReply:
-    """What came. `headers`: by lower-case names."""
+    """One HTTP reply. `headers`: by name in lower case."""
 
     status: int
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -37,14 +37,14 @@ class HttpReply:
 
     @property
     def retry_after_s(self) -> float:
-        """Return how long the service asks to wait; 0: it does not, or in no whole number of seconds."""
+        """The `Retry-After` in seconds; 0 where there is none, or it is no whole number of up to 6 digits."""
         given = self.headers.get("retry-after", "").strip()
         return float(given) if given.isascii() and given.isdecimal() and len(given) <= 6 else 0.0
 
 
 @dataclass(frozen=True)
 class Lost:
-    """No reply came. `sent`: the request may have arrived all the same."""
+    """No reply came. `sent`: whether the request may have arrived all the same."""
 
     why: str
     sent: bool = True
@@ -53,7 +53,7 @@ class Lost:
 
 @dataclass(frozen=True)
 class Changed:
-    """What changed in a record. `id`: from where to go on (`last_event_id`); `data`: as the service sent it."""
+    """One change in a record. `id`: the `last_event_id` to go on after it; `data`: as the service sent it."""
 
     id: str
     kind: str
@@ -62,14 +62,14 @@ class Changed:
 
 @dataclass(frozen=True)
 class ListPage:
-    """Part of a list. `after`: the cursor behind it; None: it is the last."""
+    """One page of a list. `after`: the next page's cursor; None: this is the last page."""
 
     items: tuple[Mapping[str, Any], ...]
     after: str | None
 
 
 def failure(said: HttpReply | Lost) -> SdsError | None:
-    """Return the error that a reply is, or None for one of success."""
+    """Return a reply's error; None for a successful reply."""
     if isinstance(said, Lost):
         hint = "is it running, and is this its address?"
         message = f"the service did not answer: {one_line(said.why, LINE_CHARS_MAX)}"
@@ -84,10 +84,10 @@ def failure(said: HttpReply | Lost) -> SdsError | None:
 
 
 def act_failure(said: HttpReply | Lost) -> SdsError | None:
-    """Return the error that a reply to an act of a person is, which is not to be done twice; None for one of success.
+    """Return the error of a reply to an act of a person, which must not be done twice; None for a successful reply.
 
-    It is `retryable` only where the service says that it refused before anything was done, or nothing was sent. Where nobody
-    knows whether it was done (no reply, 408, or 500 and above from wherever), the error says to look first.
+    The error is `retryable` only where nothing was sent, or the service refused before anything was done. Where it is not
+    known whether the act was done (no reply, 408, or 500 and above from anywhere), the error says to look first.
     """
     error = failure(said)
     if error is None or (isinstance(said, Lost) and not said.sent):
@@ -137,7 +137,7 @@ def _object(body: bytes) -> dict[str, Any]:
 
 
 def answer_of(data: object) -> Answer:
-    """Return the answer that a reply holds; what a newer service says besides is left out. Raises WorldError: it is none."""
+    """Return a reply's answer, without fields that only a newer service knows. Raises WorldError where it is no answer."""
     try:
         known = {f.name: data[f.name] for f in fields(Answer) if f.name in data}  # type: ignore[operator,index]
         known["reasons"] = tuple(known.get("reasons", ()))
@@ -148,7 +148,7 @@ def answer_of(data: object) -> Answer:
 
 
 def data_of(reply: HttpReply) -> Any:
-    """Return the JSON of a reply. Raises WorldError: it is none."""
+    """Return a reply's JSON. Raises WorldError where it is no JSON."""
     try:
         return json.loads(reply.body)
     except (ValueError, RecursionError) as error:
@@ -161,7 +161,7 @@ def unreadable(why: str) -> WorldError:
 
 
 def page_of(data: object, name: str) -> ListPage:
-    """Return one page of a list, which stands under its name beside `next`. Raises WorldError: it is none."""
+    """Return one page of a list: the list under `name`, and the cursor under `next`. Raises WorldError."""
     items, after = items_of(data, name), data.get("next") if isinstance(data, dict) else None
     if not (after is None or isinstance(after, str)):
         raise unreadable("no page")
@@ -169,7 +169,7 @@ def page_of(data: object, name: str) -> ListPage:
 
 
 def items_of(data: object, name: str) -> tuple[Mapping[str, Any], ...]:
-    """Return a list of objects that stands under a name. Raises WorldError: there is none."""
+    """Return the list of objects under `name`. Raises WorldError where there is none."""
     found = data.get(name) if isinstance(data, dict) else None
     if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
         raise unreadable("no list")

@@ -1,10 +1,10 @@
-"""What a client asks and how long it insists, without I/O: a call is a generator, and whoever runs it does what it yields.
+"""The requests and retries of a call, without I/O: a call is a generator, and the client does what it yields.
 
     yields HttpRequest(...)   send it once; give back its HttpReply, or Lost where none came
     yields Wait(s)        sleep; give back None
-    returns               what was asked for; raises SdsError where it cannot be had
+    returns               the call's result; raises SdsError where there is none
 
-The sync and the async client differ in how they run these, and in nothing else.
+The synchronous and the asynchronous client differ only in how they run these generators.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from sds.kernel.errors import SdsError
 TRIES_MAX = 64
 BACKOFF_S, BACKOFF_S_MAX, DOUBLINGS_MAX = 0.05, 5.0, 10
 RETRY_AFTER_S_MAX = 60.0
-GRACE_S = 1.0  # a service that ends a decision at its deadline has yet to say so
+GRACE_S = 1.0  # time after a deadline for the service to report that it passed
 
 
 @dataclass(frozen=True)
 class HttpRequest:
-    """One request. `body`: the bytes that go out; `timeout_s`: how long its reply is waited for."""
+    """One request. `timeout_s`: how long to wait for its reply."""
 
     method: str
     path: str
@@ -48,7 +48,7 @@ Steps = Generator[Step, Said, T]
 
 
 class Patience:
-    """How long a call may take, its retries included, and how long it pauses between two. `now_s`: a monotonic clock."""
+    """The time of a call, its retries included, and the pauses between them. `now_s`: a monotonic clock."""
 
     def __init__(self, lasts_s: float, *, now_s: Callable[[], float], random: Random) -> None:
         self._now_s, self._random = now_s, random
@@ -59,9 +59,9 @@ class Patience:
         return self._until_s - self._now_s()
 
     def pause_s(self, tries: int, retry_after_s: float) -> float:
-        """Return how long to wait after so many tries: full jitter under a doubling roof, behind what the service asks."""
-        roof_s = min(BACKOFF_S_MAX, BACKOFF_S * 2.0 ** min(tries - 1, DOUBLINGS_MAX))
-        return min(retry_after_s, RETRY_AFTER_S_MAX) + self._random.uniform(0.0, roof_s)
+        """Return the pause after `tries` tries: the service's `Retry-After`, plus full jitter up to a doubling bound."""
+        jitter_s_max = min(BACKOFF_S_MAX, BACKOFF_S * 2.0 ** min(tries - 1, DOUBLINGS_MAX))
+        return min(retry_after_s, RETRY_AFTER_S_MAX) + self._random.uniform(0.0, jitter_s_max)
 
 
 def insist(
@@ -71,10 +71,10 @@ def insist(
     open_still: Callable[[HttpReply], bool] = lambda _: False,
     once: bool = False,
 ) -> Steps[HttpReply]:
-    """Ask until there is a reply that is none of `failure`, as long as another try may help and there is time for it.
+    """Send a request until a reply is successful, while another try may help and there is time; return that reply.
 
-    `ask` makes the request of the seconds that are left. A reply that leaves it `open_still` is returned when the time is
-    over. `once`: what may have been done is not sent again. Raises what the last reply was.
+    `ask` makes the request from the seconds left. A successful reply that is `open_still` is tried again, and returned when
+    the time is over. `once`: what may have been done is not sent again. Raises the last reply's error.
     """
     for tries in count(1):
         said = yield ask(patience.left_s)
@@ -87,7 +87,7 @@ def insist(
         over = tries == TRIES_MAX or pause_s >= patience.left_s or (error is not None and not _may_help(said, error))
         if not over:
             yield Wait(pause_s)
-            over = patience.left_s <= 0  # it took longer than it was to: a busy machine
+            over = patience.left_s <= 0  # on a busy machine the sleep may take longer
         if over:
             if isinstance(said, HttpReply) and error is None:
                 return said
@@ -96,5 +96,5 @@ def insist(
 
 
 def _may_help(said: HttpReply | Lost, error: SdsError) -> bool:
-    """Tell whether to ask again on the caller's behalf: what is not there may never be, so that is for the caller to wait for."""
+    """Tell whether to send a request again. A 404 is returned to the caller, even if retryable: it may never be there."""
     return error.retryable and not (isinstance(said, HttpReply) and said.status == 404)

@@ -23,7 +23,7 @@ def usable_cores() -> int:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether a host is this machine alone; a name that has to be looked up is not."""
+    """Tell whether a host is a loopback name or address. A name that DNS would have to resolve is not."""
     if host.lower() in _LOOPBACK_NAMES:
         return True
     try:

@@ -1,1 +1,1 @@
-"""The decision service: gates of this home, asked over HTTP."""
+"""The decision service: serves the gates of this machine's home folder over HTTP."""

@@ -1,7 +1,7 @@
-"""Whether a decision can be had in the time that is left: looked at before anything is written.
+"""Admission control: refuse a decision that could not be made within its deadline, before anything is written.
 
-Two questions. What waits, times what a decision takes: does it leave time? And how long do decisions take that share the machine
-with so many: on few cores one more may bring nothing, and cost all of them theirs.
+A decision is refused where the work before it would take too long (number of decisions, times the time of one), or where
+decisions at this concurrency have lately been late: on few cores one more can make all of them miss their deadlines.
 """
 
 from __future__ import annotations
@@ -18,18 +18,20 @@ from statistics import median
 
 from sds.service.problems import Problem
 
-LOOKED_AT = 32  # the last decisions of a gate whose median is what the next is taken to last
-SERVICE_MS_FIRST = 50.0  # until one has been seen
-SLACK = 2.0  # of the time there is, over what is expected: half of all decisions take longer than the median
-OUTSIDE = 0.2  # of the time there is, for what no stage of a decision counts: hand-overs between threads, and the answer's way
-RECENT, RECENT_S = 512, 10.0  # decisions of a gate at each concurrency, and for how long they say something of the next
-LATE_MAX = 0.01  # of what is let in
-LOOKED_AT_MAX = 16  # requests at once; one more would only wait
-CROWDED_S = 1.0
+LOOKED_AT = 32  # the last decisions of a gate, whose median time is expected of the next
+SERVICE_MS_FIRST = 50.0  # the expected time of a gate's first decision
+SLACK = 2.0  # the time left must be so many times the expected time: half of all decisions take longer than the median
+OUTSIDE = 0.2  # share of the deadline for what no stage measures: hand-overs between threads, and sending the answer
+RECENT, RECENT_S = 512, 10.0  # decisions kept per gate and concurrency, and for how many seconds they count
+LATE_MAX = 0.01  # share of admitted decisions that may be late
+LOOKED_AT_MAX = 16  # requests looked at at once; one more would only wait for a thread
+CROWDED_S = (
+    1.0  # `Retry-After` of a request that is refused because too many are looked at, or wait for another process
+)
 
 
 class Latencies:
-    """How long decisions of one gate lately took, in milliseconds, by how many at most were in hand meanwhile, themselves included."""
+    """Recent decision times of one gate (ms) by concurrency: the most decisions in hand meanwhile, itself included."""
 
     def __init__(self, parallel: int) -> None:
         self._took: list[deque[tuple[float, float]]] = [deque(maxlen=RECENT) for _ in range(parallel)]
@@ -37,7 +39,7 @@ class Latencies:
         self._until_s = [-math.inf] * parallel
 
     def add(self, n: int, ms: float, now_s: float) -> None:
-        """Learn of a decision with so many in hand."""
+        """Record that a decision at concurrency `n` took `ms`."""
         took = self._took[n - 1]
         took.append((now_s, ms))
         while took[0][0] + RECENT_S < now_s:
@@ -45,13 +47,13 @@ class Latencies:
         self._ordered[n - 1], self._until_s[n - 1] = sorted(ms for _, ms in took), now_s + RECENT_S
 
     def try_out(self, n: int, now_s: float) -> None:
-        """Note that one is let in to learn how long it takes: until it has ended, nobody else is."""
+        """Admit one decision as a trial of concurrency `n`: until it has ended, that concurrency counts as too slow."""
         self._took[n - 1].clear()
         self._ordered[n - 1], self._until_s[n - 1] = [math.inf, math.inf], now_s + RECENT_S
 
     def in_time(self, n: int, left_ms: float, wait_ms: float, now_s: float) -> bool | None:
-        """Return whether with so many in hand, after a wait, no more end late than LATE_MAX beside those that do alone, which
-        wait for nobody; None: nobody knows.
+        """Return whether at most a share of LATE_MAX would be late at concurrency `n` after `wait_ms`, not counting the share
+        that is late at concurrency 1. None: not known.
         """
         known = {at + 1: ordered for at, ordered in enumerate(self._ordered) if self._until_s[at] >= now_s}
         most = LATE_MAX + (_late(known[1], left_ms) if 1 in known else 0.0)
@@ -62,12 +64,12 @@ class Latencies:
 
 
 def _late(ordered_ms: Sequence[float], left_ms: float) -> float:
-    """Return which share ended late; one alone is an accident."""
+    """Return the share of times above `left_ms`. One late decision is not counted: it may be an accident."""
     return max(0, len(ordered_ms) - bisect_right(ordered_ms, left_ms) - 1) / len(ordered_ms)
 
 
 class Admission:
-    """Counts what one process has in hand, by gate, and how long decisions take there. Safe in several threads.
+    """Counts the decisions that one process has in hand (waiting or under way), by gate, and their times. Thread-safe.
 
     `parallel`: how many are decided at once; `queue_max`: how many may be in hand. `now_s`: a monotonic clock.
     """
@@ -80,11 +82,11 @@ class Admission:
         self._took_ms = defaultdict[str, deque[float]](lambda: deque(maxlen=LOOKED_AT))
         self._service_ms = dict[str, float]()
         self._latencies = defaultdict[str, Latencies](lambda: Latencies(parallel))
-        self._changes: deque[tuple[float, int]] = deque([(-math.inf, 0)], 1_024)  # of what is in hand, and when
+        self._changes: deque[tuple[float, int]] = deque([(-math.inf, 0)], 1_024)  # (time in s, decisions in hand since)
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """Count a request that is looked at: nobody knows yet whether it is to be decided. Used on the event loop alone."""
+        """Count a request whose event is being looked up: it may be known already. Only for the event loop."""
         self.looked_at += 1
         try:
             yield
@@ -93,7 +95,7 @@ class Admission:
 
     @contextmanager
     def waiting_elsewhere(self) -> Iterator[None]:
-        """Count a request whose event another process is deciding. Used on the event loop alone. Raises Problem: too many are."""
+        """Count a request whose event another process is deciding. Only for the event loop. Raises Problem: QUEUE_FULL."""
         if self.elsewhere >= self.queue_max:
             raise Problem("QUEUE_FULL", retry_after_s=CROWDED_S)
         self.elsewhere += 1
@@ -103,43 +105,41 @@ class Admission:
             self.elsewhere -= 1
 
     def crowded(self) -> Problem | None:
-        """Return how one more is refused that is to be looked at, however much room there seems to be for it; None: it is not."""
+        """Return the problem for one more request, where as many as may be are being looked up; else None."""
         return Problem("OVERLOADED", retry_after_s=CROWDED_S) if self.looked_at >= LOOKED_AT_MAX else None
 
     @property
     def in_hand(self) -> int:
-        """How many decisions wait or are under way."""
+        """The number of decisions that wait or are under way."""
         return self._in_hand.total()
 
     @property
     def calm(self) -> bool:
-        """Whether nothing is in hand or looked at, and there is room: then nobody is refused."""
+        """Whether nothing is in hand or looked up, and decisions are admitted at all: then no request is refused."""
         return not self._in_hand.total() and not self.looked_at and self.queue_max > 0
 
     @property
     def idle(self) -> bool:
-        """Whether one more decision would have its turn at once, and leave a thread to another: it may have to wait for another
-        process.
-        """
+        """Whether one more decision would start at once and leave a thread free: it may have to wait for another process."""
         return self._in_hand.total() < min(max(1, self.parallel - 1), self.queue_max)
 
     def service_ms(self, gate: str) -> float:
-        """Return how long a decision of a gate takes once it has its turn."""
+        """Return the expected time of a decision of a gate, from its turn, in milliseconds."""
         return self._service_ms.get(gate, SERVICE_MS_FIRST)
 
     def expected_ms(self, gate: str) -> float:
-        """Return how long one more decision would take: what is in hand before it, and itself."""
+        """Return the expected time of one more decision in milliseconds, with the decisions in hand before it."""
         before_ms = sum(count * self.service_ms(each) for each, count in self._in_hand.items())
         return max(self.service_ms(gate), (before_ms + self.service_ms(gate)) / self.parallel)
 
     def refusal(self, gate: str, left_ms: float) -> Problem | None:
-        """Return how `enter` would refuse a decision now; None: it would not."""
+        """Return the problem with which `enter` would refuse a decision now; None: it would admit it."""
         with self._lock:
             return self._refusal(gate, left_ms)
 
     def _refusal(self, gate: str, left_ms: float) -> Problem | None:
         before = self._in_hand.total()
-        if before == 0 < self.queue_max:  # in a calm service each request asks this several times
+        if before == 0 < self.queue_max:  # the usual case, asked several times a request
             return None
         expected_ms = self.expected_ms(gate)
         if before >= self.queue_max:
@@ -150,10 +150,10 @@ class Admission:
         return None
 
     def enter(self, gate: str, left_ms: float) -> Callable[[], None]:
-        """Take a place; return what gives it back.
+        """Admit a decision that has `left_ms`; return the function that gives its place back.
 
-        Raises Problem where the queue is full, or a decision would be at risk not to be there within `left_ms`. Where nothing is in
-        hand one is let in all the same: who expects too much would never learn better.
+        Raises Problem: QUEUE_FULL, or OVERLOADED where the decision may be late. Where nothing is in hand a decision is always
+        admitted: otherwise an expected time that is too long would never be corrected.
         """
         with self._lock:
             if (problem := self._refusal(gate, left_ms)) is not None:
@@ -178,7 +178,7 @@ class Admission:
         return self._latencies[gate].in_time(min(n, self.parallel), (1 - OUTSIDE) * left_ms, wait_ms, self._now_s())
 
     def took(self, gate: str, ms: float) -> None:
-        """Learn how long a decision took from when it had its turn, also one that was cut short."""
+        """Record how long a decision took from its turn to its end, also where it was cut short."""
         with self._lock:
             self._took_ms[gate].append(ms)
             self._service_ms[gate] = median(self._took_ms[gate])

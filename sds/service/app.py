@@ -1,4 +1,4 @@
-"""The ASGI application of the service: its state, its routes, and what every answer carries."""
+"""Build the service's ASGI application: its state, its routes, and the middleware around every response."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from sds.service.state import Service
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"})
 _PROBLEM = (b"content-type", problems.MEDIA_TYPE.encode())
-BODY_BYTES_MAX = 1 << 20  # of any route; those that read one have limits of their own
-# FastAPI's own spans and log records hold queries, messages and tracebacks: those of `operations.tracing` take their place.
+BODY_BYTES_MAX = 1 << 20  # for any route; routes that read a body have lower limits of their own
+# FastAPI's own spans and log records hold queries, messages and tracebacks. `operations.tracing` replaces them.
 OWN_SPANS_ALONE: Any = {
     "tracing": False,
     "operation_spans": False,
@@ -43,10 +43,10 @@ OWN_SPANS_ALONE: Any = {
 
 
 class Outermost:
-    """Gives every answer the headers that a browser should be given, measures it by its route (a stream of changes until it
-    begins), counts it by its reason code where it is a problem, and answers what nobody foresaw with one.
+    """The outermost middleware. It adds the security headers that a route has not set, observes the time until each response
+    begins by route, counts problems by reason code, and answers an unforeseen exception with a problem.
 
-    A route's own headers stay. Of an exception only that there was one is said: the log has its kind and place.
+    The problem says nothing about the exception; the log line has the exception's type and place.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class Outermost:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began_s, begun, problem, receive = time.perf_counter(), False, False, self._in_time(receive)
+        began_s, begun, problem, receive = time.perf_counter(), False, False, self._bounded(receive)
 
         async def with_headers(message: Message) -> None:
             nonlocal begun, problem
             if message["type"] == "http.response.start":
                 begun, problem = True, _PROBLEM in message["headers"]
                 message["headers"] = problems.with_safe_headers(message["headers"])
-                self._began(scope, message["status"], time.perf_counter() - began_s)
+                self._observe(scope, message["status"], time.perf_counter() - began_s)
             elif problem:
                 self._metrics.refused.labels(orjson.loads(message["body"])["reason_code"]).inc()
             await send(message)
@@ -79,14 +79,14 @@ class Outermost:
             if not begun:
                 await response(scope, receive, with_headers)
 
-    def _began(self, scope: Scope, status: int, took_s: float) -> None:
+    def _observe(self, scope: Scope, status: int, took_s: float) -> None:
         route = getattr(scope.get("route"), "path", "") or "none"
         method = scope["method"] if scope["method"] in _METHODS else "other"
         self._metrics.request_s.labels(route, method, str(status)).observe(took_s)
 
-    def _in_time(self, receive: Receive) -> Receive:
-        """Return what receives a request whose body is there in time, and no longer than any may be; of another the client
-        is taken to be gone.
+    def _bounded(self, receive: Receive) -> Receive:
+        """Return a `receive` for one request that reports a disconnected client where the body is longer than
+        `BODY_BYTES_MAX`, or is not complete within `body_within_s` seconds.
         """
         ends_s, whole, length = time.monotonic() + self._body_within_s, False, 0
 
@@ -109,7 +109,7 @@ class Outermost:
 
 
 class Application(FastAPI):
-    """FastAPI, but for requests for decisions: its stacks and dependencies would take half of the time that HTTP adds to one."""
+    """FastAPI, except that `Decisions` answers requests for decisions: FastAPI's layers would double the time HTTP adds."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         asking = scope["type"] == "http" and scope["method"] == "POST" and decisions.gate_asked(scope["path"])
@@ -129,9 +129,9 @@ def create_app(
     log: Log = no_log,
     token: Callable[[int], str] = secrets.token_hex,
 ) -> FastAPI:
-    """Make the application over open gates and an open database; both stay the caller's to close.
+    """Build the application over open gates and an open database. The caller closes both.
 
-    `token`: where names of faults and sessions come from. What routes need is `app.state.service`.
+    `token(n)`: returns n random bytes as hexadecimal digits, for fault and session ids. Routes read `app.state.service`.
     """
     app = Application(
         lifespan=_lifespan,

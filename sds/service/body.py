@@ -1,4 +1,4 @@
-"""Reads the body of a request: JSON in UTF-8, so many bytes at most. The rest of a longer one is not read."""
+"""Read the body of a request: JSON in UTF-8, up to a limit in bytes. The rest of a longer body is not read."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from sds.service.deciding.terms import Headers, headers_of
 from sds.service.problems import Problem
 from sds.service.state import service
 
-CLOSE = {"Connection": "close"}  # what was not read of a body would be taken for the next request
-BODY_IS_THERE = "body_is_there"  # in the state of a request whose body has come as a whole
+CLOSE = {"Connection": "close"}  # else the unread rest of a body would be read as the next request
+BODY_IS_THERE = "body_is_there"  # key in a request's state: its whole body has been received
 _NONE = ("",)
 
 
 async def read_body(request: Request) -> bytes:
-    """Return the raw bytes of a JSON body. Raises Problem: 408, 413, 415. `app.Outermost` ends it when it takes too long."""
+    """Return the raw bytes of a JSON body. Raises Problem (408, 413, 415). `app.Outermost` limits how long it may take."""
     limit = service(request).settings.body_bytes_max
     return await received_body(headers_of(request.scope), request.receive, limit)
 
 
 async def received_body(headers: Headers, receive: Receive, limit: int) -> bytes:
-    """Return the raw bytes of a JSON body of `limit` bytes at most. Raises Problem: 408, where the client is gone, 413, 415."""
+    """Return the raw bytes of a JSON body, at most `limit`. Raises Problem: 408 (the client is gone), 413, 415."""
     _check_headers(headers)
     length = headers.get("content-length", ("0",))[0]
     if not length.isdigit() or int(length) > limit:
         raise Problem("BODY_TOO_LARGE", headers=CLOSE)
-    found, more = bytearray(), True
+    body, more = bytearray(), True
     while more:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise Problem("TOO_SLOW", headers=CLOSE)
-        found += message.get("body", b"")
-        if len(found) > limit:
+        body += message.get("body", b"")
+        if len(body) > limit:
             raise Problem("BODY_TOO_LARGE", headers=CLOSE)
         more = message.get("more_body", False)
-    return bytes(found)
+    return bytes(body)
 
 
 def _check_headers(headers: Headers) -> None:

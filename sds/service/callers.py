@@ -1,7 +1,7 @@
-"""Who asks: keys `sds_` + 256 random bits, of which the service keeps SHA-256; roles, gates, and how often.
+"""API keys and their callers: roles, gates, and rate limits. A key is `sds_` and 256 random bits; its SHA-256 is stored.
 
-A key is looked up by its digest, so no comparison tells anything of another. What was looked up is believed for
-`key_cache_ms`: so long a revoked key may go on.
+A key is looked up by its digest, so the time of a comparison reveals nothing about other keys. A look-up is cached for
+`key_cache_ms`: a revoked key may be accepted for that long.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sds.service.problems import Problem
 ROLES = ("submit", "read", "review", "operate")
 ALL = "*"
 PREFIX = "sds_"
-KNOWN_MAX = 4_096  # callers remembered at once
+KNOWN_MAX = 4_096  # callers cached at once, and rate-limit buckets
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
 _KEY = re.compile(r"sds_[A-Za-z0-9_-]{43}")
 _GOOD_KEY = sa.select(api_keys.c.name, api_keys.c.roles, api_keys.c.gates).where(
@@ -39,7 +39,7 @@ bearer = HTTPBearer(auto_error=False, description="`sds keys add` makes a key: `
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The owner of a key: what they may do, and at which gates; `*` among them: at all."""
+    """The owner of a key: their roles, and their gates. `*` in `gates` stands for every gate."""
 
     name: str
     roles: frozenset[str]
@@ -63,7 +63,7 @@ class _Bucket:
 
 
 class Callers:
-    """Finds the caller of a request. `dev_keys`: digests of keys that may do everything and are kept nowhere."""
+    """Finds the caller of a request. `dev_keys`: digests of keys with every role and gate that are not in the database."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Callers:
         self._buckets, self._turns = OrderedDict[str, _Bucket](), threading.Lock()
 
     async def of(self, authorization: str | None) -> Caller:
-        """Return who has the key of an `Authorization` header. Raises Problem: 401, 429; StoreError."""
+        """Return the caller of an `Authorization` header. Raises Problem (401, 429), StoreError."""
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not is_key(key):
             raise Problem("UNAUTHENTICATED")
@@ -94,15 +94,15 @@ class Callers:
         return caller
 
     def look_up(self, digest: str) -> Caller | None:
-        """Return the caller of a key's digest as the database has it now; None: unknown or revoked."""
+        """Return the caller of a key's digest from the database; None: unknown or revoked. Raises StoreError."""
         if digest in self._dev:
             return self._dev[digest]
         asked_ms = self._now_ms()
-        found = self._good_key({"digest": digest})
-        if not found:
+        rows = self._good_key({"digest": digest})
+        if not rows:
             self._known.pop(digest, None)
             return None
-        ((name, roles, gates),) = found
+        ((name, roles, gates),) = rows
         caller = Caller(name, frozenset(roles.split(",")), frozenset(gates.split(",")))
         self._known[digest] = (caller, asked_ms)
         while len(self._known) > KNOWN_MAX:
@@ -114,7 +114,7 @@ class Callers:
         return known[0] if known is not None and 0 <= self._now_ms() - known[1] < self._cache_ms else None
 
     def take_turn(self, digest: str) -> None:
-        """Take one token of the key's bucket. Raises Problem where there is none. Safe in several threads."""
+        """Take one token from the key's bucket. Raises Problem (429) where there is none. Thread-safe."""
         now_ms = self._now_ms()
         with self._turns:
             bucket = self._buckets.setdefault(digest, _Bucket(self._rate_burst, now_ms))
@@ -129,17 +129,17 @@ class Callers:
 
 
 def caller(role: str) -> Callable[..., object]:
-    """Return the dependency of a route: its caller, who has the role, and the gate where the path names one."""
+    """Return a route's dependency: the caller, who must have the role, and the gate where the path names one."""
 
-    async def found(request: Request, _: object = Security(bearer)) -> Caller:
+    async def authorised(request: Request, _: object = Security(bearer)) -> Caller:
         who: Caller = await request.app.state.service.callers.of(request.headers.get("authorization"))
         who.check(role, request.path_params.get("gate"))
         return who
 
-    return found
+    return authorised
 
 
-# What a route takes to know who asks, and that they may: `who: Submitter`
+# Parameter types of routes: `who: Submitter` is a caller that has the role `submit`
 Submitter = Annotated[Caller, Depends(caller("submit"))]
 Viewer = Annotated[Caller, Depends(caller("read"))]
 Reviewer = Annotated[Caller, Depends(caller("review"))]
@@ -151,7 +151,7 @@ def digest_of(key: str) -> str:
 
 
 def is_key(text: str) -> bool:
-    """Tell whether a text has the form of a key: what has not was never one."""
+    """Tell whether a text has the form of a key."""
     return _KEY.fullmatch(text) is not None
 
 
@@ -161,7 +161,7 @@ def new_key() -> str:
 
 @dataclass(frozen=True, slots=True)
 class StoredKey:
-    """A key as it is kept: `revoked_at_ms` is None while it is good."""
+    """A key as the database stores it. `revoked_at_ms`: None while the key is valid."""
 
     name: str
     roles: tuple[str, ...]
@@ -172,7 +172,7 @@ class StoredKey:
 
 
 def add_key(database: Database, name: str, roles: Iterable[str], gates: Iterable[str], *, now_ms: int) -> str:
-    """Make a key and return it: it is shown this once. Raises UsageError for a name that is taken, or what is none."""
+    """Make a key and return it; only its digest is stored. Raises UsageError: a bad or taken name, a bad or no role, no gate."""
     roles, gates = tuple(dict.fromkeys(roles)), tuple(dict.fromkeys(gates))
     if not NAME.fullmatch(name):
         raise UsageError(
@@ -195,7 +195,7 @@ def add_key(database: Database, name: str, roles: Iterable[str], gates: Iterable
 
 
 def stored_keys(database: Database) -> list[StoredKey]:
-    """Return every key that was ever made, the oldest first."""
+    """Return every key that was made, revoked ones included, oldest first."""
     with database.reading() as connection:
         rows = connection.execute(sa.select(api_keys).order_by(api_keys.c.made_at_ms, api_keys.c.name)).all()
     return [
@@ -212,7 +212,7 @@ def stored_keys(database: Database) -> list[StoredKey]:
 
 
 def revoke_key(database: Database, name: str, *, now_ms: int) -> bool:
-    """Revoke a key for good; return False where it was revoked already. Raises UsageError where there is none."""
+    """Revoke a key for good; return False where it is revoked already. Raises UsageError where there is no such key."""
     with database.transaction() as connection:
         known = connection.execute(sa.select(api_keys.c.revoked_at_ms).where(api_keys.c.name == name)).first()
         if known is None:

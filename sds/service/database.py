@@ -1,7 +1,7 @@
-"""What is the service's own, and no decision: keys of callers, idempotency, webhooks, sessions of the console.
+"""The service's own database: API keys, idempotency keys, webhooks, console sessions. It holds no decisions.
 
-A file `service.db` in the home, or the schema `sds_service` where the records lie in PostgreSQL. Its tables are made and
-altered by the migrations beside this file, under a lock, when a service or a command opens it.
+It is the file `service.db` in the home folder, or the schema `sds_service` where the records are in PostgreSQL. The
+migrations beside this file make and alter its tables, under a lock, when a service or a command opens it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BUSY_MS = 5_000
 CONNECT_S = 3
 POOL_MAX = 8
 _MIGRATION_LOCK = 0x5D5_5E41
-_FULL = frozenset({"SQLITE_FULL", "53100"})  # a disk that is full, as each of them says it
+_FULL = frozenset({"SQLITE_FULL", "53100"})  # SQLite's and PostgreSQL's code for a full disk
 
 metadata = sa.MetaData()
 api_keys = sa.Table(
@@ -36,8 +36,8 @@ api_keys = sa.Table(
     metadata,
     sa.Column("digest", sa.Text, primary_key=True),  # SHA-256 of the key, 64 hex digits
     sa.Column("name", sa.Text, nullable=False, unique=True),
-    sa.Column("roles", sa.Text, nullable=False),  # comma between
-    sa.Column("gates", sa.Text, nullable=False),  # comma between; `*` is all
+    sa.Column("roles", sa.Text, nullable=False),  # separated by commas
+    sa.Column("gates", sa.Text, nullable=False),  # separated by commas; `*` is all
     sa.Column("made_at_ms", sa.BigInteger, nullable=False),
     sa.Column("revoked_at_ms", sa.BigInteger),
 )
@@ -47,10 +47,10 @@ idempotency = sa.Table(
     sa.Column("caller", sa.Text, primary_key=True),
     sa.Column("gate", sa.Text, primary_key=True),
     sa.Column("key", sa.Text, primary_key=True),
-    sa.Column("fingerprint", sa.Text, nullable=False),  # keyed hash of the event, as the record recognises it
+    sa.Column("fingerprint", sa.Text, nullable=False),  # the record's keyed hash of the event
     sa.Column("event_id", sa.Text, nullable=False),
     sa.Column("dfid", sa.Text),
-    sa.Column("status", sa.Integer),  # with body: NULL until there is an answer
+    sa.Column("status", sa.Integer),  # NULL until there is an answer, as are dfid and body
     sa.Column("body", sa.LargeBinary),
     sa.Column("made_at_ms", sa.BigInteger, nullable=False),
 )
@@ -63,15 +63,15 @@ webhooks = sa.Table(
     sa.Column("gates", sa.Text, nullable=False),
     sa.Column("made_at_ms", sa.BigInteger, nullable=False),
 )
-webhook_positions = sa.Table(  # how far each endpoint has a gate's ledger, and how the next delivery goes
+webhook_positions = sa.Table(  # how far each endpoint has received a gate's ledger, and the state of its next delivery
     "webhook_positions",
     metadata,
     sa.Column("webhook", sa.Text, primary_key=True),
     sa.Column("gate", sa.Text, primary_key=True),
-    sa.Column("idx", sa.BigInteger, nullable=False),  # of the last entry that is behind it
-    sa.Column("entry_hash", sa.Text, nullable=False),  # of that entry; "": of none
+    sa.Column("idx", sa.BigInteger, nullable=False),  # of the last entry that was delivered or skipped
+    sa.Column("entry_hash", sa.Text, nullable=False),  # of that entry; "" where idx is 0
     sa.Column("at_ms", sa.BigInteger, nullable=False),  # of that entry
-    sa.Column("attempts", sa.Integer, nullable=False),  # at the next delivery, in vain
+    sa.Column("attempts", sa.Integer, nullable=False),  # failed attempts at the next delivery
     sa.Column("next_at_ms", sa.BigInteger, nullable=False),
     sa.Column("failing_since_ms", sa.BigInteger),
     sa.Column("failure", sa.Text),
@@ -97,8 +97,8 @@ taken = sa.Table(
 
 
 class Prepared:
-    """One statement of a database, compiled once; it is a transaction of its own. What SQLAlchemy does for each execution
-    takes ten times what the database does, and is not done. Safe in several threads.
+    """One statement of a database, compiled once; each execution is a transaction. It avoids SQLAlchemy's work for each
+    execution, which takes ten times as long as the database. Thread-safe.
     """
 
     def __init__(self, engine: sa.Engine, statement: sa.ClauseElement) -> None:
@@ -107,7 +107,7 @@ class Prepared:
         self._order: list[str] | None = compiled.positiontup
 
     def __call__(self, values: Mapping[str, object]) -> list[tuple[Any, ...]]:
-        """Execute it with the values of its `bindparam`s; return its rows. Raises StoreError."""
+        """Execute the statement with the values of its `bindparam`s; return its rows. Raises StoreError."""
         named = {**self._given, **values}
         with _refused(), self._named(), closing(self._engine.raw_connection()) as connection:
             cursor = connection.cursor()
@@ -118,7 +118,7 @@ class Prepared:
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """Raise as SQLAlchemy's error what the driver raises by itself, while it connects, too."""
+        """Raise the driver's own errors, also those of connecting, as SQLAlchemy's."""
         driver = self._engine.dialect.loaded_dbapi
         try:
             yield
@@ -129,7 +129,7 @@ class Prepared:
 
 
 class Database:
-    """Tables of the service in one database; whatever it refuses arrives as StoreError. Safe in several threads."""
+    """The service's tables in one database. Every error of the database is raised as StoreError. Thread-safe."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
@@ -143,16 +143,16 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[sa.Connection]:
-        """Read for a block, behind nobody who writes."""
+        """Hold a reading transaction for a block; it does not wait for writers."""
         with _refused(), self._engine.connect().execution_options(sds_reads=True) as connection:
             yield connection
 
     def prepared(self, statement: sa.ClauseElement) -> Prepared:
-        """Return what executes one statement many times."""
+        """Return a statement that is compiled once and executed many times."""
         return Prepared(self._engine, statement)
 
     def empty_log(self) -> bool:
-        """Have no older bytes stay in SQLite's write-ahead log; return whether it is empty. PostgreSQL vacuums by itself."""
+        """Empty SQLite's write-ahead log of older bytes; return whether it is empty. PostgreSQL vacuums by itself."""
         if self.is_postgresql:
             return True
         with _refused(), closing(self._engine.raw_connection()) as connection:
@@ -162,11 +162,11 @@ class Database:
             return not busy
 
     def insert(self, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
-        """Return an INSERT that may say what is done where the key is taken."""
+        """Return an INSERT of the database's dialect, which takes `on_conflict_do_update`."""
         return postgresql.insert(table) if self.is_postgresql else sqlite.insert(table)
 
     def migrate(self) -> None:
-        """Make the tables, or bring older ones up to date; one process at a time."""
+        """Make the tables or bring them up to date, one process at a time. Raises StoreError: a newer version made them."""
         config = Config()
         config.set_main_option("script_location", str(Path(__file__).with_name("migrations")))
         with self.transaction() as connection:
@@ -196,7 +196,7 @@ def _refused() -> Iterator[None]:
 
 
 def _why(error: SQLAlchemyError) -> str:
-    """Say what a database refused, without values, addresses and passwords: its own code, or the kind of the error."""
+    """Return why a database failed, without values, addresses or passwords: its own code, or the error's class."""
     cause: Any = error.orig if isinstance(error, DBAPIError) else error
     code = getattr(cause, "sqlite_errorname", None) or getattr(cause, "sqlstate", None)
     if code is None and isinstance(error, OperationalError):
@@ -207,8 +207,8 @@ def _why(error: SQLAlchemyError) -> str:
 def open_database(url: str = "", *, durable: bool = False) -> Database:
     """Open the service's database and bring its tables up to date. `url`: `postgresql://...`; "": the file in the home.
 
-    `durable`: what is committed outlives a power cut; what only answers are kept in may lose its last second, for the
-    record has them. Raises StoreError.
+    `durable`: commits survive a power cut. Without it SQLite may lose the last second, which suffices for kept answers: the
+    record has the decisions. Raises StoreError, and UsageError for a URL that cannot be used.
     """
     engine = _postgresql(url) if url else _sqlite(service_path(), durable=durable)
     database = Database(engine)
@@ -262,7 +262,7 @@ def _sqlite(path: Path, *, durable: bool) -> sa.Engine:
 
     @sa.event.listens_for(engine, "connect")
     def prepared(connection: sqlite3.Connection, _: object) -> None:
-        connection.isolation_level = None  # transactions begin where this file says so
+        connection.isolation_level = None  # `begun` below begins transactions
         for pragma in ("journal_mode=WAL", f"synchronous={'FULL' if durable else 'NORMAL'}", "secure_delete=ON"):
             connection.execute(f"PRAGMA {pragma}")
 

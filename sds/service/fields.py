@@ -1,4 +1,4 @@
-"""What a request names, and nothing else: the parameters of a query, and the fields of a small JSON object in its body."""
+"""Read what a request names, and refuse anything else: the parameters of a query, and a body that is a small JSON object."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ TEXT, FLAG, OBJECT = "string", "boolean", "object"  # JSON Schema's words
 _TYPES: Mapping[str, type] = {TEXT: str, FLAG: bool, OBJECT: dict}
 
 
-NESTED_MAX = 32  # objects and lists within each other
+NESTED_MAX = 32  # levels of objects and lists
 
 
 class Number(str):
-    """A number as it was written: 150.00 has two decimals, and a float forgets them."""
+    """A number as it was written: 150.00 keeps its two decimals, which a float loses."""
 
     __slots__ = ()
 
 
 def body_schema(required: Mapping[str, str], optional: Mapping[str, str]) -> dict[str, Any]:
-    """Return what OpenAPI says of such a body."""
+    """Return the OpenAPI description of a body with these fields, by name and JSON Schema type."""
     kinds = {**required, **optional}
     properties = {name: {"type": kind} for name, kind in kinds.items()}
     schema = {"type": "object", "properties": properties, "required": sorted(required), "additionalProperties": False}
@@ -54,40 +54,40 @@ def check_query(request: Request) -> None:
 
 
 async def read_fields(request: Request, required: Mapping[str, str], optional: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of a body; optional ones that are not there are missing. Raises Problem: USAGE and `read_body`'s."""
-    found = _parsed(await read_body(request))
+    """Return the fields of a body; one that was not sent has no key. Raises Problem: USAGE, and as `read_body` does."""
+    fields = _parsed(await read_body(request))
     kinds = {**required, **optional}
-    if unknown := [name for name in found if name not in kinds]:
+    if unknown := [name for name in fields if name not in kinds]:
         raise Problem("USAGE", f"there is no field `{one_line(unknown[0], 40)}`", hint=f"fields: {', '.join(kinds)}")
-    if missing := [name for name in required if name not in found]:
+    if missing := [name for name in required if name not in fields]:
         raise Problem("USAGE", f"the field `{missing[0]}` is missing")
-    for name, value in found.items():
+    for name, value in fields.items():
         if type(value) is not _TYPES[kinds[name]]:
             raise Problem("USAGE", f"the field `{name}` is no {kinds[name]}")
-    return found
+    return fields
 
 
 def _parsed(raw: bytes) -> dict[str, Any]:
     try:
         text = in_utf8(raw)
-        found = json.loads(
+        data = json.loads(
             text, object_pairs_hook=once, parse_float=Number, parse_int=Number, parse_constant=_no_constant
         )
         text.encode()
-        json.dumps(found, ensure_ascii=False).encode()  # a lone surrogate that was spelled \ud800
+        json.dumps(data, ensure_ascii=False).encode()  # raises for a lone surrogate, written as \ud800
     except EventError as error:
         raise Problem("USAGE", str(error).replace("the event", "the body", 1)) from None
     except (ValueError, RecursionError):
         raise Problem("USAGE", "the body is not JSON") from None
-    if not isinstance(found, dict):
+    if not isinstance(data, dict):
         raise Problem("USAGE", "the body is no object")
-    if _is_nested_too_deep(found):
+    if _is_nested_too_deep(data):
         raise Problem("USAGE", "the body is nested too deep", hint=f"{NESTED_MAX} objects and lists within each other")
-    return found
+    return data
 
 
-def _is_nested_too_deep(found: object) -> bool:
-    level = [found]
+def _is_nested_too_deep(data: object) -> bool:
+    level = [data]
     for _ in range(NESTED_MAX):
         level = [each for outer in level for each in _within(outer) if isinstance(each, dict | list)]
     return bool(level)
@@ -104,7 +104,7 @@ def _no_constant(_: str) -> None:
 
 
 def as_written(value: object) -> str:
-    """Return what `read_fields` read as JSON text again, its numbers as they were written."""
+    """Return a value of `read_fields` as JSON text, its numbers as they were written."""
     if isinstance(value, Number):
         return value
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The gates that one process serves, opened once; those that read with the same model share it."""
+"""Open the gates that one process serves. Gates that need a language model share one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sds.service.settings import ServiceSettings
 
 @dataclass(frozen=True, slots=True)
 class OpenGate:
-    """A gate that is served. `definition` is what it was opened by."""
+    """A gate that is served, and the definition that it was opened from."""
 
     definition: GateDefinition
     gate: Gate
@@ -31,18 +31,18 @@ class OpenGate:
 
     @property
     def deadline_ms_max(self) -> int:
-        """The longest deadline that a request may name: what the contract gives a decision."""
+        """The longest deadline that a request may name: the contract's time for one decision."""
         return self.gate.contract.budget.ttl_ms
 
     @property
     def answer_ms_max(self) -> int:
-        """How long a decision may take with all that follows from it."""
+        """How long a decision and the dispatch of its order may take together."""
         budget = self.gate.contract.budget
         return budget.ttl_ms + budget.dispatch_ms_max
 
 
 class OpenGates(Mapping[str, OpenGate]):
-    """The open gates by name, in the order in which they were named. `close_engines` closes what they read with."""
+    """The open gates by name, in the order of the settings. `close_engines` closes the gates' engines."""
 
     def __init__(self, gates: Mapping[str, OpenGate], close_engines: Callable[[], None] = lambda: None) -> None:
         self._gates, self._close_engines = dict(gates), close_engines
@@ -58,11 +58,11 @@ class OpenGates(Mapping[str, OpenGate]):
 
     @property
     def parallel(self) -> int:
-        """How many decisions are under way at once; gates share the machine, so it is that of the widest."""
+        """How many decisions run at once: the largest number of any gate, since all gates share the machine."""
         return max((decisions_at_once(each.gate.engine) for each in self._gates.values()), default=1)
 
     def close(self, drain_s: float = 0.0) -> None:
-        """Take nothing new, wait up to `drain_s` for what is under way at all gates, and close them, then their engines."""
+        """Refuse new events, wait up to `drain_s` seconds for decisions under way, close all gates, then their engines."""
         try:
             with ThreadPoolExecutor(max(1, len(self._gates))) as pool:
                 list(pool.map(lambda each: each.gate.close(drain_s), self._gates.values()))
@@ -71,12 +71,12 @@ class OpenGates(Mapping[str, OpenGate]):
 
 
 def open_gates(settings: ServiceSettings, *, open_model: Callable[[], Engine], now_ms: Callable[[], int]) -> OpenGates:
-    """Open every gate of the settings. `open_model` is called once, if a gate needs a language model at all.
+    """Open every gate of the settings. `open_model` is called at most once, when the first gate needs a language model.
 
-    Raises UsageError, ModelError, StoreError: then nothing stays open.
+    Raises UsageError, ModelError, StoreError; then nothing stays open.
     """
-    found = [find(name) for name in settings.gates]
-    names = [definition.name for definition in found]
+    definitions = [find(name) for name in settings.gates]
+    names = [definition.name for definition in definitions]
     if len(set(names)) < len(names):
         raise UsageError("a gate is named twice", hint="name each once")
     with ExitStack() as opened:
@@ -84,7 +84,7 @@ def open_gates(settings: ServiceSettings, *, open_model: Callable[[], Engine], n
         opened.callback(engines.close)
         model = SharedModel(open_model, engines)
         gates = dict[str, OpenGate]()
-        for definition in found:
+        for definition in definitions:
             engine = _engine_of(definition, settings, model, engines, now_ms)
             gate = Gate.load(definition, engine=engine, now_ms=now_ms)
             opened.callback(gate.close)
@@ -94,14 +94,14 @@ def open_gates(settings: ServiceSettings, *, open_model: Callable[[], Engine], n
 
 
 class SharedModel:
-    """One language model for all gates of a process, opened when the first needs it and closed with `engines`."""
+    """One language model for all gates of a process. It is opened on first use, and closed with `engines`."""
 
     def __init__(self, open_model: Callable[[], Engine], engines: ExitStack) -> None:
         self._open, self._engines = open_model, engines
         self._engine: Engine | None = None
 
     def get(self) -> Engine:
-        """Return it, opened. Raises ModelError."""
+        """Return the open model. Raises ModelError."""
         if self._engine is None:
             self._engine = self._open()
             self._engines.callback(self._engine.close)
@@ -115,7 +115,7 @@ def _engine_of(
     engines: ExitStack,
     now_ms: Callable[[], int],
 ) -> Engine:
-    """Return what decides: the contract's policy where it has one and no engines are named, else the shared model."""
+    """Return a gate's engine: its contract's policy where it has one and the settings name no engines, else the model."""
     contract = definition.load_contract()
     if not contract.policy or settings.engines is not None:
         return model.get()

@@ -1,6 +1,6 @@
-"""What goes wrong, as `application/problem+json` (RFC 9457): never with evidence, a key, a password or a traceback.
+"""Answer errors as `application/problem+json` (RFC 9457). A problem never holds evidence, a key, a password or a traceback.
 
-Routes raise `Problem`, or let an SdsError through: each has its place in `reasons`.
+Routes raise `Problem`, or let an SdsError pass; `reasons` lists the reason codes of both.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sds.kernel.storage.vault import mask
 from sds.service.reasons import REASONS, code_of
 
 MEDIA_TYPE = "application/problem+json"
-SAFE_HEADERS = {  # what every answer carries, for browsers
+SAFE_HEADERS = {  # security headers for browsers, on every response
     "cache-control": "no-store",
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
     "cross-origin-opener-policy": "same-origin",
@@ -37,9 +37,9 @@ DETAIL_CHARS_MAX = 300
 SAFE = tuple((name.encode(), value.encode()) for name, value in SAFE_HEADERS.items())
 RETRY_AFTER_S = 1.0
 _BY_STATUS = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "BODY_TOO_LARGE", 415: "MEDIA_TYPE", 400: "USAGE"}
-# What reading a gate raises that has just been closed
+# Codes that reading raises because the gate has just been closed
 _WHILE_CLOSING = frozenset({"USAGE", "STORE_UNAVAILABLE", "INTERNAL"})
-_BEFORE_AN_ACT = frozenset({"USAGE"})  # the gate is closed: what a store says may come after something was done
+_BEFORE_AN_ACT = frozenset({"USAGE"})  # the same before an act; a store's error may come after part of the act was done
 _COMMAND = re.compile(r"\bsds [a-z]|--[a-z]")
 _AS_REQUESTS = (
     (re.compile(r"sds escalations show (\S+)"), r"GET /v1/escalations/\1"),
@@ -51,8 +51,8 @@ Log = Callable[[str, Mapping[str, object]], None]
 
 
 class Problem(Exception):  # noqa: N818  what RFC 9457 calls it
-    """Answers a request with a listed reason code. `retryable`: False where the same can never succeed although its code
-    says so of most.
+    """An error that is answered with a code of `REASONS`. `retryable`: False where this request can never succeed although
+    most with its code can. `retry_after_s`: None for the default, `RETRY_AFTER_S`.
     """
 
     def __init__(
@@ -82,25 +82,25 @@ def unknown_parameter(name: str, known: Collection[str]) -> Problem:
 
 
 def of_error(error: SdsError) -> Problem:
-    """Return the problem that an error of ours is. What nobody foresaw says nothing of itself."""
+    """Return an SdsError as a problem. An INTERNAL one carries no detail."""
     code = code_of(error)
     if code == "INTERNAL":
         return Problem(code)
     hint = _over_http(error.hint)
     if REASONS[code].status < 500 and _COMMAND.search(hint):
-        hint = ""  # what the list has is for callers
+        hint = ""  # a command means nothing over HTTP: the hint of `REASONS` is sent
     return Problem(code, str(error), hint=hint, dfid=error.dfid, retryable=error.retryable)
 
 
 def _over_http(hint: str) -> str:
-    """Return a mend in the words of requests, where it names a command or an option that a request stands for."""
+    """Return a hint with its commands and options replaced by the requests and fields that do the same."""
     for command, request in _AS_REQUESTS:
         hint = command.sub(request, hint)
     return hint
 
 
 def response_of(problem: Problem, *, instance: str = "") -> Response:
-    """Return the response that says a problem."""
+    """Return the HTTP response of a problem. `instance`: the URN of a log line."""
     reason = REASONS[problem.code]
     data: dict[str, object] = {
         "type": f"/errors#{problem.code}",
@@ -125,14 +125,14 @@ def response_of(problem: Problem, *, instance: str = "") -> Response:
 
 
 def with_safe_headers(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Return the headers of an answer, with those that it lacks of what every answer carries."""
+    """Return the headers of a response, with those of `SAFE_HEADERS` that it lacks added."""
     there = {name.lower() for name, _ in headers}
     return [*headers, *(each for each in SAFE if each[0] not in there)]
 
 
 def foreseen(error: Exception, *, draining: bool, again: bool) -> Problem:
-    """Return what a Problem or an SdsError is answered with. `again`: the request may be repeated, for it only reads, or asks
-    for a decision, which is made once for an event.
+    """Return the problem that answers a Problem or an SdsError. `again`: the request can safely be repeated, since it only
+    reads, or asks for a decision, which is made once for each event.
     """
     if not isinstance(error, SdsError):
         return error if isinstance(error, Problem) else Problem("INTERNAL")
@@ -142,19 +142,19 @@ def foreseen(error: Exception, *, draining: bool, again: bool) -> Problem:
 
 
 def add_to(app: FastAPI) -> None:
-    """Answer every exception that is foreseen with a problem; `Faults` answers the others."""
+    """Have an application answer every foreseen exception with a problem; `app.Outermost` answers the others."""
 
     def http(_: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
         headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
         if status == 413:
-            headers["Connection"] = "close"  # what was not read would be taken for the next request
+            headers["Connection"] = "close"  # else the unread rest of the body would be read as the next request
         return response_of(Problem(_BY_STATUS.get(status, "INTERNAL"), headers=headers))
 
     def invalid(_: Request, error: Exception) -> Response:
-        found = error.errors()[0] if isinstance(error, RequestValidationError) and error.errors() else {}
-        where = ".".join(str(part) for part in found.get("loc", ()))
-        return response_of(Problem("USAGE", f"`{where}`: {found.get('msg', 'cannot be used')}"))
+        first = error.errors()[0] if isinstance(error, RequestValidationError) and error.errors() else {}
+        where = ".".join(str(part) for part in first.get("loc", ()))
+        return response_of(Problem("USAGE", f"`{where}`: {first.get('msg', 'cannot be used')}"))
 
     def raised(request: Request, error: Exception) -> Response:
         draining, again = app.state.service.draining, request.method in ("GET", "HEAD")
@@ -167,7 +167,7 @@ def add_to(app: FastAPI) -> None:
 
 
 def unforeseen(error: Exception, instance: str) -> tuple[Response, dict[str, object]]:
-    """Return what answers an exception that nobody foresaw, and what may be logged of it: its kind and place, no word of it."""
+    """Return the response for an unforeseen exception, and the facts for the log: its type and place, not its message."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "sds" in Path(frame.filename).parts]
     place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "no place of ours"
     return response_of(Problem("INTERNAL"), instance=instance), {

@@ -1,4 +1,4 @@
-"""Every reason code that the service can answer a request with: its status, what it means and what to do about it.
+"""Every reason code of the service's problems, with its HTTP status, its meaning and its hint.
 
 `docs/errors.md` is generated from this list: `python -m sds.service.reasons > docs/errors.md`.
 """
@@ -221,7 +221,7 @@ _AS = {
 
 
 def code_of(error: SdsError) -> str:
-    """Return the listed reason code of an error: its own, or what the list has for its kind."""
+    """Return the code of `REASONS` for an error: its own where it is listed, else one for the error's class."""
     code = _AS.get(error.reason_code, error.reason_code)
     if code in REASONS:
         return code

@@ -1,7 +1,7 @@
-"""What people do at a gate besides deciding: its waiting cases, its agent, its halt. Routes and console call the same.
+"""What people do at a gate: review waiting cases, move its agents, halt it. The routes and the console call these functions.
 
-Plain functions over an open gate; they know nothing of HTTP. `who` is whose key it is. Every act is an entry of the
-ledger with who and why, written by the functions that the commands call. They block: never call them on an event loop.
+They take an open gate and know nothing of HTTP. `who` is the name of the caller's key. Every act is a ledger entry with
+who and why, written by the same functions that the commands call. They block: do not call them on an event loop.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ MOVES: Mapping[Move, Status] = {"suspend": "SUSPENDED", "reactivate": "ACTIVE", 
 
 
 def gate_of(gates: Iterable[Gate], dfid: str) -> Gate | None:
-    """Return the gate whose record has a flow; None where none of them has."""
+    """Return the gate whose record has this flow; None where none has."""
     sql = "SELECT 1 FROM decision_flows WHERE dfid = ?"
     asked = gates if can_be_held(dfid) else ()
     return next((gate for gate in asked if gate.kernel.store.value(sql, (dfid,)) is not None), None)
 
 
 def can_be_held(name: str) -> bool:
-    """Tell whether a record of either kind can hold a name, and be asked for it: no text of PostgreSQL has a NUL."""
+    """Tell whether both kinds of record can hold and look up a name: PostgreSQL's texts have no NUL."""
     return "\0" not in name
 
 
@@ -53,7 +53,7 @@ def has_agent(gate: Gate, agent_id: str) -> bool:
 
 
 def waiting(gate: Gate, *, limit: int, now_ms: int) -> list[dict[str, Any]]:
-    """Return what waits for a human at a gate, oldest first, without its texts: age, impact, reason, proposal."""
+    """Return the cases that wait for a human at a gate, oldest first, without texts: age, impact, reason, proposal."""
     terms = human_contract(gate.contract)
     return [_listed(gate, terms, case, now_ms) for case in cases.waiting(gate.kernel.store, terms, limit=limit)]
 
@@ -63,31 +63,31 @@ def _listed(gate: Gate, terms: Contract, case: Case, now_ms: int) -> dict[str, A
 
 
 def case(gate: Gate, dfid: str, *, now_ms: int) -> dict[str, Any]:
-    """Return one case with all that a human must know to decide it, its texts among that. Records nothing.
+    """Return one case with all that a human needs to decide it, its texts included. Nothing is written.
 
-    `evidence`: the untrusted text in parts, those that look like an injection marked; `packet`: what the model read;
-    `choices`: what may be decided now. Raises UsageError where there is no such flow.
+    `evidence`: the untrusted text in parts, with those marked that look like an injection; `packet`: the texts that the model
+    read; `choices`: the decisions that are possible now. Raises UsageError where there is no such flow.
     """
     terms, store = human_contract(gate.contract), gate.kernel.store
-    found = cases.read_case(store, terms, dfid)
+    case = cases.read_case(store, terms, dfid)
     look = gate.look(dfid)
     return {
-        **_listed(gate, terms, found, now_ms),
-        **described(terms, found, look),
-        "waits": waits(found),
-        "unknown": found.unknown,
-        "evidence": _evidence(store, found),
+        **_listed(gate, terms, case, now_ms),
+        **described(terms, case, look),
+        "waits": waits(case),
+        "unknown": case.unknown,
+        "evidence": _evidence(store, case),
         "packet": _packet(store, dfid),
-        "changed": _changed(found, look),
-        "choices": [_choice(each) for each in choices(terms, found, look)],
+        "changed": _changed(case, look),
+        "choices": [_choice(each) for each in choices(terms, case, look)],
     }
 
 
-def _evidence(store: Reader, found: Case) -> dict[str, Any]:
-    """Return the untrusted text of a case in parts: `patterns` names what a part looks like."""
-    fields = event_fields(store, found.dfid)
+def _evidence(store: Reader, case: Case) -> dict[str, Any]:
+    """Return the untrusted text of a case in parts. `patterns`: the names of the injection patterns that a part matches."""
+    fields = event_fields(store, case.dfid)
     name = (fields.evidence if fields else None) or ""
-    text = str(found.trigger.get(name, ""))
+    text = str(case.trigger.get(name, ""))
     parts, at = list[dict[str, Any]](), 0
     for begin, end, patterns in passages(text):
         parts += [{"text": text[at:begin], "patterns": []}] if begin > at else []
@@ -97,7 +97,7 @@ def _evidence(store: Reader, found: Case) -> dict[str, Any]:
 
 
 def _packet(store: Reader, dfid: str) -> list[str]:
-    """Return the texts that the model read; none where it was never asked."""
+    """Return the texts that the model read; an empty list where it was not asked, or they cannot be read."""
     prompt = store.value("SELECT prompt FROM context_snapshots WHERE dfid = ?", (dfid,))
     try:
         return list(Texts(store, dfid, shown=True).prompt(prompt)) if prompt else []
@@ -105,9 +105,9 @@ def _packet(store: Reader, dfid: str) -> list[str]:
         return []
 
 
-def _changed(found: Case, look: CaseView) -> list[dict[str, Any]]:
-    """Return every field that is not as the agent read it; `beyond`: it moved further than its tolerance."""
-    then, now = found.fields, look.packet.snapshot.fields
+def _changed(case: Case, look: CaseView) -> list[dict[str, Any]]:
+    """Return every field whose value differs from what the agent read. `beyond`: the change exceeds its tolerance."""
+    then, now = case.fields, look.packet.snapshot.fields
     return [
         {"field": path, "then": then.get(path), "now": now.get(path), "beyond": path in look.moved}
         for path in sorted({*then, *now})
@@ -138,36 +138,36 @@ def _choice(each: Choice) -> dict[str, Any]:
 
 
 def decide(gate: Gate, dfid: str, decided: HumanDecision) -> Answer:
-    """Carry out what a human decided about a case, exactly once, or refuse it: see `sds.escalations.resolve`.
+    """Carry out a human's decision about a case, exactly once, or refuse it: see `sds.escalations.resolve`.
 
-    A gate that closes waits for it; once it is closing it is refused, DRAINING, before anything is done.
+    A gate waits for this before it closes. A gate that is already closing refuses, DRAINING, before anything is done.
     """
     return gate.resolve(dfid, **{field.name: getattr(decided, field.name) for field in fields(decided)})
 
 
 def agents(gate: Gate) -> list[dict[str, Any]]:
-    """Return the agents of a gate's record, their state and their contract."""
+    """Return the agents of a gate's record, with their status and contract."""
     return [{"gate": gate.contract.gate, **asdict(agent)} for agent in registry.agents(gate.kernel.store)]
 
 
 def agent(gate: Gate, agent_id: str, *, now_ms: int) -> dict[str, Any]:
-    """Return what the record knows of an agent: where it stands since when and why, its contracts, its history.
+    """Return an agent's record: its status with time and reason, its contracts, its history.
 
-    Raises UsageError, reason code NOT_FOUND, where there is none of this name.
+    Raises UsageError, reason code NOT_FOUND, where there is no such agent.
     """
     return asdict(_agent(gate, agent_id, now_ms))
 
 
 def _agent(gate: Gate, agent_id: str, now_ms: int) -> AgentRecord:
-    found = agent_record(gate.kernel.store, agent_id, now_ms=now_ms)
-    if found is None:
+    record = agent_record(gate.kernel.store, agent_id, now_ms=now_ms)
+    if record is None:
         raise UsageError(f"there is no agent `{agent_id}`", reason_code="NOT_FOUND", hint="GET /v1/agents")
-    return found
+    return record
 
 
 def move_agent(gate: Gate, agent_id: str, move: Move, *, who: str, reason: str, now_ms: int) -> dict[str, Any]:
-    """Suspend, reactivate or retire an agent; return what is known of it then. Raises UsageError where it is so already,
-    TransitionError where an operator may not do that. A gate that closes waits for it.
+    """Suspend, reactivate or retire an agent; return its record after that. Raises UsageError where it has that status
+    already, TransitionError where an operator may not make that move. A gate waits for this before it closes.
     """
     status = MOVES[move]
     with gate.acting() as kernel:
@@ -178,7 +178,7 @@ def move_agent(gate: Gate, agent_id: str, move: Move, *, who: str, reason: str, 
 
 
 def halt_state(gate: Gate) -> dict[str, Any]:
-    """Return whether a gate is halted, and since when, by whom and why it is or was."""
+    """Return whether a gate is halted, and when, by whom and why it was last halted or resumed."""
     store = gate.kernel.store
     row = store.row(
         "SELECT at_ms, body FROM ledger WHERE dfid = '' AND kind IN ('HALT', 'RESUME') ORDER BY idx DESC LIMIT 1"
@@ -191,9 +191,9 @@ def halt_state(gate: Gate) -> dict[str, Any]:
 
 
 def set_halted(gate: Gate, halted: bool, *, who: str, reason: str, now_ms: int) -> dict[str, Any]:
-    """Halt or resume a gate; return its state then, and `changed`: whether it was not so before. UsageError: no reason.
+    """Halt or resume a gate; return its `halt_state` after that, with `changed`. Raises UsageError where there is no reason.
 
-    A gate that closes waits for it.
+    A gate waits for this before it closes.
     """
     if not reason.strip():
         raise UsageError("a reason is needed, for the record")
@@ -203,7 +203,7 @@ def set_halted(gate: Gate, halted: bool, *, who: str, reason: str, now_ms: int) 
 
 
 def set_all_halted(gates: Sequence[Gate], halted: bool, *, who: str, reason: str, now_ms: int) -> list[dict[str, Any]]:
-    """Do what `set_halted` does at each gate; what one of several refuses is said with it, and the next is gone on with."""
+    """Call `set_halted` for each gate. Of several, one that refuses is listed with its `error`, and the others go on."""
     done = list[dict[str, Any]]()
     for gate in gates:
         try:
@@ -211,6 +211,6 @@ def set_all_halted(gates: Sequence[Gate], halted: bool, *, who: str, reason: str
         except (WorldError, UsageError) as error:
             if len(gates) == 1 or not reason.strip():
                 raise
-            closed = isinstance(error, UsageError)  # all that is wrong with the next where nothing was with the last
+            closed = isinstance(error, UsageError)  # with a reason given, only a closed gate raises it
             done.append({"gate": gate.contract.gate, "error": "DRAINING" if closed else error.reason_code})
     return done

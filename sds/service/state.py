@@ -1,4 +1,4 @@
-"""What every route takes: the one state of a service's process."""
+"""The state that all routes of one service process share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sds.service.gates import OpenGate, OpenGates
 from sds.service.problems import Log, Problem
 from sds.service.settings import ServiceSettings
 
-# headers with which a proxy says for whom it asks
+# headers in which a proxy names the client it asks for
 FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "via")
 
 
@@ -24,7 +24,7 @@ def _untraced(_gate: str, _event_id: str, _traceparent: str) -> None:
 
 
 def _anything(_dfid: str) -> bool:
-    """Decide it here, as far as is known."""
+    """Say that this process decides the flow, where nothing else is known."""
     return True
 
 
@@ -34,11 +34,11 @@ def _nothing() -> None:
 
 @dataclass(slots=True)
 class Service:
-    """`draining`: SIGTERM came, nothing new is decided. `gates_closed`: nothing can be read any more, either.
+    """The state of one process. `draining`: SIGTERM has come, and no new event is decided. `gates_closed`: the gates are
+    closed, so nothing can be read either.
 
-    `traced(gate, event_id, traceparent)` is called with every event that is asked about, once it has been read. `decides(dfid)`:
-    whether a flow that is open is decided in this process. `stop_background`
-    returns when nothing works in the background any more: before the gates are closed.
+    `traced(gate, event_id, traceparent)` is called once an event has been read. `decides(dfid)`: whether this process decides
+    that open flow. `stop_background` returns once all background threads have ended; it is called before the gates close.
     """
 
     settings: ServiceSettings
@@ -56,7 +56,7 @@ class Service:
     gates_closed: bool = False
 
     def gate(self, name: str) -> OpenGate:
-        """Return a gate that is served. Raises Problem: there is none, or it was closed."""
+        """Return the gate of this name. Raises Problem: there is none, or the gates are closed."""
         if self.gates_closed:
             raise Problem("DRAINING")
         found = self.gates.get(name)
@@ -65,18 +65,18 @@ class Service:
         return found
 
     def gates_of(self, caller: Caller) -> Mapping[str, OpenGate]:
-        """Return the gates that a caller may see."""
+        """Return the gates that a caller may see, by name. Raises Problem where the gates are closed."""
         if self.gates_closed:
             raise Problem("DRAINING")
         return {name: gate for name, gate in self.gates.items() if caller.may_see(name)}
 
 
 def came_through_proxy(request: HTTPConnection) -> bool:
-    """Tell whether a proxy says that it asks for somebody else. What it says of them is not believed."""
+    """Tell whether a request has a header of a proxy. The header's value is not trusted."""
     return any(name in request.headers for name in FORWARDED)
 
 
 def service(request: HTTPConnection) -> Service:
-    """Return the state of the service that a request came to."""
-    found: Service = request.app.state.service
-    return found
+    """Return the service's state for a request."""
+    state: Service = request.app.state.service
+    return state

@@ -1,7 +1,7 @@
-"""Run the attack: `python -m tests.attack [PART ...]`. One line a figure, a JSON document last, exit 1: something fails.
+"""Run the attack: `python -m tests.attack [PART ...]`.
 
-Each part runs in a process of its own, in a folder of its own, from a seed of its own: `SDS_TEST_SEED=N python -m
-tests.attack PART` replays it.
+It prints a line for each figure and a JSON document last, and exits with 1 where a figure does not hold. Each part runs in
+its own process and folder. `SDS_TEST_SEED=N python -m tests.attack PART` replays it.
 """
 
 from __future__ import annotations

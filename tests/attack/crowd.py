@@ -1,4 +1,4 @@
-"""Claims at once on one account, of threads and of processes: all that fit are paid, and none beyond."""
+"""Send many claims on one account at once, from threads and processes: all that fit the balance are paid, and no more."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .outside import Bank
 from .testbed import Testbed, contract, faults, settle
 
 CLAIMS = 64
-BALANCE_MINOR = 41_000  # for some forty of them
+BALANCE_MINOR = 41_000  # enough for some forty claims
 BANK_S = 0.005
 
 
@@ -49,7 +49,7 @@ def _round(folder: Path, processes: int, rng: Random) -> list[Figure]:
 
 
 def _send(bed: Testbed, claims: list[int]) -> int:
-    """Send all at once, each in a thread of its own; return how many were not decided."""
+    """Send all claims at once, each in its own thread; return how many were not decided."""
     bank = Bank(bed.folder / "bank.db", bed.clock, takes_s=BANK_S)
     with bed.gate(executor=bank) as gate, ThreadPoolExecutor(len(claims)) as pool:
 

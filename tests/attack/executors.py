@@ -1,6 +1,6 @@
-"""Liars, hangers, raisers and decliners among executors, and one that is down for a while.
+"""Executors that lie, hang, raise, decline, or are down for a while.
 
-By the kernel's own doing nothing is paid twice; every hang is bounded; where record and bank differ there is a case.
+The kernel itself causes no second payment; every hang is bounded; where record and bank differ there is a case.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sds.kernel.errors import SdsError
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
 from tests.scale import scale
 
-from .figures import Figure, none, told
+from .figures import Figure, measured, none
 from .forks import in_children
 from .hostile import Answering, Declining, Hanging, Raising
 from .outside import Bank
@@ -26,15 +26,15 @@ from .testbed import Testbed, contract, fates, faults, settle
 DISPATCH_MS = 200
 BROKEN = ("paid twice", "untold", "no case", "not decided", "slow", "faults")
 _NONE = ("", "", 0)
-ANYTHING = 12  # events for an executor that does one thing after the other
-DECIDED_IN_S = 10.0  # a hang is 0.4 s, twice what is waited for; five tries and a busy machine
+ANYTHING = 12  # events for an executor that misbehaves in another way each time
+DECIDED_IN_S = 10.0  # a hang is 0.4 s, twice the dispatch limit; five tries, on a busy machine
 HOUR_MS = 3_600_000
 
 Make = Callable[[Bank], object]
 
 
 class Lying:
-    """A bank that says one thing and does another: about what it pays, and when it is asked."""
+    """A bank that misreports. `pays_minor`: None pays nothing, 0 the ordered amount; `admits`: its look-ups are true."""
 
     idempotent = True
 
@@ -51,7 +51,7 @@ class Lying:
 
 
 class DownForAWhile:
-    """A bank that is closed for some calls; closed, it does nothing and answers nothing."""
+    """A bank that raises for its first calls, and does nothing then."""
 
     idempotent = True
 
@@ -74,7 +74,7 @@ class DownForAWhile:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """`lies`: what it does is told by nothing but its statement. `anything`: it does one thing after the other."""
+    """One kind of executor. `lies`: only its statement is true; `anything`: it misbehaves in another way each time."""
 
     make: Make
     lies: bool = False
@@ -118,8 +118,8 @@ def attack(folder: Path, rng: Random) -> list[Figure]:
             print(f"  {name}: {broken}")
         total = {what: count + found[what] for what, count in total.items()}
     return [
-        told(f"events with {len(KINDS)} kinds of executors", total["events"]),
-        told("differences by the bank's statement", total["differences"]),
+        measured(f"events with {len(KINDS)} kinds of executors", total["events"]),
+        measured("differences by the bank's statement", total["differences"]),
         none("paid twice by the kernel's own doing", total["paid twice"]),
         none("differences nobody is told of before, of banks that admit them", total["untold"]),
         none("differences that are no case, of any bank, once compared", total["no case"]),
@@ -168,7 +168,7 @@ def _takes_s(gate: Gate, bed: Testbed, number: int) -> float:
 
 
 def _untold(bed: Testbed, gate: Gate) -> int:
-    """Count the keys of which the bank's file and the record say otherwise, and about which no human is asked."""
+    """Count the keys on which the bank's file and the record differ, and which are no case for a human."""
     sql = "SELECT e.idempotency_key, e.dfid, e.status, e.params ->> '$.amount' FROM execution_log e"
     record = {key: (dfid, status, amount) for key, dfid, status, amount in gate.store.rows(sql)}
     paid = {key: amount for key, _, amount in bed.bank.paid()}

@@ -1,4 +1,4 @@
-"""What a part of the attack has found, as figures: each with what it must be."""
+"""The figures that a part of the attack returns, each with the value that it must have."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """`must`: what `value` must be, None where nothing is promised of it."""
+    """One figure. `must`: the value that it must have; None: any."""
 
     name: str
     value: int
@@ -24,7 +24,7 @@ class Figure:
         return f"  {self.value}{wanted} {self.name}{'' if self.holds else '   <-- DOES NOT HOLD'}"
 
 
-def told(name: str, value: int) -> Figure:
+def measured(name: str, value: int) -> Figure:
     return Figure(name, value)
 
 
@@ -37,7 +37,7 @@ def every(name: str, value: int, of: int) -> Figure:
 
 
 def added(rounds: Sequence[Sequence[Figure]]) -> list[Figure]:
-    """Add up the figures of several rounds, which have the same names in the same order."""
+    """Return the sums of the figures of several rounds, which have the same names in the same order."""
     return [
         Figure(
             same[0].name, sum(f.value for f in same), None if same[0].must is None else sum(f.must or 0 for f in same)

@@ -1,4 +1,4 @@
-"""Children by `fork`, which take milliseconds, and are killed with SIGKILL. Fork where no other thread runs."""
+"""Run work in forked children, which start within milliseconds. Fork only while no other thread runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def fork(work: Callable[[], object]) -> int:
-    """Do `work` in a child, which ends with it; return the child's id."""
+    """Run `work` in a child process, which ends with it; return the child's process id."""
     child = os.fork()
     if child:
         return child
@@ -24,26 +24,26 @@ def fork(work: Callable[[], object]) -> int:
     try:
         work()
         code = 0
-    except BaseException:  # noqa: BLE001  the child ends here, and its exit status says how
+    except BaseException:  # noqa: BLE001  the child ends here, with 1
         traceback.print_exc()
     finally:
         os._exit(code)
 
 
 def kill(child: int) -> None:
-    """Kill a child at once, whatever it is doing, and wait until it is gone."""
+    """Kill a child with SIGKILL, and wait until it is gone."""
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
 
 
 def in_child(work: Callable[[], T]) -> T:
-    """Return what `work` returns in a child of its own. Raises RuntimeError when the child comes to nothing."""
+    """Run `work` in a child; return its result. Raises RuntimeError where the child fails."""
     (result,) = in_children([work])
     return result
 
 
 def in_children(works: Sequence[Callable[[], T]], at_once: int = AT_ONCE) -> list[T]:
-    """Do all, each in a child of its own, some at once; return what each returns, in their order."""
+    """Run each work in its own child, `at_once` at a time; return their results in order. Raises RuntimeError."""
     begun, results = deque[tuple[int, int]](), list[T]()
     for work in works:
         begun.append(_begin(work))
@@ -55,21 +55,21 @@ def in_children(works: Sequence[Callable[[], T]], at_once: int = AT_ONCE) -> lis
 def _begin(work: Callable[[], object]) -> tuple[int, int]:
     reading, writing = os.pipe()
 
-    def told() -> None:
+    def send_result() -> None:
         os.close(reading)
         with os.fdopen(writing, "wb") as pipe:
             pickle.dump(work(), pipe)
 
-    child = fork(told)
+    child = fork(send_result)
     os.close(writing)
     return child, reading
 
 
 def _end(child: int, reading: int) -> T:  # type: ignore[type-var]  # what the child's work returns
     with os.fdopen(reading, "rb") as pipe:
-        told = pipe.read()
+        sent = pipe.read()
     _, status = os.waitpid(child, 0)
-    if status or not told:
+    if status or not sent:
         raise RuntimeError(f"a child ended with status {status}")
-    result: T = pickle.loads(told)  # noqa: S301  our own child wrote it
+    result: T = pickle.loads(sent)  # noqa: S301  our own child wrote it
     return result

@@ -1,4 +1,4 @@
-"""Models, sources and executors that do what they should not, by name; each is made for a testbed."""
+"""Models, sources and executors that misbehave, by name; each is made for a testbed."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ HANG_S = 0.4  # twice `dispatch_ms_max`
 Make = Callable[[Testbed], object]
 
 
-class Unprintable(Exception):  # noqa: N818  it is one that fails at being shown
+class Unprintable(Exception):  # noqa: N818  its text cannot be made
     def __str__(self) -> str:
         raise ValueError("there are no words for it")
 
 
 class Outermost(BaseException):
-    """An error that no `except Exception` catches."""
+    """An error that `except Exception` does not catch."""
 
 
 def _raises(error: BaseException) -> Any:
@@ -41,7 +41,7 @@ ERRORS: tuple[BaseException, ...] = (
 
 
 class Model(Teller):
-    """A model that does what a function makes of its packet."""
+    """A model that proposes what a function returns for a packet, or raises what it raises."""
 
     def __init__(self, do: Callable[[DecisionPacket], Any]) -> None:
         self._do = do
@@ -52,7 +52,7 @@ class Model(Teller):
 
 
 def _model(*steps: Callable[[DecisionPacket], Any]) -> Make:
-    """Make a model that does one thing after the other, one for each time it is asked."""
+    """Return the maker of a model that takes the next of these steps each time it is asked, in a circle."""
 
     def make(_bed: Testbed) -> Model:
         turn = cycle(steps)
@@ -107,7 +107,7 @@ ENGINES: dict[str, Make] = {
 
 
 class Source:
-    """A source that does one thing after the other, one for each time it is read."""
+    """A source that takes the next of its steps each time it is read, in a circle."""
 
     def __init__(self, *steps: Callable[[], Any]) -> None:
         self._turn, self._lock = cycle(steps), threading.Lock()
@@ -149,7 +149,7 @@ SOURCES: dict[str, Make] = {
 
 
 class Declining:
-    """A bank that declines, the first times or always."""
+    """A bank that declines its first `times` orders."""
 
     idempotent = True
 
@@ -166,7 +166,7 @@ class Declining:
 
 
 class Hanging:
-    """A bank that takes too long, having paid or not. `blind`: looking up takes too long as well."""
+    """A bank that takes too long. `pays`: it pays before; `blind`: its look-ups take too long, and know nothing."""
 
     idempotent = True
 
@@ -186,7 +186,7 @@ class Hanging:
 
 
 class Raising:
-    """A bank that raises one error after the other, after it has paid or before."""
+    """A bank that raises the next error at each order. `pays`: it pays before; `blind`: its look-ups raise, too."""
 
     idempotent = True
 
@@ -208,7 +208,7 @@ class Raising:
 
 
 class Answering:
-    """A bank that pays and answers anything."""
+    """A bank that answers with the next of ANSWERS at each order. `pays`: it pays before."""
 
     idempotent = True
     ANSWERS: tuple[Any, ...] = (

@@ -1,4 +1,4 @@
-"""`kill -9` at random moments of processes that decide, recover and pay beside each other."""
+"""`kill -9`, at random moments, of processes that decide, recover and pay side by side."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sds.kernel.errors import SdsError
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
 from tests.scale import scale
 
-from .figures import Figure, every, none, told
+from .figures import Figure, every, measured, none
 from .forks import fork, in_child, kill
 from .outside import Bank
 from .testbed import Testbed, contract, fates, faults, settle
@@ -21,11 +21,11 @@ LIFE_S_MAX = 0.06
 EVENTS_AT_ONCE = 12
 LEASE_MS = 400
 RECOVERIES = 0.1
-LOOKS = 20  # how often the record is verified while the others go on
+LOOKS = 20  # verifications of the record while the workers go on
 
 
 class SlowBank(Bank):
-    """Takes up to some milliseconds before and after it has paid: long enough to be killed in between."""
+    """A bank that takes up to 4 ms before and after it pays: long enough to be killed meanwhile."""
 
     def __init__(self, bed: Testbed, rng: Random) -> None:
         super().__init__(bed.folder / "bank.db", bed.clock)
@@ -52,11 +52,11 @@ def attack(folder: Path, rng: Random) -> list[Figure]:
             wrong += in_child(lambda: _faults(bed))
     for worker in workers:
         kill(worker)
-    return [told("processes killed", kills + WORKERS), none("faults of the record meanwhile", wrong), *_end(bed)]
+    return [measured("processes killed", kills + WORKERS), none("faults of the record meanwhile", wrong), *_end(bed)]
 
 
 def _begin(bed: Testbed, first: int, rng: Random) -> int:
-    """Start a worker that decides events around the `first` in any order, and recovers now and then."""
+    """Start a worker that decides random events around number `first`, and recovers now and then."""
     own = Random(rng.random())
     return fork(lambda: _work(bed, first, own))
 
@@ -90,16 +90,16 @@ def _settled(bed: Testbed) -> list[Figure]:
         events = [int(row[0][1:]) for row in gate.store.rows("SELECT event_id FROM events")]
         for number in events:
             settle(gate, bed.event(number))
-        found: Counter[str] = fates(gate)
+        counts: Counter[str] = fates(gate)
         interrupted = gate.store.value("SELECT count(*) FROM decision_flows WHERE tag = 'INTERRUPTED'")
         resolved = gate.store.value("SELECT count(*) FROM ledger WHERE kind = 'RESOLVED'")
         voided = gate.store.value("SELECT count(*) FROM ledger WHERE kind = 'VOIDING'")
         return [
-            told("flows interrupted", interrupted),
-            told("orders voided", voided),
-            told("orders resolved late", resolved),
-            told("events for a human", found["human"]),
-            every("events decided, or a human's", found["decided"] + found["human"], len(events)),
+            measured("flows interrupted", interrupted),
+            measured("orders voided", voided),
+            measured("orders resolved late", resolved),
+            measured("events for a human", counts["human"]),
+            every("events decided, or a human's", counts["decided"] + counts["human"], len(events)),
             none("errors of recovery", errors),
             none("paid twice", bed.paid_twice()),
             none("keys of which bank and record say otherwise", bed.disagreements(gate)),

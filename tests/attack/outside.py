@@ -1,4 +1,4 @@
-"""What is not ours: accounts and banks, each in a file of its own, opened anew for every call, by whatever process."""
+"""What is not ours: accounts and banks, each in its own file, which any process opens anew for every call."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BUSY_S = 30.0
 
 @contextmanager
 def file_at(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open a file for one transaction. Nothing is synced: processes are killed here, the machine is not."""
+    """Open a file for one transaction. It is not synced: processes are killed here, but not the machine."""
     with closing(sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)) as db:
         db.execute("PRAGMA synchronous = OFF")
         db.execute("BEGIN IMMEDIATE")
@@ -27,7 +27,7 @@ def file_at(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 class Accounts:
-    """Authoritative state: what each account has, in minor units. What is drawn of it, the kernel counts."""
+    """The authoritative state: each account's balance in minor units. The kernel counts what is drawn from it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -46,7 +46,7 @@ class Accounts:
 
 
 class Bank:
-    """An honest executor. Idempotent: it pays once for a key; otherwise every order that comes in is paid."""
+    """An honest executor. Idempotent, it pays a key once; otherwise it pays every order. `takes_s`: before it pays."""
 
     def __init__(self, path: Path, now_ms: Callable[[], int], *, idempotent: bool = True, takes_s: float = 0) -> None:
         self.idempotent, self._takes_s = idempotent, takes_s
@@ -98,7 +98,7 @@ class Bank:
 
 
 class ListingBank(Bank):
-    """A bank that lists what it was ordered, besides."""
+    """A bank that also lists its orders."""
 
     def statement(self, since_ms: int, until_ms: int) -> Iterator[StatementLine]:
         sql = (

@@ -1,4 +1,4 @@
-"""Events at ten times the engine's speed, through the real queue: nobody is asked, nobody suspended, all are decided."""
+"""Events at ten times the engine's speed, through the real queue: no human is asked, no agent suspended, all are decided."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.engines.batches import make
 from tests.engines.hashing import HashBackend, Logits
 from tests.scale import scale
 
-from .figures import Figure, every, none, told
+from .figures import Figure, every, measured, none
 from .testbed import Clock, Teller, Testbed, contract, faults
 
 SLOTS, PASS_S, TOKENS = 2, 0.01, 3
-SPEED_PER_S = SLOTS / (PASS_S * TOKENS)  # of the engine, as good as it gets
+SPEED_PER_S = SLOTS / (PASS_S * TOKENS)  # the engine's highest rate
 TIMES = 10
 QUEUE_MAX = 40
 CALLERS = 64
@@ -32,7 +32,7 @@ PATIENCE_S = (0.05, 1.0)  # between two tries of a caller: at first, and at most
 
 
 class SlowBackend(HashBackend):
-    """A model of known speed."""
+    """A backend of known speed."""
 
     def run(self, rows: Sequence[Row]) -> list[Logits]:
         time.sleep(PASS_S)
@@ -40,7 +40,7 @@ class SlowBackend(HashBackend):
 
 
 class Queued(Teller):
-    """The teller, at the speed of a model behind the batcher's queue."""
+    """The teller, at the speed of a model behind the scheduler's queue."""
 
     def __init__(self, clock: Clock) -> None:
         self._scheduler = Scheduler(SlowBackend(SLOTS), now_ms=clock, queue_max=QUEUE_MAX)
@@ -56,7 +56,7 @@ class Queued(Teller):
 
 
 class Callers:
-    """Send each event when it is due, and again for as long as the answer is `retryable`."""
+    """Sends each event when it is due, and again while the answer is `retryable`."""
 
     def __init__(self, bed: Testbed, gate: Gate, rng: Random) -> None:
         self._bed, self._gate = bed, gate
@@ -84,8 +84,8 @@ def attack(folder: Path, rng: Random) -> list[Figure]:
         answers = list(pool.map(callers.settle, range(events)))
         refused = callers.refused
         found = [
-            told(f"events at {TIMES} times the engine's {SPEED_PER_S:.0f} a second, {CALLERS} callers", events),
-            *(told(f"times sent back for {code}", times) for code, times in refused.most_common()),
+            measured(f"events at {TIMES} times the engine's {SPEED_PER_S:.0f} a second, {CALLERS} callers", events),
+            *(measured(f"times sent back for {code}", times) for code, times in refused.most_common()),
             every("paid in the end", sum(answer.execution == "SUCCESS" for answer in answers), events),
             none("escalated", len(gate.escalations())),
             every("agents ACTIVE", [agent.status for agent in agents(gate.store)].count("ACTIVE"), 1),

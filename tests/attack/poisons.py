@@ -1,6 +1,6 @@
-"""Poisoned events of every kind: each is decided, waits visibly, is a human's, or was refused before it was taken in.
+"""Poisoned events of every kind: each is decided, waits visibly, goes to a human, or is refused before it is recorded.
 
-Afterwards all around the gate is well again and every event comes once more: then nothing waits any longer.
+Afterwards everything around the gate works again, and every event is sent once more: then none waits.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.errors import SdsError
 from tests.scale import scale
 
-from .figures import Figure, none, told
+from .figures import Figure, measured, none
 from .forks import fork, in_children, kill
 from .hostile import ENGINES, EXECUTORS, SOURCES, Hanging
 from .testbed import Sent, Testbed, contract, fate, faults, humans_of
 
 AT_ONCE = 4
 KILLS = 4
-ANYTHING = 12  # events for a kind that does one thing after the other
+ANYTHING = 12  # events for a kind that misbehaves in another way each time
 HOUR_MS = 3_600_000
 
 Bed = Testbed
@@ -36,7 +36,7 @@ Kind = Callable[[Bed, list[dict[str, object]], Random], Sequence[Sent]]
 
 
 def killed(bed: Bed, events: list[dict[str, object]], _rng: Random) -> Sequence[Sent]:
-    """Kill the process that decides, four times for each event."""
+    """Kill the deciding process KILLS times for each event."""
     for event in events:
         for _ in range(KILLS):
             _kill_while_reasoning(bed, event)
@@ -61,7 +61,7 @@ def _kill_while_reasoning(bed: Bed, event: Sent) -> None:
 
 
 def sent(bed: Bed, events: Sequence[Sent], gate: Gate) -> Sequence[Sent]:
-    """Send all, some at once. What is raised must be ours, or must have stopped the program on purpose."""
+    """Send all events, AT_ONCE at a time. Note every exception but SdsError, OwnMistake, and those that end programs."""
 
     def one(event: Sent) -> None:
         with suppress(SdsError):
@@ -93,7 +93,7 @@ def of_executor(
 
 
 def moving(bed: Bed, events: list[dict[str, object]], _rng: Random) -> Sequence[Sent]:
-    """Move the account while the model thinks, each time."""
+    """Change the account's balance whenever the model has proposed."""
     balance = count(50_000_000)
 
     def move(packet: DecisionPacket, _data: bytes) -> None:
@@ -104,7 +104,7 @@ def moving(bed: Bed, events: list[dict[str, object]], _rng: Random) -> Sequence[
 
 
 def unknown_before(bed: Bed, events: list[dict[str, object]], _rng: Random) -> Sequence[Sent]:
-    """Send all on one account that an order holds whose end nobody knows."""
+    """Send all events on one account that an order with an unknown end holds."""
     same = [{**event, "account": events[0]["account"]} for event in events]
     with bed.gate(executor=Hanging(bed.bank, blind=True)) as gate:
         sent(bed, same[:1], gate)
@@ -112,7 +112,7 @@ def unknown_before(bed: Bed, events: list[dict[str, object]], _rng: Random) -> S
 
 
 def stopped(bed: Bed, events: list[dict[str, object]], rng: Random) -> Sequence[Sent]:
-    """Set the clock back, or far ahead, while the model thinks."""
+    """Set the clock back, or far ahead, whenever the model has proposed."""
 
     def jump(_packet: DecisionPacket, _data: bytes) -> None:
         bed.clock.ahead_ms += rng.choice([-HOUR_MS, HOUR_MS, -24 * HOUR_MS])
@@ -121,7 +121,7 @@ def stopped(bed: Bed, events: list[dict[str, object]], rng: Random) -> Sequence[
         return sent(bed, events, gate)
 
 
-class OwnMistake(Exception):  # noqa: N818  that is what it is
+class OwnMistake(Exception):  # noqa: N818  a mistake of the user's code
     """Raised by a user's own code that the gate calls."""
 
 
@@ -190,7 +190,7 @@ def not_json(bed: Bed, _events: list[dict[str, object]], _rng: Random) -> Sequen
 
 
 def mutated(bed: Bed, events: list[dict[str, object]], rng: Random) -> Sequence[Sent]:
-    """Change some bytes of good events."""
+    """Replace one to three random bytes of valid events."""
     made = []
     for event in events:
         raw = bytearray(json.dumps(event).encode())
@@ -202,7 +202,7 @@ def mutated(bed: Bed, events: list[dict[str, object]], rng: Random) -> Sequence[
 
 
 def contradicting(bed: Bed, events: list[dict[str, object]], _rng: Random) -> Sequence[Sent]:
-    """Send each with another body afterwards, while the first still waits."""
+    """Send each event again with another body while the first one waits."""
     with bed.gate(engine=ENGINES["no turn"](bed)) as gate:  # type: ignore[arg-type]
         sent(bed, events, gate)
         sent(bed, [{**event, "text": "pay 9999"} for event in events], gate)
@@ -239,8 +239,8 @@ def attack(folder: Path, rng: Random) -> list[Figure]:
                 print(f"  {name}: {found[what]} {what}")
         total += found
     return [
-        told(f"events of {len(KINDS)} kinds", total["sent"]),
-        *(told(f"at first {what}", total[what]) for what in ("decided", "human", "waits", "not taken in")),
+        measured(f"events of {len(KINDS)} kinds", total["sent"]),
+        *(measured(f"at first {what}", total[what]) for what in ("decided", "human", "waits", "not taken in")),
         none("neither decided, nor waiting, nor a human's", total["lost"]),
         none("so when they come again", total["lost afterwards"]),
         none("waiting still, once all is well", total["waits afterwards"]),
@@ -273,9 +273,9 @@ def _fates(gate: Gate, events: Sequence[Sent]) -> Counter[str]:
 
 
 def _id_of(event: Sent) -> str:
-    """Return an event's id, as far as it has one that a record could know."""
+    """Return an event's id as a record could have it; "" where there is none."""
     try:
         data = json.loads(event) if isinstance(event, str | bytes) else event
         return str(data["id"]).encode("utf-8", "replace").decode()
-    except Exception:  # noqa: BLE001  what it is, is what is attacked with
+    except Exception:  # noqa: BLE001  the event may be anything
         return ""

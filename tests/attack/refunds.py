@@ -1,4 +1,4 @@
-"""The refund gate with its rail: the record is put back, also as it was in the middle of a decision; all claims again."""
+"""Restore the refund gate's record from a backup, also from one made during a decision, and send all claims again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.gates.refund.rail.payouts import payouts
 from tests.proposers import Greedy
 from tests.scale import scale
 
-from .figures import Figure, none, told
+from .figures import Figure, measured, none
 from .forks import in_children
 from .restores import COPIES, Backup
 from .testbed import Clock, fates, faults, settle
@@ -35,8 +35,8 @@ def attack(folder: Path, rng: Random) -> list[Figure]:
     found = in_children(works)
     twice, paid, lost, apart, wrong = (sum(column) for column in zip(*found, strict=True))
     return [
-        told("backups put back", backups),
-        told("payments", paid),
+        measured("backups put back", backups),
+        measured("payments", paid),
         none("paid twice", twice),
         none("claims neither decided nor a human's", lost),
         none("differences between rail and record", apart),
@@ -55,7 +55,7 @@ def _opened(folder: Path, own: Path, rail: RailProcess, clock: Clock, backup: Ba
 
 
 def _one(folder: Path, number: int, claims: list[dict[str, str]], rng: Random) -> tuple[int, ...]:
-    """Put one backup back; return what was paid twice, payments, claims that are lost, differences, and faults."""
+    """Restore one backup; return the numbers of second payments, payments, lost claims, differences and faults."""
     own, clock = folder / f"gate{number}", Clock()
     how, moment = COPIES[number % len(COPIES)], MOMENTS[number // len(COPIES) % len(MOMENTS)]
     backup = Backup(own, folder / f"copy{number}", how, moment)
@@ -70,9 +70,7 @@ def _one(folder: Path, number: int, claims: list[dict[str, str]], rng: Random) -
         backup.put_back()
         clock.ahead_ms += LEASE_MS
         with _opened(folder, own, rail, clock) as gate:
-            gate.adopt(
-                who="ada", reason="put back from a backup"
-            )  # the rail lists its orders: until then none goes out
+            gate.adopt(who="ada", reason="put back from a backup")  # without this nothing is ordered: the rail lists
             for event in rng.sample(claims, CLAIMS):
                 settle(gate, event)
             gate.recover()

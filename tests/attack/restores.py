@@ -1,8 +1,8 @@
-"""A record put back: copied at a random point, also in the middle of a decision or of a payment, or lost as a whole.
+"""Restore a record that was copied at a random point, also during a decision or a payment, or was lost completely.
 
-Then every event is sent again, and new ones. A bank that honours keys pays nothing twice. With one that lists its orders
-nothing is paid twice either where it honours no key, what is decided now is not what was decided then, and flows had been
-begun anew: nothing is ordered until the unknown orders are taken over.
+Then every event is sent again, with new ones. A bank that honours keys pays nothing twice. Nor does a bank that lists its
+orders and honours no keys, even where the new decisions differ from the old ones and flows were restarted: nothing is
+ordered until the unknown orders are adopted.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
 from tests.scale import scale
 
-from .figures import Figure, none, told
+from .figures import Figure, measured, none
 from .forks import in_children
 from .outside import Bank
 from .testbed import Teller, Testbed, fates, faults, settle
 
-BEFORE, AFTER = 10, 4  # events sent before it is put back, and fresh ones after
+BEFORE, AFTER = 10, 4  # events sent before the restore, and new ones after it
 MOMENTS = ("between", "reasoning", "before paying", "after paying")
 LEASE_MS = 60_000
 
@@ -34,33 +34,33 @@ Copy = Callable[[Path, Path], None]
 
 
 def bare(own: Path, copy: Path) -> None:
-    """Copy what `VACUUM INTO` makes of the record, and the key."""
+    """Copy the record with `VACUUM INTO`, and the key."""
     with closing(sqlite3.connect(own / "decisions.db")) as db:
         db.execute("VACUUM INTO ?", (str(copy / "decisions.db"),))
     shutil.copy(own / "kernel.key", copy)
 
 
 def online(own: Path, copy: Path) -> None:
-    """Copy with SQLite's backup interface, while the gate goes on."""
+    """Copy the record with SQLite's online backup, and the key."""
     with closing(sqlite3.connect(own / "decisions.db")) as db, closing(sqlite3.connect(copy / "decisions.db")) as made:
         db.backup(made)
     shutil.copy(own / "kernel.key", copy)
 
 
 def whole(own: Path, copy: Path) -> None:
-    """Copy the folder as it is, write-ahead log included."""
+    """Copy the folder's files, the write-ahead log included."""
     shutil.copytree(own, copy, dirs_exist_ok=True)
 
 
 def lost(own: Path, copy: Path) -> None:
-    """Keep nothing: what is put back is an empty folder."""
+    """Copy nothing: the restored folder is empty."""
 
 
 COPIES: tuple[Copy, ...] = (bare, online, whole, lost)
 
 
 class Backup:
-    """Makes one copy at the first moment of its kind once it is armed."""
+    """Makes one copy, at the first `moment` after it is armed. `how`: one of COPIES."""
 
     def __init__(self, own: Path, copy: Path, how: Copy, moment: str) -> None:
         copy.mkdir()
@@ -78,7 +78,7 @@ class Backup:
 
 
 class Fickle(Teller):
-    """A teller that gets no turn now and then, and whose mind is another after the restore."""
+    """A teller that gets no turn now and then, and asks for `more_minor` more, so as to decide otherwise later."""
 
     def __init__(self, rng: Random, more_minor: int) -> None:
         self._rng, self._more_minor = rng, more_minor
@@ -93,7 +93,7 @@ class Fickle(Teller):
 
 
 class WatchedBank(Bank):
-    """Lets a backup be made before and after it pays."""
+    """A bank that lets a backup be made before and after it pays."""
 
     def __init__(self, bed: Testbed, backup: Backup) -> None:
         super().__init__(bed.folder / "bank.db", bed.clock, idempotent=bed.bank.idempotent)
@@ -118,7 +118,7 @@ def _restored(folder: Path, backups: int, rng: Random, who: str, *, lists: bool)
     works = [partial(_one, folder / str(n), n, Random(rng.random()), lists=lists) for n in range(backups)]
     twice, undecided, disagreements, wrong = (sum(column) for column in zip(*in_children(works), strict=True))
     return [
-        told(f"backups put back, paid {who}", backups),
+        measured(f"backups put back, paid {who}", backups),
         none(f"paid twice {who}", twice),
         none(f"events not decided, paid {who}", undecided),
         none(f"differences between bank and record, paid {who}", disagreements),
@@ -127,7 +127,7 @@ def _restored(folder: Path, backups: int, rng: Random, who: str, *, lists: bool)
 
 
 def _one(folder: Path, number: int, rng: Random, *, lists: bool) -> tuple[int, int, int, int]:
-    """Put one backup back; return what was paid twice, what is not decided, differences and faults."""
+    """Restore one backup; return the numbers of second payments, undecided events, differences and faults."""
     how, moment = COPIES[number % len(COPIES)], MOMENTS[number // len(COPIES) % len(MOMENTS)]
     bed = Testbed(folder, lists=lists, idempotent=not lists)
     bed.open_accounts(range(BEFORE + AFTER))
@@ -148,7 +148,7 @@ def _one(folder: Path, number: int, rng: Random, *, lists: bool) -> tuple[int, i
 
 
 def _decide_all(bed: Testbed, backup: Backup, engine: Teller, *, at: int) -> None:
-    """Decide the first events one after the other; the backup is made at the `at`-th."""
+    """Decide the first events in order; the backup is made during number `at`."""
     bank = WatchedBank(bed, backup)
     with bed.gate(engine=engine, executor=bank, on_reasoned=lambda _packet, _data: backup.at("reasoning")) as gate:
         for number in range(BEFORE):
@@ -158,8 +158,8 @@ def _decide_all(bed: Testbed, backup: Backup, engine: Teller, *, at: int) -> Non
 
 
 def _take_over(gate: Gate, bed: Testbed, rng: Random) -> None:
-    """See that nothing is ordered by a record that knows less than the bank, however often it is asked for; then take over
-    what it does not know.
+    """Check that a record that knows less than the bank orders nothing, however often events are sent; then adopt the unknown
+    orders.
     """
     paid = len(bed.bank.paid())
     if gate.reconcile().differences:
@@ -173,7 +173,7 @@ def _take_over(gate: Gate, bed: Testbed, rng: Random) -> None:
 
 
 def _send_again(gate: Gate, bed: Testbed, rng: Random) -> None:
-    assert () == gate.recover().errors  # of an order that was in flight in the backup nobody else learns the end
+    assert () == gate.recover().errors  # only recovery learns the end of an order that was in flight in the backup
     for number in rng.sample(range(BEFORE + AFTER), BEFORE + AFTER):
         settle(gate, bed.event(number))
     gate.recover()

@@ -1,4 +1,4 @@
-"""One gate as a user embeds it, in a folder of its own, with all that is around it; and what has become of an event."""
+"""One gate as a user embeds it, in its own folder, with accounts, bank and clock; and the fates of its events."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def contract(*, ttl_ms: int = 20_000, dispatch_ms: int = 5_000) -> Contract:
 
 
 class Clock:
-    """The machine's clock, some time ahead."""
+    """The machine's clock plus `ahead_ms`."""
 
     def __init__(self) -> None:
         self.ahead_ms = 0
@@ -71,7 +71,7 @@ class Clock:
 
 
 class Teller:
-    """An engine that pays what the event's text asks for (`pay 1234`, minor units) where it may, else denies."""
+    """An engine that pays what the event's text asks for (`pay 1234`, minor units) where permitted, else denies."""
 
     model = "teller"
 
@@ -100,9 +100,9 @@ class Teller:
 
 
 class Testbed:
-    """A folder with the gate's own (`gate/`) and, beside it, the files of the bank and of the accounts."""
+    """A folder with the gate's folder (`gate/`) and the files of bank and accounts."""
 
-    __test__ = False  # its name begins as those of tests do
+    __test__ = False  # pytest would collect it by its name
 
     def __init__(
         self, folder: Path, *, terms: Contract | None = None, idempotent: bool = True, lists: bool = False
@@ -110,7 +110,7 @@ class Testbed:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.terms = folder, terms or contract()
         self.clock = Clock()
-        self.broken: list[str] = []  # what was raised and is not ours
+        self.broken: list[str] = []  # exceptions that are not ours
         self.accounts = Accounts(folder / "accounts.db")
         self.bank = (ListingBank if lists else Bank)(folder / "bank.db", self.clock, idempotent=idempotent)
 
@@ -139,7 +139,7 @@ class Testbed:
         )
 
     def event(self, number: int, *, account: str = "", text: str = "") -> dict[str, object]:
-        """Return an event of its own amount: whatever a record knows of it, two payments of it look the same."""
+        """Return an event with its own amount, so that two payments for it are alike, whatever a record knows of it."""
         key = account or f"A{number}"
         return {"id": f"E{number}", "account": key, "text": text or f"please pay {1_000 + number}"}
 
@@ -148,21 +148,21 @@ class Testbed:
             self.accounts.put(f"A{number}", balance_minor)
 
     def paid_twice(self) -> int:
-        """Count the payments beyond the first of each event, by account and amount: of the bank's own file."""
+        """Count the bank's payments beyond the first of each event, by account and amount."""
         return sum(times - 1 for times in Counter(paid[1:] for paid in self.bank.paid()).values())
 
     def accounts_paid_twice(self) -> int:
-        """Count so by account alone, where each event has one of its own: whatever was decided the second time."""
+        """Count the bank's payments beyond the first of each account, whatever the amount: for one event an account."""
         return sum(times - 1 for times in Counter(paid[1] for paid in self.bank.paid()).values())
 
     def disagreements(self, gate: Gate) -> int:
-        """Count the keys that only the bank has paid, or that only the record calls paid."""
+        """Count the keys that are paid only by the bank, or only by the record."""
         said = {row[0] for row in gate.store.rows("SELECT idempotency_key FROM execution_log WHERE status = 'SUCCESS'")}
         return len(said ^ {key for key, *_ in self.bank.paid()})
 
 
 def settle(gate: Gate, event: Sent) -> Answer:
-    """Send an event until it is no longer retryable, as a caller does, or for as long as a caller has patience."""
+    """Send an event until its answer is no longer retryable, RETRIES_MAX times at most, as a caller does."""
     for _ in range(RETRIES_MAX):
         answer = gate.decide(event)
         if not answer.retryable:
@@ -172,7 +172,7 @@ def settle(gate: Gate, event: Sent) -> Answer:
 
 
 def fate(gate: Gate, event_id: str, humans: frozenset[str]) -> str:
-    """Say what has become of an event: decided, waits, a human's (`humans`: the flows that wait for one), lost."""
+    """Return an event's fate: `not taken in`, `human` (its flow is in `humans`), `waits`, `decided` or `lost`."""
     row = gate.store.row(
         f"SELECT f.dfid, f.state, f.tag, {undecided.WAITS} FROM decision_flows f JOIN events e ON e.dfid = f.dfid"
         " WHERE e.event_id = ?",
@@ -193,13 +193,13 @@ def humans_of(gate: Gate) -> frozenset[str]:
 
 
 def fates(gate: Gate) -> Counter[str]:
-    """Count what has become of every event that was taken in."""
+    """Count the fates of all recorded events."""
     humans = humans_of(gate)
     return Counter(fate(gate, row[0], humans) for row in gate.store.rows("SELECT event_id FROM events"))
 
 
 def faults(gate: Gate) -> int:
-    """Count what is wrong with the record; say what."""
+    """Print the record's faults; return their number."""
     found = verify.verify(gate.store).faults
     for fault in found:
         print(f"  fault: {fault}")

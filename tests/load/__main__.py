@@ -38,13 +38,13 @@ from tests.load.wire import Pool
 
 CONNECTIONS, CONNECTIONS_MAX = 64, 1_000
 CLIENTS = 16
-DECIDED_PER_S_MAX = 400  # by which the queue is made: nobody decides more
-WEIGHED = 24
+DECIDED_PER_S_MAX = 400  # the queue is long enough for this rate
+WEIGHED = 24  # memory samples of a load
 
 
 @dataclass(frozen=True)
 class Load:
-    """`rate`: a number of requests a second, or as `10x` of the capacity. `unloaded`: how many are asked one by one."""
+    """One run. `rate`: requests a second, or as `10x` times the capacity; `unloaded`: how many are asked one by one."""
 
     gate: str = "refund"
     rate: str = "10x"
@@ -63,7 +63,7 @@ class Load:
 
 
 def measure(load: Load) -> dict[str, Any]:
-    """Start a service, load it, end it; return the report."""
+    """Start a service, load it and end it; return the report."""
     with tempfile.TemporaryDirectory(prefix="sds-load-") as folder:
         home, scripted = Path(folder), load.gate == "scripted"
         events = list(_events(load, home))
@@ -95,7 +95,7 @@ async def _asked(load: Load, service: Served, gate: str, events: list[Mapping[st
     await pool.open(CONNECTIONS)
     offer = Offer(pool, f"/v1/gates/{gate}/decisions", service.key, queue_of(events))
     gc.collect()
-    gc.freeze()  # of the sender: a collection would be counted as the service's time
+    gc.freeze()  # a collection of the sender's garbage would count as the service's time
     await one_by_one(offer, load.warm_up)
     alone = summary([outcome.latency_ms for outcome in await one_by_one(offer, load.unloaded)])
     few = await a_few_at_a_time(offer, CLIENTS, load.capacity_s)
@@ -119,7 +119,7 @@ async def _asked(load: Load, service: Served, gate: str, events: list[Mapping[st
 
 
 async def _weighed(service: Served, seconds: float) -> list[float]:
-    """Return what a service holds in memory at a number of moments of a load."""
+    """Return a service's memory in MiB at WEIGHED moments of a load."""
     found = list[float]()
     for _ in range(WEIGHED):
         await asyncio.sleep(seconds / WEIGHED)

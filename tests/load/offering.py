@@ -1,4 +1,4 @@
-"""Offers events to a service: one by one, a few at a time, or at a rate that does not wait for answers."""
+"""Send events to a service: one by one, a few at a time, or at a rate that does not wait for answers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from random import Random
 
 from tests.load.wire import Pool, Reply, request_of
 
-ANSWERED_S_MAX = 120.0  # whatever was sent is answered by then
+ANSWERED_S_MAX = 120.0  # the longest wait for the last answers
 QUEUE_EMPTY = "every event of the queue is decided: it is too short for this rate and time"
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What one request came to. `intended_s`: when it was to be sent; `sent_s`: when it was; `at_s`: when its reply was there."""
+    """The outcome of one request. `intended_s`: when it was to be sent; `sent_s`: when it was; `at_s`: of the reply."""
 
     intended_s: float
     sent_s: float
@@ -29,18 +29,18 @@ class Outcome:
 
     @property
     def latency_ms(self) -> float:
-        """From the moment at which it was to be sent, so that no wait of the sender is left out."""
+        """The time from the intended moment to the reply, so that the sender's delays count."""
         return (self.at_s - self.intended_s) * 1000
 
     @property
     def lag_ms(self) -> float:
-        """How much later than intended it was sent: what the sender itself is to blame for."""
+        """How much later than intended it was sent: the sender's own delay."""
         return (self.sent_s - self.intended_s) * 1000
 
 
 @dataclass(slots=True)
 class Offer:
-    """One way to ask: path and key of a service, and the events that nobody has decided yet."""
+    """The requests to one gate: its path, a key, the events that are not decided yet, and all outcomes."""
 
     pool: Pool
     path: str
@@ -60,7 +60,7 @@ class Offer:
         return self.events.popleft()
 
     def note(self, event: bytes, intended_s: float, sent_s: float, reply: Reply) -> Outcome:
-        """Keep what came; an event that was not decided is offered again later."""
+        """Keep a request's outcome; an event that was not decided goes back to the queue."""
         outcome = Outcome(intended_s, sent_s, reply.at_s, reply.status)
         if reply.status == 200:
             said = json.loads(reply.body)
@@ -78,16 +78,16 @@ def queue_of(events: Iterable[Mapping[str, object]]) -> deque[bytes]:
 
 
 async def one_by_one(offer: Offer, n: int) -> list[Outcome]:
-    """Ask for `n` decisions, each when the one before is there: what one costs where there is no other."""
-    found = list[Outcome]()
+    """Ask for `n` decisions, each after the one before: the cost of one without load."""
+    outcomes = list[Outcome]()
     for _ in range(n):
         event, now_s = offer.take(), time.perf_counter()
-        found.append(offer.note(event, now_s, now_s, await offer.pool.asked(offer.request(event, None))))
-    return found
+        outcomes.append(offer.note(event, now_s, now_s, await offer.pool.asked(offer.request(event, None))))
+    return outcomes
 
 
 async def a_few_at_a_time(offer: Offer, clients: int, seconds: float) -> list[Outcome]:
-    """Have `clients` ask one after the other for so long: as much as can be decided."""
+    """Have `clients` clients ask without a pause for `seconds`, to measure the capacity."""
     ends_s = time.perf_counter() + seconds
 
     async def client() -> list[Outcome]:
@@ -100,16 +100,16 @@ async def a_few_at_a_time(offer: Offer, clients: int, seconds: float) -> list[Ou
 
 
 async def at_a_rate(offer: Offer, per_s: float, seconds: float, deadline_ms: int, random: Random) -> list[Outcome]:
-    """Send requests at random moments (a Poisson process), whether or not earlier ones are answered; wait for all."""
-    found, began_s = list[Outcome](), time.perf_counter()
+    """Send requests at random moments (a Poisson process), whether earlier ones are answered or not; wait for all replies."""
+    outcomes, began_s = list[Outcome](), time.perf_counter()
     wanted, sending_is_over, all_there, at_s = 0, False, asyncio.Event(), began_s
 
     def send(intended_s: float) -> None:
         event, sent_s = offer.take(), time.perf_counter()
 
         def done(reply: Reply) -> None:
-            found.append(offer.note(event, intended_s, sent_s, reply))
-            if len(found) == wanted and sending_is_over:
+            outcomes.append(offer.note(event, intended_s, sent_s, reply))
+            if len(outcomes) == wanted and sending_is_over:
                 all_there.set()
 
         offer.pool.ask(offer.request(event, deadline_ms), done)
@@ -120,8 +120,8 @@ async def at_a_rate(offer: Offer, per_s: float, seconds: float, deadline_ms: int
         wanted += 1
         send(at_s)
         if wanted % 16 == 0:
-            await asyncio.sleep(0)  # whoever sends late still reads what came
+            await asyncio.sleep(0)  # a late sender still reads replies
     sending_is_over = True
-    if len(found) < wanted:
+    if len(outcomes) < wanted:
         await asyncio.wait_for(all_there.wait(), ANSWERED_S_MAX)
-    return found
+    return outcomes

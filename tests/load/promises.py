@@ -1,4 +1,4 @@
-"""What the service promises under more load than it can decide, and whether a run kept it."""
+"""The service's promises under overload, and whether a run kept them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,11 @@ from sds.benchmarks.lib.measuring import summary
 from sds.kernel.storage.store import Reader
 from tests.load.offering import Outcome
 
-SLOWER_MAX = 2.0  # the p99 of what was taken, over that of a service that nobody else asks
+SLOWER_MAX = 2.0  # p99 of admitted requests, over the p99 without load
 REFUSED_MS_MAX = 20.0
-MEMORY_MIB_MAX = 16.0  # more at the end of the load than after a quarter of it
+MEMORY_MIB_MAX = 16.0  # growth from a quarter of the load to its end
 DECIDED, REFUSED = 200, 503
-LET_IN = (
-    DECIDED,
-    409,
-    504,
-)  # and not decided within its deadline: nobody has (504), or the order is still on its way (409)
+LET_IN = (DECIDED, 409, 504)  # admitted; late: not decided (504), or decided and the order still on its way (409)
 WANT_OF_A_TURN = ("QUEUE_FULL", "DEADLINE_EXCEEDED", "RESOURCE_CONTENTION", "MODEL_UNAVAILABLE")
 _ESCALATED = (
     "SELECT v.reason_code FROM decision_flows f JOIN dim_validations v ON v.dfid = f.dfid WHERE f.state = 'ESCALATED'"
@@ -27,12 +23,12 @@ _ESCALATED = (
 
 
 def escalated_for_a_turn(record: Reader) -> int:
-    """Return how many cases were handed to a human because nobody had time for them."""
+    """Return how many cases were escalated because they got no turn in time."""
     return sum(code in WANT_OF_A_TURN for (code,) in record.rows(_ESCALATED))
 
 
 def summed_up(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Return what came of requests, in milliseconds from the intended moment. What was late had been let in, too."""
+    """Return the figures of requests, in milliseconds from the intended moment. Late requests count as admitted."""
     taken = [outcome.latency_ms for outcome in outcomes if outcome.status in LET_IN]
     decided = [outcome.latency_ms for outcome in outcomes if outcome.status == DECIDED]
     refused = [outcome.latency_ms for outcome in outcomes if outcome.status == REFUSED]
@@ -53,7 +49,7 @@ def _state(outcome: Outcome) -> str:
 
 
 def weighed(mib: Sequence[float], seconds: float) -> dict[str, float]:
-    """Return what a service weighed at equal distances of a load of so many seconds; of the first quarter only the most counts."""
+    """Return memory figures from samples at equal distances over `seconds`. The first quarter counts only in `most`."""
     begin, apart_min = len(mib) // 4, seconds / len(mib) / 60
     slope = linear_regression(range(len(mib) - begin), mib[begin:]).slope if len(mib) - begin > 1 else 0.0
     found = {"begin": mib[begin], "end": mib[-1], "most": max(mib), "grows_a_minute": slope / apart_min}
@@ -61,26 +57,26 @@ def weighed(mib: Sequence[float], seconds: float) -> dict[str, float]:
 
 
 def broken(report: Mapping[str, Any]) -> list[str]:
-    """Return a line for each promise that a run did not keep; a run that proves nothing keeps none."""
+    """Return a line for each broken promise; a run that shows nothing breaks one."""
     loaded, unloaded_ms = report["loaded"], report["unloaded_ms"]["p99"]
-    found = list(held(report))
+    lines = list(held(report))
     if loaded["accepted_ms"] and loaded["accepted_ms"]["p99"] > SLOWER_MAX * unloaded_ms:
         p99 = loaded["accepted_ms"]["p99"]
-        found.append(f"accepted: p99 {p99} ms, over {SLOWER_MAX:.0f} x the {unloaded_ms} ms of a service without load")
+        lines.append(f"accepted: p99 {p99} ms, over {SLOWER_MAX:.0f} x the {unloaded_ms} ms of a service without load")
     if loaded["refused_ms"] and loaded["refused_ms"]["p99"] > REFUSED_MS_MAX:
-        found.append(f"refused: p99 {loaded['refused_ms']['p99']} ms, over {REFUSED_MS_MAX:.0f}")
-    return [*found, *grown(report["memory_mib"])]
+        lines.append(f"refused: p99 {loaded['refused_ms']['p99']} ms, over {REFUSED_MS_MAX:.0f}")
+    return [*lines, *grown(report["memory_mib"])]
 
 
 def grown(memory_mib: Mapping[str, float]) -> list[str]:
-    """Return a line where the service's memory was not flat once the load was a quarter over."""
+    """Return a line where the service's memory grew by more than MEMORY_MIB_MAX after the first quarter of the load."""
     if memory_mib["end"] - memory_mib["begin"] <= MEMORY_MIB_MAX:
         return []
     return [f"memory grew from {memory_mib['begin']} to {memory_mib['end']} MiB"]
 
 
 def held(report: Mapping[str, Any]) -> Iterable[str]:
-    """Yield a line for each promise that was not kept of those that hold on any machine, however slow or busy."""
+    """Yield a line for each broken promise among those that hold on any machine, however slow or busy."""
     loaded = report["loaded"]
     if not loaded["accepted_ms"] or not loaded["refused_ms"]:
         yield "nothing was accepted, or nothing refused: this load shows nothing"

@@ -1,4 +1,4 @@
-"""The service that is loaded: a process of its own, started as an operator starts it, and what it weighs."""
+"""The service under load: its own process, started as an operator starts it, and its memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Served:
-    """A running service: its address, a key for everything, its first process."""
+    """A running service: its address, a key with every role, and its first process's id."""
 
     host: str
     port: int
@@ -25,13 +25,13 @@ class Served:
 
     @property
     def memory_mib(self) -> float:
-        """Return what all its processes hold in memory now (resident set; what they share counts once for each)."""
+        """The resident memory of all its processes now; what they share counts once for each."""
         return sum(_resident_kib(pid) for pid in _with_children(self.pid)) / 1024
 
 
 @contextmanager
 def served(home: Path, gate: str, module: str) -> Iterator[Served]:
-    """Run `sds serve` for a gate on any free port of this machine until the block ends. `module`: what runs as `sds`."""
+    """Run `sds serve` for a gate on a free port until the block ends. `module`: run in place of `sds`."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
     with service.served(gate, home, ("-m", module, "serve"), PYTHONPATH=path) as started:
         yield Served(*started)

@@ -1,5 +1,5 @@
-"""`sds`, but no limit of the refund gate's contract is one that an hour of load would reach: `python -m tests.load.widened serve
---gate refund`. Its readers, policy and rail are those that are released.
+"""`sds` with the refund gate's limits raised so that an hour of load reaches none: `python -m tests.load.widened serve --gate
+refund`. The gate's readers, policy and rail are the released ones.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""HTTP/1.1 as thin as it can be, so that who measures is not what is slow: one connection, one request at a time.
+"""A minimal HTTP/1.1 client, so that the sender does not slow the measurement: one request at a time on a connection.
 
-It knows answers with `Content-Length` alone; anything else is a fault of the run. No retries, no redirects.
+It reads only answers with `Content-Length`; anything else fails the run. It does not retry or redirect.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 HEAD_BYTES_MAX = 64 * 1024
-LOST = 0  # the status of what got no answer
+LOST = 0  # the status of a request without an answer
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """`status` LOST: the connection broke. `at_s`: when it was whole, by `time.perf_counter`."""
+    """One reply. `status`: LOST where the connection broke; `at_s`: when it was complete, by `time.perf_counter`."""
 
     status: int
     body: bytes
@@ -27,7 +27,7 @@ Done = Callable[[Reply], None]
 
 
 class Connection(asyncio.Protocol):
-    """Sends one request after another; `done` is called with each reply."""
+    """One connection, for one request after another; `done` is called with each reply."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -85,7 +85,7 @@ class Connection(asyncio.Protocol):
 
 
 class Pool:
-    """Connections to one address: an idle one, else a new one, up to `most`; then requests wait for the next that is free."""
+    """Connections to one address. A request takes an idle one, else a new one, up to `most`, else waits for one."""
 
     def __init__(self, host: str, port: int, most: int) -> None:
         self._host, self._port, self._most = host, port, most

@@ -1,4 +1,4 @@
-"""Storms: real processes killed, stopped, starved and lied to: `python -m tests.storms kill --n 100`."""
+"""Storms: tests that kill, stop, starve and mislead real processes: `python -m tests.storms kill --n 100`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .ground import STORES, Ground
 
 @dataclass(frozen=True, slots=True)
 class Storm:
-    """`what`: of what it consists. `sizes`: how much of it in CI, and in full. `slow`: to start, so not in CI."""
+    """One storm. `what`: what happens in it; `sizes`: its size in CI and in full; `slow`: slow to start, so not in CI."""
 
     what: str
     storm: Callable[[Ground], list[Figure]]

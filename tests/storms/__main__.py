@@ -1,7 +1,7 @@
 """Run storms: `python -m tests.storms NAME [NAME ...] [--n N] [--store sqlite|postgresql] [--seed S]`.
 
-One line a promise, a JSON document last, exit 1 where a promise is broken. Each storm runs in a process and a folder of
-its own, from a seed of its own; the line that replays it alone is printed first.
+It prints a line for each promise and a JSON document last, and exits with 1 where a promise is broken. Each storm runs in
+its own process and folder. The command that replays it alone is printed first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SEED = 34
 
 
 def run(name: str, n: int, store: str, seed: int) -> dict[str, object]:
-    """Run one storm and print what it found; return that as JSON data."""
+    """Run one storm and print its figures; return them as JSON data."""
     replay = f"python -m tests.storms {name} --n {n} --store {store} --seed {seed}"
     print(f"{name}: {ALL[name].what}\n  replay: {replay}", flush=True)
     began = time.monotonic()

@@ -1,4 +1,4 @@
-"""A clock that jumps: seconds, hours and days, forwards and back, in the middle of decisions, for three processes."""
+"""Clocks of three processes jump by seconds, hours and days, forwards and back, during decisions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from random import Random
 
 from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
-from tests.attack.figures import Figure, none, told
+from tests.attack.figures import Figure, measured, none
 from tests.attack.forks import in_child, in_children
 from tests.attack.outside import Bank
 from tests.attack.testbed import Clock, Teller, Testbed, contract
@@ -20,13 +20,13 @@ PROCESSES = 3
 SECOND_MS, HOUR_MS, DAY_MS = 1_000, 3_600_000, 86_400_000
 JUMPS_MS = tuple(sign * jump for jump in (0, SECOND_MS, HOUR_MS, DAY_MS, 30 * DAY_MS) for sign in (-1, 1))
 TTL_MS, DISPATCH_MS = 600, 400
-TOOK_S_MAX = 15.0  # the waits of one decision, on a busy machine; a clock that goes back must lengthen none
-JUMPS = 0.3
-FOREIGN = 0.1  # events of another process's share, which has another clock
+TOOK_S_MAX = 15.0  # for one decision, on a busy machine; a clock that goes back must not lengthen its waits
+JUMPS = 0.3  # probability of a jump
+FOREIGN = 0.1  # share of the other processes' events, which were decided by another clock
 
 
 class Jumping:
-    """Sets a clock to some jump from the right time, now and then."""
+    """Sets a clock off by one of JUMPS_MS now and then, and counts that."""
 
     def __init__(self, clock: Clock, rng: Random) -> None:
         self._clock, self._rng = clock, rng
@@ -66,7 +66,7 @@ def storm(ground: Ground) -> list[Figure]:
     parts = [partial(_work, bed, part, ground.n, Random(ground.rng.random())) for part in range(PROCESSES)]
     jumps, slow = zip(*in_children(parts, PROCESSES), strict=True)
     return [
-        told("jumps", sum(jumps)),
+        measured("jumps", sum(jumps)),
         none("processes whose clock never jumped", jumps.count(0)),
         none(f"decisions that took longer than {TOOK_S_MAX:.0f} s", sum(slow)),
         *reckon(bed, range(ground.n)),
@@ -74,7 +74,7 @@ def storm(ground: Ground) -> list[Figure]:
 
 
 def _work(bed: Testbed, part: int, n: int, rng: Random) -> tuple[int, int]:
-    """Decide one share, and some of the others'; return how often the clock jumped, and how many took too long."""
+    """Decide one share of the events, and some of the others'; return the numbers of jumps and of slow decisions."""
     slow, jump = 0, Jumping(bed.clock, rng)
     numbers = [number for number in range(n) if number % PROCESSES == part or rng.random() < FOREIGN]
     with bed.gate(engine=JumpyTeller(jump), executor=JumpyBank(bed, jump)) as gate:

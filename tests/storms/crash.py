@@ -1,7 +1,7 @@
-"""A process that ends before or after its N-th I/O step, for each N; and once more while it recovers.
+"""End a process before or after its N-th I/O step, for each N, and once more during recovery.
 
-Each story is told in a process of its own, over the files as they were before: the first decision of a gate, when its
-record and its keys are made, orders whose reply or which themselves are lost, an order that is declined, new keys.
+Each story runs in its own process, over a copy of the files: the first decision of a gate, which makes its record and its
+keys; orders that are lost, or lose their reply; a declined order; new keys; a restored backup.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sds.host.backup import back_up
 from sds.host.restoring import restore
 from sds.host.rotation import rotate
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
-from tests.attack.figures import Figure, added, told
+from tests.attack.figures import Figure, added, measured
 from tests.attack.forks import fork, in_child, in_children
 from tests.attack.outside import Bank
 from tests.attack.testbed import Testbed, contract, settle
@@ -36,7 +36,7 @@ Story = Callable[[Testbed], object]
 
 
 class UnluckyBank(Bank):
-    """Loses the reply (it has paid), loses the order, or declines, at the first order of each key; then it is well."""
+    """A bank with one misfortune: it loses the reply after paying, loses the order, or declines a key's first order."""
 
     def __init__(self, bed: Testbed, misfortune: str) -> None:
         super().__init__(bed.folder / "bank.db", bed.clock)
@@ -63,7 +63,7 @@ def _rotated(bed: Testbed) -> None:
 
 
 def _put_back(bed: Testbed) -> None:
-    """Back up, lose all, put it back."""
+    """Make a backup unless there is one, delete the record, and restore it."""
     to = bed.folder / "copy"
     if not to.exists():
         with closing(paths.open_record(bed.own)) as store:
@@ -72,7 +72,7 @@ def _put_back(bed: Testbed) -> None:
     restore(to, bed.own, gate="attack")
 
 
-# each story, and whether the gate has decided before
+# Each story, and whether the gate has decided an event before
 STORIES: dict[str, tuple[Story, bool]] = {
     "the first decision of a gate": (_decided, False),
     "a decision": (_decided, True),
@@ -89,7 +89,7 @@ def storm(ground: Ground) -> list[Figure]:
     for number, name in enumerate(STORIES):
         story, begun = STORIES[name]
         if story is _put_back and ground.store != SQLITE:
-            continue  # the record is lost as a file is
+            continue  # this story deletes the record's file
         bed = bed_of(ground, contract(ttl_ms=5_000, dispatch_ms=2_000), f"story-{number}")
         bed.open_accounts(range(EVENTS))
         steps = _steps_of(bed, story, begun=begun)
@@ -100,7 +100,7 @@ def storm(ground: Ground) -> list[Figure]:
         found = in_children(works, AT_ONCE)
         figures = added([figures, *found]) if figures else added(found)
         print(f"  {name}: {steps} steps, stopped at {len(points)} of them", flush=True)
-    return [told("steps stopped at", stops), *figures]
+    return [measured("steps stopped at", stops), *figures]
 
 
 def _begin(bed: Testbed) -> None:
@@ -109,7 +109,7 @@ def _begin(bed: Testbed) -> None:
 
 
 def _copy(bed: Testbed, to: Path, *, begun: bool) -> Bed:
-    """Return a bed like this one, of which nothing is decided yet, or one event."""
+    """Return a copy of a bed in which nothing is decided yet, or, with `begun`, one event."""
     shutil.rmtree(to, ignore_errors=True)
     shutil.copytree(bed.folder, to)
     copy = Bed(to, terms=bed.terms)
@@ -119,7 +119,7 @@ def _copy(bed: Testbed, to: Path, *, begun: bool) -> Bed:
 
 
 def _steps_of(bed: Testbed, story: Story, *, begun: bool) -> int:
-    """Return how many steps a story takes that nothing stops."""
+    """Return the number of a story's steps where nothing stops it."""
     copy = _copy(bed, bed.folder.with_name(f"{bed.folder.name}-counted"), begun=begun)
 
     def counted() -> int:
@@ -131,15 +131,15 @@ def _steps_of(bed: Testbed, story: Story, *, begun: bool) -> int:
 
 
 def _struck(bed: Testbed, name: str, at: int, rng: Random) -> list[Figure]:
-    """Stop a story at one step and its recovery at another; return what must hold afterwards."""
+    """Stop a story at one step and its recovery at another; return the figures afterwards."""
     story, begun = STORIES[name]
     copy = _copy(bed, bed.folder.with_name(f"{bed.folder.name}-{at}"), begun=begun)
-    status = _told_until(copy, story, at)
+    status = _run_until(copy, story, at)
     if status == DEAD:
-        if story is _put_back:  # of a record that is lost nothing can be recovered but by putting it back
+        if story is _put_back:  # a record that is gone can only be restored
             in_child(partial(_put_back, copy))
         copy.clock.ahead_ms += CALM_MS
-        _told_until(copy, _recovered, 1 + rng.randrange(200))
+        _run_until(copy, _recovered, 1 + rng.randrange(200))
     found = reckon(copy, range(EVENTS))
     if not all(figure.holds for figure in found):
         print(f"  {name}: stopped at step {at}")
@@ -153,8 +153,8 @@ def _recovered(bed: Testbed) -> None:
         settle(gate, bed.event(0))
 
 
-def _told_until(bed: Testbed, story: Story, at: int) -> int:
-    """Tell a story in a process that ends at step `at`; return its exit status."""
+def _run_until(bed: Testbed, story: Story, at: int) -> int:
+    """Run a story in a process that ends at step `at`; return its exit code, 0 or DEAD. Raises RuntimeError for others."""
 
     def stopped() -> None:
         Steps(at).installed()

@@ -1,7 +1,7 @@
-"""A disk that is full now and then: SQLite may not grow the record, or the system refuses to write beyond a size.
+"""Fill the disk now and then: SQLite may not grow the record, or the system refuses to write beyond a size.
 
-What could not be written is not decided, and what was not written first is not paid; with room again, the same process
-goes on.
+What cannot be written is not decided, and nothing is paid that was not written first. Once there is room again, the same
+process goes on.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Any
 
 from sds import Gate
 from sds.kernel.errors import SdsError
-from tests.attack.figures import Figure, every, none, told
+from tests.attack.figures import Figure, every, measured, none
 from tests.attack.forks import in_child, in_children
 from tests.attack.testbed import Testbed, contract
 
 from .ground import IN_PROGRESS, SQLITE, Ground, acknowledged_in, bed_of, reckon
 
 WHAT = "the disk is full now and then, by SQLite's own limit and by the system's, for 2 processes"
-STORES = (SQLITE,)  # of a PostgreSQL the disk is another's; its refusals are those of `pg-restarts`
+STORES = (SQLITE,)  # PostgreSQL has its own disk; `pg-restarts` covers its refusals
 PROCESSES = 2
 LEASE_MS = 2_000
-TURNS = 4  # events with room, then without, and so on
+TURNS = 4  # events with room, then as many without, and so on
 PAGES_MAX = 1_073_741_823
 
 
@@ -38,7 +38,7 @@ def storm(ground: Ground) -> list[Figure]:
     ]
     refused, other, after, given = (sum(column) for column in zip(*in_children(parts, PROCESSES), strict=True))
     return [
-        told("decisions refused because the disk was full", refused),
+        measured("decisions refused because the disk was full", refused),
         none("decisions refused in another way than as an error of the store, retryable", other),
         every("decided by the same process as soon as there is room", after, given),
         *reckon(bed, range(ground.n)),
@@ -46,7 +46,7 @@ def storm(ground: Ground) -> list[Figure]:
 
 
 class Disk:
-    """Has room or none, for all connections of this process to one record: installed before any is opened."""
+    """Simulates a full disk for all connections of this process to one record. Make it before any is opened."""
 
     def __init__(self, record: Path) -> None:
         self._record, self._open = record, list[sqlite3.Connection]()
@@ -61,7 +61,7 @@ class Disk:
         sqlite3.connect = kept  # type: ignore[assignment]  # in a child, for the store that it opens
 
     def fill(self, *, by_system: bool) -> None:
-        """Leave no room: no file may grow beyond what the write-ahead log has, or the record has no more pages."""
+        """Leave no room: no file may grow beyond the write-ahead log's size, or the record gets no more pages."""
         if by_system:
             log = self._record.with_name(f"{self._record.name}-wal")
             resource.setrlimit(resource.RLIMIT_FSIZE, (log.stat().st_size + 1, resource.RLIM_INFINITY))
@@ -77,7 +77,7 @@ class Disk:
 
 
 def _work(bed: Testbed, numbers: range, rng: Random) -> tuple[int, int, int, int]:
-    """Decide with room and without, by turns: (refused, refused otherwise, decided once there was room, of so many)."""
+    """Decide with room and without, in turns; return (refused, refused otherwise, decided with room, sent with room)."""
     refused = other = decided = given = 0
     disk = Disk(bed.own / "decisions.db")
     with bed.gate() as gate:
@@ -103,7 +103,7 @@ def _decide(gate: Gate, bed: Testbed, number: int) -> str:
         answer = gate.decide(bed.event(number))
     except SdsError as error:
         return error.reason_code if getattr(error, "retryable", True) else f"{error.reason_code}, not retryable"
-    except Exception as error:  # noqa: BLE001  that is what is counted
+    except Exception as error:  # noqa: BLE001  it is counted as a broken promise
         print(f"  {type(error).__name__}: {error}")
         return type(error).__name__
     acknowledged_in(bed).write(number, answer)

@@ -1,4 +1,4 @@
-"""One event sent a thousand times by four processes, half of them with another body: carried out once, the others refused."""
+"""Send one event many times from four processes, half with another body: it is executed once, and the others are refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .ground import IN_PROGRESS, Ground, bed_of, decide, reckon
 WHAT = "one event is sent many times at once by 4 processes, half of them with another body"
 PROCESSES, CALLERS = 4, 8
 CONFLICT = "EVENT_CONFLICT"
-BANK_S = 0.3  # the first is still being carried out when the others come
+BANK_S = 0.3  # the first order is still being executed when the others come
 OTHER = "please pay 9999"
 
 
@@ -64,7 +64,7 @@ def _send_all(bed: Testbed, numbers: list[int]) -> list[tuple[bool, str]]:
 
 
 def _send(gate: Gate, bed: Testbed, number: int) -> tuple[bool, str]:
-    """Return whether it was the other body, and what was answered."""
+    """Send the event; return whether it had the other body, and the answer in one word."""
     other = number // PROCESSES % 2 == 1
     try:
         answer = gate.decide(bed.event(0, text=OTHER) if other else bed.event(0))

@@ -1,6 +1,6 @@
-"""A payment gateway in a process of its own (`sds sandbox-gateway`) that loses replies, and later forgets its keys.
+"""A payment gateway in its own process (`sds sandbox-gateway`) that loses replies, and later forgets its keys.
 
-What was paid is counted in the gateway's books, by account: each event has one of its own.
+Payments are counted in the gateway's books, by account: each event has its own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import httpx2
 
 from sds.executors.http import HttpExecutor, parse_gateway
-from tests.attack.figures import Figure, every, none, told
+from tests.attack.figures import Figure, every, measured, none
 from tests.attack.forks import in_child, in_children
 from tests.attack.testbed import Testbed, contract, fates, settle
 
@@ -32,11 +32,11 @@ MISFORTUNES = {"lose-replies": 0.2, "cut-replies": 0.1, "drop": 0.1, "fail": 0.1
 DISPATCH_MS = 1_000
 DAY_MS = 86_400_000
 ENDED_S = 30.0
-SENT_AGAIN = 3  # times that everything is sent once more
+SENT_AGAIN = 3  # times that all events are sent again
 
 
 class Gateway:
-    """The process, and what it is asked by a storm: never by way of the executor."""
+    """A running gateway, as a storm asks it, not through the executor."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -71,7 +71,7 @@ def gateway(folder: Path, seed: int) -> Iterator[Gateway]:
 
 @contextmanager
 def executor(url: str, *, keys_kept_ms: int | None = None) -> Iterator[HttpExecutor]:
-    """Open the executor of the file that ships for this gateway; it lists nothing, so that keys are all there is."""
+    """Open the executor of the file that ships for this gateway, without its statement, so that only keys protect."""
     form = files("sds.executors.http").joinpath("sandbox.yaml").read_text()
     form = form.replace("http://127.0.0.1:8099", url).split("\nstatement:")[0] + "\n"
     if keys_kept_ms is not None:
@@ -89,7 +89,7 @@ def lost_replies(ground: Ground) -> list[Figure]:
         found, wrong = in_child(partial(_sent_again, bed, outside.url, ground.n))
         paid = outside.paid()
     return [
-        told("orders whose end was not known at first", unlucky),
+        measured("orders whose end was not known at first", unlucky),
         every("accounts paid exactly once", sum(times == 1 for times in paid.values()), ground.n),
         none("accounts paid twice", sum(times > 1 for times in paid.values())),
         every("events decided", found["decided"], ground.n),
@@ -107,8 +107,8 @@ def forgetful(ground: Ground) -> list[Figure]:
         found, wrong = in_children(works, PROCESSES)[-1]
         paid = outside.paid()
     return [
-        told("orders whose end was not known when the gateway forgot", unlucky),
-        told("accounts paid once", sum(times == 1 for times in paid.values())),
+        measured("orders whose end was not known when the gateway forgot", unlucky),
+        measured("accounts paid once", sum(times == 1 for times in paid.values())),
         none("accounts paid twice, after the gateway forgot, too", sum(times > 1 for times in paid.values())),
         every("events decided, or a human's", found["decided"] + found["human"], ground.n),
         none("faults of the record", wrong),
@@ -137,7 +137,7 @@ def _unknown(bed: Testbed, url: str, **kept: int) -> int:
 
 
 def _sent_again(bed: Testbed, url: str, n: int, **kept: int) -> tuple[Counter[str], int]:
-    """Recover, and send every event again, more than once; return what became of them and what is wrong."""
+    """Recover and send every event again, SENT_AGAIN times; return the events' fates and the number of faults."""
     with executor(url, **kept) as sends, bed.gate(executor=sends) as gate:
         for _ in range(SENT_AGAIN):
             gate.recover()

@@ -1,7 +1,7 @@
-"""Where a storm takes place: its folder, its size, its store, its chance; what was acknowledged; and the reckoning.
+"""What storms share: folder, size, store and random generator; the log of acknowledged answers; and the final reckoning.
 
-What decides is the `Teller` of tests.attack.testbed, a script that pays what the event asks for: a storm is for the
-kernel, not for a model. The counter at the outside is the bank of tests.attack.outside, a file that every process opens.
+The engine is the `Teller` of tests.attack.testbed, a script that pays what the event asks for: a storm tests the kernel, not
+a model. The executor is the bank of tests.attack.outside, a file that every process opens.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from sds.kernel.audit import verify
 from sds.kernel.contract.schema import Contract
 from sds.kernel.errors import SdsError
 from sds.kernel.flow.states import Answer
-from tests.attack.figures import Figure, every, none, told
+from tests.attack.figures import Figure, every, measured, none
 from tests.attack.forks import in_child
 from tests.attack.testbed import Testbed, fates, settle
 
 from .servers import Server
 
 SQLITE, POSTGRESQL = STORES = ("sqlite", "postgresql")
-CALM_MS = 120_000  # longer than any lease of a storm
+CALM_MS = 120_000  # longer than any lease in a storm
 ACKNOWLEDGED, PATIENCE_S = "acknowledged.jsonl", 1.0
 IN_PROGRESS = "FLOW_IN_PROGRESS"
 
 
 @dataclass(frozen=True)
 class Ground:
-    """`server`: that of PostgreSQL, where the records are kept there."""
+    """The conditions of a storm. `n`: its size; `server`: the PostgreSQL that holds the records, if `store` is that."""
 
     folder: Path
     n: int
@@ -46,7 +46,7 @@ class Ground:
 
 
 def warm(folder: Path) -> None:
-    """Decide and recover once in this process: children that are forked by it have everything loaded and compiled."""
+    """Decide and recover once in this process, so that its forked children have everything loaded and compiled."""
     bed = Bed(folder / "warm")
     bed.open_accounts([0])
     with bed.gate() as gate:
@@ -55,7 +55,7 @@ def warm(folder: Path) -> None:
 
 
 class Bed(Testbed):
-    """A gate, its accounts and its bank. The name of its own folder is the name of its schema in PostgreSQL, too."""
+    """A testbed whose gate's folder has a unique name, which is also the name of its schema in PostgreSQL."""
 
     @property
     def own(self) -> Path:
@@ -63,12 +63,12 @@ class Bed(Testbed):
 
 
 def bed_of(ground: Ground, terms: Contract, name: str = "bed") -> Bed:
-    """Return the gate of a storm in a folder of its own."""
+    """Return a storm's testbed in a new folder."""
     return Bed(ground.folder / name, terms=terms)
 
 
 class Acknowledged:
-    """What callers were answered: a line each, appended by whichever process before anything else happens there."""
+    """The log of what callers were answered. Each process appends a line at once after an answer."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -83,14 +83,14 @@ class Acknowledged:
             os.close(file)
 
     def read(self) -> Iterator[dict[str, object]]:
-        """Yield what was answered; a process that was killed may have left half a line."""
+        """Yield the answers. A half line of a killed process is skipped."""
         text = self._path.read_text() if self._path.exists() else ""
         for line in text.splitlines():
             with suppress(ValueError):
                 yield json.loads(line)
 
     def ended(self) -> set[object]:
-        """Return the numbers of the events that nobody need send again."""
+        """Return the numbers of the events that need not be sent again."""
         return {each["number"] for each in self.read() if not each["waits"]}
 
 
@@ -99,7 +99,7 @@ def acknowledged_in(bed: Testbed) -> Acknowledged:
 
 
 def wait_for_an_answer(bed: Testbed) -> None:
-    """Wait until one more caller was answered, or for a while: on a busy machine nobody would come to anything."""
+    """Wait until one more caller was answered, PATIENCE_S at most: else on a busy machine no decision would end."""
     log, until = bed.folder / ACKNOWLEDGED, time.monotonic() + PATIENCE_S
     before = log.stat().st_size if log.exists() else 0
     while time.monotonic() < until and (log.stat().st_size if log.exists() else 0) == before:
@@ -107,7 +107,7 @@ def wait_for_an_answer(bed: Testbed) -> None:
 
 
 def decide(gate: Gate, bed: Testbed, number: int, *, deadline_ms: int | None = None) -> Answer | None:
-    """Decide an event and write down what was answered; None where that is an error of the world, which is expected."""
+    """Decide an event and log its answer; return None for an expected error. Raises EVENT_CONFLICT and INTERNAL."""
     try:
         answer = gate.decide(bed.event(number), deadline_ms=deadline_ms)
     except SdsError as error:
@@ -119,7 +119,7 @@ def decide(gate: Gate, bed: Testbed, number: int, *, deadline_ms: int | None = N
 
 
 def reckon(bed: Testbed, numbers: Iterable[int]) -> list[Figure]:
-    """Let the weather clear, recover, send everything again; count what must be and what must not be."""
+    """End all leases, recover, and send all events again; return the figures that must hold."""
     bed.clock.ahead_ms += CALM_MS
     return in_child(lambda: _reckoned(bed, list(numbers)))
 
@@ -132,8 +132,8 @@ def _reckoned(bed: Testbed, numbers: list[int]) -> list[Figure]:
         errors += gate.recover().errors
         for error in errors:
             print(f"  recovery: {error}")
-        found = fates(gate)
-        ends = found["decided"] + found["human"] + found["waits"]
+        counts = fates(gate)
+        ends = counts["decided"] + counts["human"] + counts["waits"]
         for tag, count in gate.store.rows(
             "SELECT tag, count(*) FROM decision_flows WHERE state = 'ESCALATED' GROUP BY tag"
         ):
@@ -142,9 +142,9 @@ def _reckoned(bed: Testbed, numbers: list[int]) -> list[Figure]:
         for each in lost:
             print(f"  lost: {each}")
         return [
-            told("flows interrupted", _count(gate, "decision_flows WHERE tag = 'INTERRUPTED'")),
-            told("orders resolved late", _count(gate, "ledger WHERE kind = 'RESOLVED'")),
-            told("events for a human", found["human"]),
+            measured("flows interrupted", _count(gate, "decision_flows WHERE tag = 'INTERRUPTED'")),
+            measured("orders resolved late", _count(gate, "ledger WHERE kind = 'RESOLVED'")),
+            measured("events for a human", counts["human"]),
             every("events at their end: decided, waiting visibly, or a human's", ends, len(numbers)),
             none("paid twice", bed.paid_twice()),
             none("acknowledged and lost", len(lost)),
@@ -159,7 +159,7 @@ def _count(gate: Gate, what: str) -> int:
 
 
 def _is_lost(gate: Gate, said: dict[str, object]) -> bool:
-    """Tell whether the record knows no more what a caller was answered."""
+    """Tell whether the record lacks an answer that a caller was given."""
     row = gate.store.row(
         "SELECT f.state, e.status FROM decision_flows f LEFT JOIN execution_log e ON e.dfid = f.dfid WHERE f.dfid = ?",
         (said["dfid"],),
@@ -173,7 +173,7 @@ def _is_lost(gate: Gate, said: dict[str, object]) -> bool:
 
 
 def faults(gate: Gate, bed: Testbed) -> int:
-    """Count what is wrong with the record, signatures included; say what."""
+    """Print the record's faults, signatures included; return their number."""
     found = verify.verify(gate.store, None, paths.public_keys_of(bed.own)).faults
     for fault in found:
         print(f"  fault: {fault}")

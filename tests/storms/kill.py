@@ -1,4 +1,4 @@
-"""`kill -9` of any of three processes that decide on one record, at any moment, while they recover, too."""
+"""`kill -9`, at any moment, of three processes that decide on one record, also while they recover."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import time
 from random import Random
 
-from tests.attack.figures import Figure, none, told
+from tests.attack.figures import Figure, measured, none
 from tests.attack.forks import fork, in_child, kill
 from tests.attack.kills import SlowBank
 from tests.attack.testbed import Testbed, contract
@@ -18,9 +18,9 @@ PROCESSES = 3
 LEASE_MS = 2_000
 LIFE_S_MAX = 0.06
 RECOVERS_FIRST = 0.3
-FOREIGN = 0.1  # events of another process's share that are sent, too
+FOREIGN = 0.1  # share of the other processes' events that are sent, too
 PATIENCE = 0.7
-LOOKS = 10  # how often the record is verified meanwhile
+LOOKS = 10  # kills between two verifications of the record
 
 
 def storm(ground: Ground) -> list[Figure]:
@@ -29,18 +29,18 @@ def storm(ground: Ground) -> list[Figure]:
     in_child(lambda: bed.gate().close())
     killed, wrong = _in_the_storm(bed, ground)
     return [
-        told("processes killed", killed),
+        measured("processes killed", killed),
         none("faults of the record meanwhile", wrong),
         *reckon(bed, range(ground.n)),
     ]
 
 
 def _in_the_storm(bed: Testbed, ground: Ground) -> tuple[int, int]:
-    """Kill and start anew until every process has come to its end by itself; return how many were killed, and faults."""
+    """Kill processes and start others until all have ended by themselves; return the numbers of kills and faults."""
     rng, killed, wrong = ground.rng, 0, 0
     alive = {part: _begin(bed, part, ground) for part in range(PROCESSES)}
     while alive:
-        if rng.random() < PATIENCE:  # on a busy machine nobody would come to anything
+        if rng.random() < PATIENCE:  # else on a busy machine no decision would end
             wait_for_an_answer(bed)
         time.sleep(rng.random() * LIFE_S_MAX)
         part = rng.choice(sorted(alive))
@@ -63,7 +63,7 @@ def _begin(bed: Testbed, part: int, ground: Ground) -> int:
 
 
 def _work(bed: Testbed, part: int, n: int, rng: Random) -> None:
-    """Decide one share of the events, and some of the others', as a caller who sends again what was not answered."""
+    """Decide one share of the events, and some of the others', and send those again that were not answered."""
     ended = acknowledged_in(bed).ended()
     left = [
         number for number in range(n) if number not in ended and (number % PROCESSES == part or rng.random() < FOREIGN)

@@ -1,7 +1,7 @@
-"""`kill -9` of real `sds serve` processes that share one record, while callers go on asking whichever of them answers.
+"""`kill -9` of real `sds serve` processes that share one record, while callers go on asking those that answer.
 
-The gate is that of `tests.attack`, found by its path. What is served is the whole command but for the model, in whose place the
-`Teller` stands: this module as a program. Now and then one is ended by SIGTERM instead, and drains.
+The gate is that of `tests.attack`, found by its path. This module, run as a program, is the whole command with the `Teller`
+for a model. Now and then a process is ended by SIGTERM instead, and drains.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sds import GateDefinition
 from sds.client import DecisionClient
 from sds.kernel.errors import SdsError, WorldError
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
-from tests.attack.figures import Figure, none, told
+from tests.attack.figures import Figure, measured, none
 from tests.attack.forks import in_child
 from tests.attack.kills import SlowBank
 from tests.attack.outside import Accounts
@@ -40,9 +40,9 @@ ROOT = Path(__file__).parents[2]
 PROCESSES, CALLERS = 3, 6
 TTL_MS = 2_000
 LIFE_S_MAX = 1.0
-EARLY = 0.15  # of those that are killed, while others are not there yet
-ORDER_S_MAX = 0.15  # before it is paid, and as long again before that is said
-DRAINS = 0.2  # of those that are ended, by SIGTERM
+EARLY = 0.15  # share of kills while other processes are still starting
+ORDER_S_MAX = 0.15  # before an order is paid, and again before the receipt
+DRAINS = 0.2  # share of processes ended by SIGTERM
 REPLY_S, ENDED_S, STARTED_S = 2.0, 60.0, 120.0
 GATE = """
 from pathlib import Path
@@ -55,7 +55,7 @@ SERVING = re.compile(r"serving \S+ at (\S+)")
 
 
 class ServedBed(Bed):
-    """A bed whose gate lies where `sds serve` keeps it."""
+    """A bed whose gate's folder is where `sds serve` has it."""
 
     @property
     def own(self) -> Path:
@@ -63,7 +63,7 @@ class ServedBed(Bed):
 
 
 class LateBank(SlowBank):
-    """Takes longer, so that whoever is killed is likely to be in the middle of an order."""
+    """A slower bank, so that a killed process is probably in the middle of an order."""
 
     def dispatch(self, intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:
         time.sleep(random() * ORDER_S_MAX)
@@ -73,7 +73,7 @@ class LateBank(SlowBank):
 
 
 def definition(folder: Path) -> GateDefinition:
-    """Return the gate over the files of a bed, as a process that serves it finds it."""
+    """Return the gate over a bed's files, for a process that serves it."""
     bed, accounts = (
         ServedBed(folder, terms=contract(ttl_ms=TTL_MS, dispatch_ms=TTL_MS)),
         Accounts(folder / "accounts.db"),
@@ -83,7 +83,7 @@ def definition(folder: Path) -> GateDefinition:
 
 @dataclass
 class Crowd:
-    """Callers of whichever process answers. `sent`: how many events; `refused`: by reason code, what nobody should get."""
+    """Callers of all processes that serve. `sent`: number of events; `refused`: refusals that should not be, by code."""
 
     bed: Testbed
     key: str
@@ -116,7 +116,7 @@ class Crowd:
                     time.sleep(0.01)
 
     def _answered(self, number: int, rng: Random, client: Callable[[str], DecisionClient]) -> bool:
-        """Send an event to one of those that serve; tell whether nobody need send it again."""
+        """Send an event to a process that serves; tell whether it need not be sent again."""
         addresses = [*self.addresses.values()]
         if not addresses:
             return False
@@ -129,7 +129,7 @@ class Crowd:
         except SdsError as error:
             self.refused[error.reason_code] += 1
             return True
-        except Exception as error:  # noqa: BLE001  whatever the client raises besides, nobody should get
+        except Exception as error:  # noqa: BLE001  the client should raise nothing else
             self.refused[type(error).__name__] += 1
             return True
         acknowledged_in(self.bed).write(number, answer)
@@ -148,9 +148,9 @@ def storm(ground: Ground) -> list[Figure]:
         processes.wait_until_others_serve()
     answers = len([*acknowledged_in(bed).read()])
     return [
-        told("processes killed", ground.n - processes.drained),
-        told("processes that drained", processes.drained),
-        told(f"answers to callers, of {crowd.sent} events", answers),
+        measured("processes killed", ground.n - processes.drained),
+        measured("processes that drained", processes.drained),
+        measured(f"answers to callers, of {crowd.sent} events", answers),
         none("storms in which nobody was answered", int(answers == 0)),
         none(f"refusals that nobody should get: {json.dumps(dict(+crowd.refused))}", crowd.refused.total()),
         none("processes that did not end in order when they were asked to", processes.disorderly),
@@ -160,7 +160,7 @@ def storm(ground: Ground) -> list[Figure]:
 
 
 class Processes:
-    """The processes that serve. What is at its end is replaced, until the block ends: then all are asked to end."""
+    """The processes that serve. One that ends is replaced, until the block ends: then all get SIGTERM."""
 
     def __init__(self, folder: Path, home: dict[str, str], crowd: Crowd) -> None:
         self._folder, self._home, self._crowd = folder, home, crowd
@@ -179,7 +179,7 @@ class Processes:
         self._opened.close()
 
     def strike(self, rng: Random) -> None:
-        """Kill one, or have it drain, and begin another in its place."""
+        """Kill a process, or have it drain, and start another in its place."""
         if rng.random() >= EARLY:
             self.wait_until_others_serve()
         wait_for_an_answer(self._crowd.bed)
@@ -196,7 +196,7 @@ class Processes:
         self._begin()
 
     def wait_until_others_serve(self) -> None:
-        """Wait until all but one serve, and note where. Raises RuntimeError with what a process says that has ended by itself."""
+        """Wait until all but one serve, and note their addresses. Raises RuntimeError where a process ended by itself."""
         until = time.monotonic() + STARTED_S
         while self._serving() < PROCESSES - 1 and time.monotonic() < until:
             time.sleep(0.05)
@@ -222,7 +222,7 @@ class Processes:
         )
 
     def _end(self, number: int) -> None:
-        """Ask one to end; it is disorderly if it does not, or ends with anything but 0, though it served."""
+        """Send SIGTERM to a process; one that served is disorderly if it does not end, or not with 0."""
         served = self._crowd.addresses.pop(number, None) is not None
         process = self._alive.pop(number)
         process.terminate()

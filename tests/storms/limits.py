@@ -1,4 +1,4 @@
-"""Many clients of four processes, tries without end, an instant engine: no limit is passed, by record and bank alike."""
+"""Many clients of four processes with an instant engine try to pass the limits: none is passed, by record and bank alike."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.envelope.envelope import ESCALATE
 from sds.kernel.envelope.proposal import Proposal, write_proposal
 from sds.kernel.errors import SdsError
-from tests.attack.figures import Figure, none, told
+from tests.attack.figures import Figure, measured, none
 from tests.attack.forks import in_child, in_children
 from tests.attack.testbed import CONTRACT, Teller, Testbed
 
@@ -30,7 +30,7 @@ DAY_MS = 86_400_000
 
 
 class Asking(Teller):
-    """A teller that asks a human about every case: each costs the agent's budget."""
+    """A teller that escalates every case, each at the cost of the agent's budget."""
 
     def said(self, packet: DecisionPacket) -> bytes:
         kind = packet.envelope.kind(ESCALATE)
@@ -67,10 +67,10 @@ def _money(ground: Ground) -> list[Figure]:
     for _, account, amount in bed.bank.paid():
         paid[account] += amount
     return [
-        told("tries", answers.total()),
-        told("of them paid", answers["SUCCESS"]),
-        told("of them not decided for want of a turn", answers["NOT_DECIDED"] + answers["FLOW_IN_PROGRESS"]),
-        told("minor units of the day's limit left", DAY_MINOR - max(found["days"], default=0)),
+        measured("tries", answers.total()),
+        measured("of them paid", answers["SUCCESS"]),
+        measured("of them not decided for want of a turn", answers["NOT_DECIDED"] + answers["FLOW_IN_PROGRESS"]),
+        measured("minor units of the day's limit left", DAY_MINOR - max(found["days"], default=0)),
         none("days whose spend limit is passed, by the record", sum(used > DAY_MINOR for used in found["days"])),
         none("accounts paid more than they have, by the bank", sum(sum_ > BALANCE_MINOR for sum_ in paid.values())),
         none("accounts on which more is drawn than they have", sum(used > BALANCE_MINOR for used in found["drawn"])),
@@ -87,7 +87,7 @@ def _escalations(ground: Ground) -> list[Figure]:
     _tried(ground, bed, Asking)
     charged, late, suspended, wrong = in_child(partial(_charged, bed))
     return [
-        told("escalations charged to the agent", charged),
+        measured("escalations charged to the agent", charged),
         none("escalations charged beyond the budget", max(0, charged - ESCALATIONS)),
         none("agents that are active although it is spent", int(ground.n > PROCESSES * ESCALATIONS and not suspended)),
         none("escalations by the agent in flows that were opened after it was suspended", late),
@@ -96,7 +96,7 @@ def _escalations(ground: Ground) -> list[Figure]:
 
 
 def _tried(ground: Ground, bed: Testbed, teller: type[Teller]) -> Counter[str]:
-    """Send `n` events, each one its own, from all clients at once; count what was answered."""
+    """Send `n` different events from all clients at once; count the answers."""
     in_child(lambda: bed.gate().close())
     parts = [
         partial(_send_all, bed, teller(), range(part, ground.n, PROCESSES), Random(ground.rng.random()))
@@ -121,7 +121,7 @@ def _send(gate: Gate, bed: Testbed, asked: tuple[int, int, int]) -> str:
 
 
 def _recounted(bed: Testbed) -> dict[str, list[int]]:
-    """Add up what the record has, from its orders, and not from its counters."""
+    """Add up the record's orders, instead of reading its counters."""
     with bed.gate() as gate:
         days = Counter[int]()
         sql = "SELECT reserved_at_ms, params ->> '$.amount' FROM execution_log WHERE status <> 'FAILED'"
@@ -143,7 +143,7 @@ def _recounted(bed: Testbed) -> dict[str, list[int]]:
 
 
 def _charged(bed: Testbed) -> tuple[int, int, bool, int]:
-    """Return how many escalations were charged, how many of the agent's came of flows opened after it was suspended, ..."""
+    """Return the escalations charged, those in flows opened after the suspension, whether it is suspended, and faults."""
     with bed.gate() as gate:
         bodies = gate.store.rows("SELECT body FROM ledger WHERE kind = 'DECIDED'")
         charged = sum("escalations" in json.loads(body) for (body,) in bodies)

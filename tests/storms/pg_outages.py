@@ -1,8 +1,8 @@
-"""A PostgreSQL that is ended and started again, or lost for good, while three processes decide. No process is started anew.
+"""Stop PostgreSQL and start it again, or lose it for good, while three processes decide. The processes go on.
 
-Started again: what a decision needed and was not there is refused, and the next one finds the server. Lost: a standby takes its
-place. One that had confirmed every commit (`synchronous_standby_names`) lacks nothing. One that had fallen behind lacks the
-last decisions, whose orders were sent: no process orders anything until those are taken over from the bank's statement.
+Started again: a decision without a server is refused, and the next one connects again. Lost: a standby takes its place. A standby
+that had confirmed every commit (`synchronous_standby_names`) lacks nothing. One that had fallen behind lacks the last
+decisions, whose orders were sent: no process orders anything until those are adopted from the bank's statement.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import psycopg
 from sds import Gate
 from sds.kernel.errors import SdsError, StoreError
 from sds.kernel.executor.wholeness import RECORD_BEHIND
-from tests.attack.figures import Figure, every, none, told
+from tests.attack.figures import Figure, every, measured, none
 from tests.attack.forks import fork, in_child
 from tests.attack.testbed import Testbed, contract
 
@@ -47,7 +47,7 @@ def restarts(ground: Ground) -> list[Figure]:
     bed.open_accounts(range(ground.n))
     in_child(lambda: bed.gate().close())
     workers = [fork(partial(_work, bed, part, ground.n)) for part in range(PROCESSES)]
-    while sum(line.endswith("OPEN") for line in _said(bed)) < PROCESSES // 2:  # some are open, some are to be
+    while sum(line.endswith("OPEN") for line in _said(bed)) < PROCESSES // 2:  # some gates are open, others not yet
         time.sleep(0.01)
     times = 0
     while any(_lives(worker) for worker in workers):
@@ -57,7 +57,7 @@ def restarts(ground: Ground) -> list[Figure]:
         time.sleep(ground.rng.random() * DOWN_S_MAX)
         ground.server.start()
         times += 1
-    return [told("restarts", times), *_ended(bed, REFUSED), *reckon(bed, range(ground.n))]
+    return [measured("restarts", times), *_ended(bed, REFUSED), *reckon(bed, range(ground.n))]
 
 
 def _ended(bed: Testbed, refused: tuple[str, ...]) -> list[Figure]:
@@ -67,7 +67,7 @@ def _ended(bed: Testbed, refused: tuple[str, ...]) -> list[Figure]:
     for code in others:
         print(f"  refused as {code}")
     return [
-        told("decisions refused meanwhile", sum(code in refused for code in codes)),
+        measured("decisions refused meanwhile", sum(code in refused for code in codes)),
         none("refused in another way than as an error of the store, retryable", len(others)),
         every("processes that came to their end by themselves", codes.count("DONE"), PROCESSES),
     ]
@@ -91,7 +91,7 @@ def _say(bed: Testbed, part: int, code: str) -> None:
 
 
 def _work(bed: Testbed, part: int, n: int) -> None:
-    """Decide one share, each event until it is answered, in one process with one gate."""
+    """Decide one share of the events at one gate, each until it is answered."""
     with _opened(bed, part) as gate:
         _say(bed, part, "OPEN")
         for number in range(part, n, PROCESSES):
@@ -105,7 +105,7 @@ def _work(bed: Testbed, part: int, n: int) -> None:
 
 
 def _opened(bed: Testbed, part: int) -> Gate:
-    """Open the gate as whoever starts services does: again and again, as long as the store is not there."""
+    """Open the gate, and try again while the store is not there, as a service manager does."""
     for _ in range(TRIES_MAX):
         try:
             return bed.gate()
@@ -123,7 +123,7 @@ def _decide(gate: Gate, bed: Testbed, number: int) -> str:
         if not error.retryable:
             print_exception(error)
         return error.reason_code if error.retryable else f"{error.reason_code}-not-retryable"
-    except Exception as error:  # noqa: BLE001  that is what is counted
+    except Exception as error:  # noqa: BLE001  it is counted as a broken promise
         print_exception(error)
         return type(error).__name__
     acknowledged_in(bed).write(number, answer)

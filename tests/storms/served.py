@@ -1,7 +1,7 @@
-"""The same event many times over HTTP, to `sds serve` with several workers, half of it with another body.
+"""Send one event many times over HTTP to `sds serve` with several workers, half of them with another body.
 
-The gate is `refund`, whose written policy decides with the readers that come with it: no language model is asked. What was
-paid is counted in its rail's file.
+The gate is `refund`, whose policy decides with its fitted readers, without a language model. Payments are counted in the
+rail's file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 import httpx2
 
 from sds.benchmarks.service import served
-from tests.attack.figures import Figure, every, none, told
+from tests.attack.figures import Figure, every, measured, none
 
 from .ground import Ground
 
@@ -47,7 +47,7 @@ def storm(ground: Ground) -> list[Figure]:
     codes = Counter(code for code, _ in said)
     paid = _paid(ground.folder / "home" / "refund" / "rail.db")
     return [
-        told(f"answers: {dict(codes)}", len(said)),
+        measured(f"answers: {dict(codes)}", len(said)),
         every("the changed refused with 422", sum(code == 422 for code, _ in other), len(other)),
         every("of them that name the flow", sum(first[1] in text for _, text in other), len(other)),
         every("the same answered with 200, for the same flow", sum(each[1] == first[1] for each in same), len(same)),
@@ -64,7 +64,7 @@ def _event(home: dict[str, str]) -> dict[str, str]:
 
 
 def _send(address: str, key: str, event: dict[str, str]) -> tuple[int, str]:
-    """Send an event until it is answered; return the status, and the flow that is named."""
+    """Send an event until it gets its turn; return the status, and the dfid of the reply, or its text."""
     with httpx2.Client(trust_env=False, timeout=ANSWERED_S) as client:
         for _ in range(TRIES_MAX):
             url, headers = f"{address}/v1/gates/refund/decisions", {"Authorization": f"Bearer {key}"}

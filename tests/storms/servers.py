@@ -1,4 +1,4 @@
-"""A PostgreSQL of a storm's own, which it may stop and start; its files lie in memory where there is some."""
+"""A PostgreSQL for one storm, which may stop and start it. Its files are in memory where possible."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Server:
         return str(self._server.get_uri())
 
     def stop(self, how: signal.Signals) -> None:
-        """End it: SIGINT ends every connection, SIGQUIT ends it as a crash does."""
+        """Stop the server: SIGINT ends every connection, SIGQUIT is like a crash."""
         pid = self._pid()
         os.kill(pid, how)
         until = time.monotonic() + ENDED_S
@@ -118,5 +118,5 @@ def postgresql() -> Iterator[Server]:
         try:
             yield Server(server)
         finally:
-            server.ensure_postgres_running()  # a storm may have started another in its place
+            server.ensure_postgres_running()  # a storm may have stopped it
             server.cleanup()

@@ -1,8 +1,8 @@
-"""A counter of the I/O steps of a whole process: at the N-th it is struck, in whatever way the storm wants.
+"""Count a process's I/O steps, and strike at the N-th one.
 
-A step is the moment before and the moment after: every SQL statement of whoever runs one (the store, the bank, the
-accounts; BEGIN and COMMIT, too), every sync of a file, every rename and every link; of PostgreSQL, every exchange with the
-server, and the moment at which all statements of it are sent. What is put in place stays: use it in a child of its own.
+There is a step before and a step after each SQL statement on SQLite (of store, bank or accounts, BEGIN and COMMIT included),
+each sync of a file, each rename and each link, and each exchange with PostgreSQL; and one once the statements of an exchange
+are sent. The counter cannot be removed: use it in a child process.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 Strike = Callable[[], object]
-DEAD = 9  # the exit status of a process that was struck
+DEAD = 9  # the exit code of a process that was struck
 
 
 def die() -> None:
@@ -25,14 +25,14 @@ def die() -> None:
 
 
 class Steps:
-    """Counts steps, over all threads, and strikes at number `at`; 0: never. `last` is what was done there."""
+    """Counts the steps of all threads, and strikes at number `at`; 0: never. `last`: the step that was struck."""
 
     def __init__(self, at: int, strike: Strike = die) -> None:
         self._at, self._strike, self._lock = at, strike, threading.Lock()
         self.count, self.last = 0, ""
 
     def arm(self, at: int) -> None:
-        """Count from here on, and strike at number `at`."""
+        """Restart the count, and strike at number `at`."""
         with self._lock:
             self.count, self._at = 0, at
 
@@ -54,7 +54,7 @@ class Steps:
         return counted
 
     def installed(self) -> Steps:
-        """Put the counter into this process, for good."""
+        """Install the counter in this process, for good; return it."""
         _count_sqlite(self)
         _count_postgresql(self)
         os.fsync = self.around("sync", os.fsync)
@@ -83,7 +83,7 @@ def _count_sqlite(steps: Steps) -> None:
     def counted(*given: Any, **named: Any) -> sqlite3.Connection:
         return connect(*given, **{"factory": Counted, **named})
 
-    sqlite3.connect = counted  # type: ignore[assignment]  # in a child, for whoever opens a file there
+    sqlite3.connect = counted  # type: ignore[assignment]  # in a child, for all that opens a file there
 
 
 def _count_postgresql(steps: Steps) -> None:

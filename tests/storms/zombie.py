@@ -1,7 +1,7 @@
-"""A process that is stopped (SIGSTOP) at any of its steps for longer than its lease, and goes on after another has taken over.
+"""Stop a process (SIGSTOP) at any of its steps for longer than its lease, and let it go on once another has taken over.
 
-That a payment is made after the deadline cannot be kept from a process that is stopped between its last look at the clock
-and the wire; what is counted is the moment at which the executor is entered.
+A process that is stopped between its last look at the clock and the wire can pay after its deadline; nothing prevents that.
+So what counts is the moment at which the executor is entered.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from random import Random
 
 from sds.kernel.errors import StoreError
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
-from tests.attack.figures import Figure, added, none, told
+from tests.attack.figures import Figure, added, measured, none
 from tests.attack.forks import fork, in_child, in_children
 from tests.attack.outside import Bank
 from tests.attack.testbed import Testbed, contract
@@ -25,13 +25,13 @@ from .steps import Steps
 
 WHAT = "a holder is stopped past its lease, another takes over, the holder goes on"
 LEASE_MS = 300
-DEADLINE_MS = 140  # at most half a lease: what is left of it is for the order
-SLACK_MS = 50  # from when the deadline is written down to when it begins; who is stopped is, for far longer
-STEPS = 150  # a decision has fewer
+DEADLINE_MS = 140  # at most half a lease: the rest is for the order
+SLACK_MS = 50  # between noting the deadline and starting the decision; a stop is far longer
+STEPS = 150  # more than a decision has
 
 
 class Timed(Bank):
-    """Writes down when it is entered, with which key, before it does anything."""
+    """A bank that first writes down when it is entered, and by which process."""
 
     def __init__(self, bed: Testbed) -> None:
         super().__init__(bed.folder / "bank.db", bed.clock)
@@ -67,14 +67,14 @@ def _one(ground: Ground, number: int, rng: Random) -> list[Figure]:
     late = [at_ms for at_ms, pid in _entered(bed) if pid == holder and at_ms > deadline_ms + SLACK_MS]
     found = reckon(bed, [0])
     return [
-        told("holders stopped", int(stopped)),
+        measured("holders stopped", int(stopped)),
         none("orders sent by a holder after its deadline", len(late)),
         *found,
     ]
 
 
 def _stopped(child: int) -> bool:
-    """Wait until a child stops itself, or ends; say whether it stopped."""
+    """Wait until a child stops itself or ends; return whether it stopped."""
     _, status = os.waitpid(child, os.WUNTRACED)
     return os.WIFSTOPPED(status)
 
@@ -88,7 +88,7 @@ def _hold(bed: Testbed, at: int) -> None:
 
 
 def _take_over(bed: Testbed) -> None:
-    """Decide the same event; where the holder was stopped with the write lock in its hand, nothing can be decided."""
+    """Decide the same event. Nothing can be decided where the holder was stopped while it held the write lock."""
     with suppress(StoreError), bed.gate(executor=Timed(bed)) as gate:
         gate.recover()
         decide(gate, bed, 0)

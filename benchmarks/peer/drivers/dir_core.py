@@ -1,7 +1,7 @@
-"""`dir-core` in a process of its own, asked by `sds bench kernel`. Arguments: FOLDER, where its record lies.
+"""`dir-core` in a process of its own, asked by `sds bench kernel`. Argument: FOLDER, for its record.
 
-Its contract says what it has a form for: the permitted kinds, and an amount of at least one cent. What hangs on the
-state of the case it has none for, so that is a validator in Python, the way its documentation extends the contract.
+Its contract states what it has a form for: the permitted kinds, and an amount of at least one cent. It has no form for
+rules over the state of the case: these are a validator in Python, as its documentation extends contracts.
 Answers {"cases": [[fields, kind, amount], ...]} with {"found": [what it accepts]}, {"measure": NAME, "times": n,
 "warm_up": n} with {"found": a summary in microseconds}:
 
@@ -30,7 +30,7 @@ Fields = dict[str, Any]
 
 
 class DirCore:
-    """One runtime, its contract and what it is asked."""
+    """One runtime of `dir-core` with its contract; answers the benchmark's requests."""
 
     def __init__(self, folder: Path) -> None:
         self._core = import_module("dir_core")
@@ -105,7 +105,7 @@ class DirCore:
 
 
 def permitted(proposal: Any, context: dict[str, Any], _: dict[str, Any]) -> str | None:
-    """Return why the state of the case does not permit it: the rule of `benchmarks/peer/cedar.py`."""
+    """Return why the state of the case does not permit a proposal, or None: the rule of `benchmarks/peer/cedar.py`."""
     fields, kind = context["web"], proposal.policy_kind
     if kind == "DENY":
         return None

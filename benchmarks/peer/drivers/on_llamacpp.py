@@ -1,7 +1,7 @@
 """Peers that drive llama-cpp-python: its grammar sampler, its HTTP server, guidance, Outlines (outlines_core, llguidance).
 
-The model runs with or without flash attention, whichever is quicker here, and its cache keeps the longest prefix that two
-prompts have in common.
+The model runs with or without flash attention, whichever is quicker here. Its cache keeps the longest common prefix of two
+prompts in a row.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def open_peer(model: Path, threads: int, options: list[str]) -> Peer:
 
 
 def _quickest(model: Path, threads: int, *, kind: type[Llama] = Llama, **options: Any) -> tuple[Any, str]:
-    """Load the model and return it with a note on how."""
+    """Load the model with and without flash attention; return the quicker one, and a note about it."""
     logging.getLogger("llama-cpp-python").setLevel(logging.CRITICAL + 1)
     tried: list[tuple[float, bool, Any]] = []
     for flash in (False, True):
@@ -62,7 +62,7 @@ def _trial_ms(llama: Any) -> float:
 
 
 def _grammar(model: Path, threads: int) -> Peer:
-    """llama.cpp's own grammar sampler."""
+    """Drive llama.cpp's own grammar sampler."""
     from llama_cpp.llama_grammar import LlamaGrammar  # noqa: PLC0415  this peer alone needs it
 
     llama, notes = _quickest(model, threads)
@@ -76,7 +76,7 @@ def _grammar(model: Path, threads: int) -> Peer:
 
 
 def _server(model: Path, threads: int) -> Peer:
-    """Serve the same grammar on loopback: what it costs behind a server."""
+    """Drive the same grammar sampler behind llama-cpp-python's server on loopback."""
     import uvicorn  # noqa: PLC0415  a peer may be missing
     from llama_cpp.server.app import create_app  # noqa: PLC0415
     from llama_cpp.server.settings import ModelSettings, ServerSettings  # noqa: PLC0415
@@ -111,10 +111,10 @@ def _asked(client: httpx2.Client, request: Request) -> Said:
 
 
 def _guidance(model: Path, threads: int) -> Peer:
-    """guidance, which skips forced tokens.
+    """Drive guidance, which skips forced tokens.
 
-    Its best mode: prompt and expression as one grammar (apart, the prompt costs a pass of its own), without the token that
-    begins the prompt (guidance adds one itself, and a second one would lose the cached prefix), and nothing observed.
+    Its best mode: prompt and expression as one grammar (apart, the prompt takes a pass of its own), the prompt without its
+    first token (guidance adds it, and a second one would lose the cached prefix), and no monitoring.
     """
     guidance: Any = import_module("guidance")
     llama, notes = _quickest(model, threads, logits_all=True)  # as guidance loads one itself
@@ -131,11 +131,11 @@ def _guidance(model: Path, threads: int) -> Peer:
 
 
 def _outlines(model: Path, threads: int, backend: str) -> Peer:
-    """Outlines, with its default backend (outlines_core) or llguidance."""
+    """Drive Outlines, with its default backend (outlines_core) or llguidance."""
     import outlines  # noqa: PLC0415  a peer may be missing
 
     class TokenPrompt(Llama):
-        """Outlines gives text only: its model reads the tokens that all peers get."""
+        """A model that reads the tokens that all peers get, since Outlines passes texts alone."""
 
         held: list[int]
 

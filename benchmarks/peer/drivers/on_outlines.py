@@ -1,4 +1,4 @@
-"""Outlines over whatever library it drives: its logits processor is made of an expression once, and kept."""
+"""Outlines over any library that it drives."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ BACKENDS = {"outlines_core": "OutlinesCoreBackend", "llguidance": "LLGuidanceBac
 
 
 def by_outlines(driven: Any, backend: str, options: Any) -> Decide:
-    """Return what decides with a model that Outlines drives. `options(request)`: what its generator is given.
+    """Return a function that decides with a model that Outlines drives. `options(request)`: its generator's options.
 
-    `backend` makes a logits processor of an expression, as Outlines' own `backend=` would choose it, but kept.
+    The backend's compiler, which Outlines' own `backend=` would make for each request, is made once.
     """
     outlines: Any = import_module("outlines")
     compiler = getattr(outlines.backends, BACKENDS[backend])(driven)

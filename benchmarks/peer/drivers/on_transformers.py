@@ -1,7 +1,7 @@
 """Peers that drive transformers: Outlines (outlines_core, llguidance), xgrammar, lm-format-enforcer.
 
-The weights are those of the GGUF, de-quantised, in the data type that is quickest here. The contract's part of the
-prompt stays in the cache from one decision to the next.
+The weights are those of the GGUF, de-quantised, in the quicker of fp32 and bf16. The contract's part of the prompt stays
+in the cache from one decision to the next.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class CachedModel:
         self._static: list[int] = []
 
     def options(self, request: Request) -> dict[str, Any]:
-        """Return what `generate` is given besides the prompt; the cache then holds the static part and no more."""
+        """Return the options of `generate`, with a cache that holds exactly the prompt's static part."""
         static = request["tokens"][: request["tokens_static"]]
         if static != self._static:
             self._cache, self._static = DynamicCache(config=self.module.config), static
@@ -67,7 +67,7 @@ def tokenizer_of(path: Path) -> Any:
 
 
 def _quickest(path: Path, threads: int) -> tuple[Any, str]:
-    """Return the model, with the library's quickest attention, in the quicker of two data types, and which that is."""
+    """Return the model, with the library's quickest attention, in the quicker of fp32 and bf16, and that type's name."""
     module: Any = HfBackend(path, threads=threads).module
     module.set_attn_implementation("sdpa")
     halved = deepcopy(module).to(torch.bfloat16)
@@ -75,7 +75,7 @@ def _quickest(path: Path, threads: int) -> tuple[Any, str]:
 
 
 def _trial_ms(module: Any) -> float:
-    """Return how long a short prompt and some single tokens take, after a warm-up, in milliseconds."""
+    """Return the time of a short prompt and some single tokens, after a warm-up, in milliseconds."""
 
     def once() -> None:
         cache = DynamicCache(config=module.config)
@@ -99,12 +99,12 @@ def open_peer(path: Path, threads: int, options: list[str]) -> Peer:
 
 
 def by_outlines_on(model: CachedModel, backend: str) -> Decide:
-    """Return what decides with Outlines. Raises ImportError where it, or what makes its masks, is not installed."""
+    """Return a function that decides with Outlines. Raises ImportError where it or its backend is not installed."""
     import outlines  # noqa: PLC0415  a peer may be missing
     from outlines.models.transformers import TransformerTokenizer  # noqa: PLC0415
 
     class TokenPrompt(TransformerTokenizer):  # type: ignore[misc,unused-ignore]  # untyped
-        """Outlines gives text only: its tokenizer returns the tokens that all peers get."""
+        """A tokenizer that returns the tokens that all peers get, since Outlines passes texts alone."""
 
         held: list[int]
 
@@ -146,7 +146,7 @@ def _xgrammar(model: CachedModel) -> Decide:
 
 
 def _lm_format_enforcer(model: CachedModel) -> Decide:
-    # Its integration looks for one class where transformers 4 had it; nothing else of it has moved.
+    # Its integration imports one class from where transformers 4 had it.
     import_module("transformers.tokenization_utils").PreTrainedTokenizerBase = transformers.PreTrainedTokenizerBase  # type: ignore[attr-defined]
     enforcer: Any = import_module("lmformatenforcer")
     enforcing: Any = import_module("lmformatenforcer.integrations.transformers")

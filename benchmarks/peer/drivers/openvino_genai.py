@@ -1,16 +1,16 @@
-"""OpenVINO GenAI with its own structured output, xgrammar behind `StructuredOutputConfig`.
+"""OpenVINO GenAI with its own structured output (xgrammar, by `StructuredOutputConfig`).
 
 Its best mode is found at each start, by decisions like ours: paged attention with its prefix cache, with 8-bit keys and
 values or 16-bit ones (`ContinuousBatchingPipeline`; `LLMPipeline` over it takes the same time); the same with prompt
 look-up, which guesses tokens from what was read; and attention over one whole cache (SDPA), which reads every prompt
-anew. It infers in BF16 where the processor has it, its own choice: FP32 is slower, FP16 no quicker. It has as many
-threads as everybody, pinned to no core, so that processes do not share one. It does not skip forced tokens: each is a
-pass. Several in one batch are more a second than one at a time, and still fewer than guidance makes alone: `throughput`
+anew. It infers in BF16 where the processor has it, by its own choice: FP32 is slower, FP16 no quicker. It has as many
+threads as the others, pinned to no core, so that processes do not share one. It does not skip forced tokens: each is a
+pass. In batches it makes more decisions a second than one at a time, but fewer than guidance makes alone, so `throughput`
 does not ask it.
 
-Its GGUF reader knows neither BF16 nor F32: such weights are written anew as F16, which holds every BF16 number from
-2^-17 on and rounds what is smaller. Files of fewer bits (Q8_0, Q4_1) it reads as they are and multiplies in 8 bits:
-quicker, with other decisions; `--model` measures that.
+Its GGUF reader supports neither BF16 nor F32: such weights are rewritten as F16, which holds every BF16 number from 2^-17
+on and rounds smaller ones. It reads files of fewer bits (Q8_0, Q4_1) as they are and multiplies them in 8 bits: quicker,
+with other decisions; `--model` measures that.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sds.models.openvino_.facts import OPENVINO
 CACHE_GB = 1
 TRIAL_COMMON_TOKENS, TRIAL_OWN_TOKENS, TRIAL_TOKENS_MAX, TRIALS = 192, 96, 160, 3
 LOOK_UP = {"num_assistant_tokens": 5, "max_ngram_size": 3}
-Answer = tuple[list[int], float | None]  # tokens, and how long the grammar took in milliseconds, where it says so
+Answer = tuple[list[int], float | None]  # tokens, and the grammar's compile time in milliseconds, where it is known
 Pipeline = Callable[[list[int], Any], Answer]
 
 
@@ -52,7 +52,7 @@ def open_peer(model: Path, threads: int, _options: list[str]) -> Peer:
 
 
 def _readable(genai: Any, model: Path, folder: Path) -> tuple[Path, str]:
-    """Return the file if its reader takes it, else the same weights as F16, and a note that says so."""
+    """Return the file and no note where its reader takes it, else the same weights as F16 and a note about that."""
     try:
         genai.LLMPipeline(model, "CPU")
     except RuntimeError:
@@ -133,7 +133,7 @@ def _tensor(tokens: list[int]) -> Any:
 
 
 def _trial_ms(genai: Any, pipeline: Pipeline, words: Any, turn: int) -> float:
-    """Return how long something like a decision takes: a prompt whose end is new, a choice, a forced reference."""
+    """Return the milliseconds of a decision-like request: a prompt with a new end, one choice, a forced reference."""
     common, own = (np.random.default_rng(seed) for seed in (0, 1 + turn))
     tokens = len(words.get_vocab())
     prompt = [*common.integers(tokens, size=TRIAL_COMMON_TOKENS), *own.integers(tokens, size=TRIAL_OWN_TOKENS)]

@@ -1,5 +1,5 @@
-"""Ours: the native engine on one slot, from the packet to the proposal's bytes. Its options say which library runs the model,
-and in which data type.
+"""Ours: the native engine on one slot, from the packet to the proposal's bytes. Its options name the library that runs the
+model, and the data type.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from sds.models.catalog.backends import BACKENDS, MEASURED
 from sds.models.llamacpp.facts import LLAMACPP
 from sds.models.protocol import Backend, Dtype
 
-SPELLED = {LLAMACPP.distribution: "llama_cpp_python"}  # as documents have it
-PASSES = 5  # of one shape, of which the quickest counts: what the hardware charges
+SPELLED = {LLAMACPP.distribution: "llama_cpp_python"}  # the spelling in documents
+PASSES = 5  # of one shape; the quickest counts
 
 
 def open_peer(model: Path, threads: int, options: list[str]) -> Peer:
@@ -44,7 +44,7 @@ def open_peer(model: Path, threads: int, options: list[str]) -> Peer:
 
 
 def _pass_ms(backend: Backend, tokens: list[int], pass_tokens: int) -> float:
-    """Return what one pass of so many tokens costs behind the rest of `tokens`."""
+    """Return the milliseconds of one pass over the last `pass_tokens` of `tokens`, after the others."""
     cut = len(tokens) - pass_tokens
     return min(_one_pass(backend, tokens[:cut], tokens[cut:]) for _ in range(PASSES))
 

@@ -1,8 +1,8 @@
-"""A peer in a process of its own: `python -m sds.benchmarks.peer.drivers.serving DRIVER MODEL THREADS [OPTION ...]`.
+"""Serve a peer in its own process: `python -m sds.benchmarks.peer.drivers.serving DRIVER MODEL THREADS [OPTION ...]`.
 
-One JSON line in, one decision, one JSON line out; it idles on standard input. DRIVER: a module with `open_peer`.
+It reads one JSON line from standard input, decides, and writes one JSON line. DRIVER: a module with `open_peer`.
 
-It imports nothing of ours, so that a peer may have other versions of our libraries beside it.
+It imports nothing of ours, so that a peer may run with other versions of our libraries.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ ERROR_CHARS_MAX = 300
 
 Request = dict[str, Any]
 Decide = Callable[[Request], "Said"]
-LoadedModel = tuple[str, tuple[str, ...], Callable[[Request], dict[str, Any]]]  # notes, distributions, what answers
+LoadedModel = tuple[str, tuple[str, ...], Callable[[Request], dict[str, Any]]]  # notes, distributions, answer function
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What a peer wrote; `compile_ms`: the part of the time that the grammar took before the first token."""
+    """What a peer wrote. `compile_ms`: the time to compile the grammar; None: not known. `facts`: more for the answer."""
 
     text: str
     compile_ms: float | None = None
@@ -38,9 +38,9 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """One loaded engine. `decide`: {tokens, tokens_static, tokens_kept, text, regex, gbnf, tokens_max} to what it wrote.
+    """One loaded engine. `decide` takes {tokens, tokens_static, tokens_kept, text, regex, gbnf, tokens_max}.
 
-    `dists`: the distributions whose versions it names. `notes`: in which mode it runs.
+    `dists`: the distributions whose versions are reported. `notes`: the mode it runs in.
     """
 
     decide: Decide
@@ -59,7 +59,7 @@ def serve(driver: str, model: Path, threads: int, options: list[str]) -> None:
 
 
 def converse(opening: Callable[[], LoadedModel]) -> None:
-    """Say what was opened, or why nothing was, then answer requests until standard input ends."""
+    """Write what was opened, or why it could not be, then answer requests until standard input ends."""
     out = _private_output()
     try:
         notes, dists, answer = opening()
@@ -88,7 +88,7 @@ def _answer(peer: Peer, request: Request) -> dict[str, Any]:
 
 
 def timed(call: Callable[[], Any]) -> tuple[Any, float]:
-    """Return what `call` returns, and how long it took in milliseconds."""
+    """Return a call's result, and its time in milliseconds."""
     began = perf_counter()
     found = call()
     return found, _ms_since(began)
@@ -99,7 +99,7 @@ def _ms_since(began: float) -> float:
 
 
 def _private_output() -> TextIO:
-    """Keep the pipe for answers; whatever a library prints goes to standard error."""
+    """Return standard output for answers alone; what libraries print goes to standard error."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return out
@@ -115,5 +115,5 @@ def _line(error: Exception) -> str:
 
 
 if __name__ == "__main__":
-    warnings.simplefilter("ignore")  # a peer's libraries call each other by old names
+    warnings.simplefilter("ignore")  # of peers' libraries, about deprecated names
     serve(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])

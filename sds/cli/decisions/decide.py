@@ -1,4 +1,4 @@
-"""`sds decide`, `sds retry`, `sds events`, `sds envelope`, `sds grammar`: one event, and what may be decided and said about it."""
+"""`sds decide`, `retry`, `events`, `envelope`, `grammar`: decide one event, or show its envelope and its language."""
 
 from __future__ import annotations
 
@@ -35,20 +35,18 @@ def decide(
 
     Example: sds events refund | head -1 | sds decide refund --event -
     """
-    found = gate.find()
+    definition = gate.find()
     text = read_event_text(event)
-    from sds.gate import Gate  # noqa: PLC0415  the model's libraries load when a model is needed
+    from sds.gate import Gate  # noqa: PLC0415  imports the model's libraries
 
-    folder = gate_home(found.name)
-    with preview_kernel(found, folder) as kernel:  # what can be said without a model is said before one is opened
+    folder = gate_home(definition.name)
+    with preview_kernel(definition, folder) as kernel:  # a stored answer needs no model
         known = kernel.known(intake.parse_event(kernel.contract, text))
     if known is not None and known.state != "ACTIVE":
         print_json(known.as_data())
         return
-    with opened_engine(options, brief=True, gate=found) as engine, Gate.load(found, engine=engine) as opened:
-        print_json(
-            opened.decide(text, deadline_ms=deadline_ms).as_data()
-        )  # a rationale may follow: nobody waits for it
+    with opened_engine(options, brief=True, gate=definition) as engine, Gate.load(definition, engine=engine) as opened:
+        print_json(opened.decide(text, deadline_ms=deadline_ms).as_data())  # before `Gate` waits for a rationale
 
 
 def retry(
@@ -60,13 +58,13 @@ def retry(
 
     Example: sds retry 550e8400-e29b-81d4-a716-446655440000
     """
-    found = defined(gate)
-    from sds.gate import Gate  # noqa: PLC0415  the model's libraries load when a model is needed
+    definition = defined(gate)
+    from sds.gate import Gate  # noqa: PLC0415  imports the model's libraries
 
-    with closing(open_store(found.name)) as store:
+    with closing(open_store(definition.name)) as store:
         dfid = whole_dfid(store, dfid)
         undecided.refuse_unless_undecided(store, dfid)
-    with opened_engine(options, brief=True, gate=found) as engine, Gate.load(found, engine=engine) as opened:
+    with opened_engine(options, brief=True, gate=definition) as engine, Gate.load(definition, engine=engine) as opened:
         print_json(opened.retry(dfid).as_data())
 
 
@@ -75,11 +73,11 @@ def events(gate: ChosenGate, limit: Annotated[int, typer.Option("--limit", min=1
 
     Example: sds events refund --limit 1 > event.json
     """
-    found = gate.find()
-    folder = gate_home(found.name)
-    with preview_kernel(found, folder) as kernel:
+    definition = gate.find()
+    folder = gate_home(definition.name)
+    with preview_kernel(definition, folder) as kernel:
         known, name = intake.settled_events(kernel.store, kernel.contract), kernel.contract.event.id
-    waiting = [case.event for case in found.cases(folder) if case.event.get(name) not in known]
+    waiting = [case.event for case in definition.cases(folder) if case.event.get(name) not in known]
     for line in waiting[:limit]:
         print_json(line)
     if not waiting:
@@ -125,16 +123,16 @@ def grammar(
 
 
 def _preview(gate: ChosenGate, event: str) -> DecisionPacket:
-    found, text = gate.find(), read_event_text(event)
-    with preview_kernel(found, gate_home(found.name)) as kernel:
+    definition, text = gate.find(), read_event_text(event)
+    with preview_kernel(definition, gate_home(definition.name)) as kernel:
         return kernel.preview(intake.parse_event(kernel.contract, text))
 
 
-def _envelope_table(found: DecisionEnvelope) -> Table:
-    table = Table(title=f"what may be decided now (envelope {found.hash[:12]})", title_justify="left")
+def _envelope_table(permitted: DecisionEnvelope) -> Table:
+    table = Table(title=f"what may be decided now (envelope {permitted.hash[:12]})", title_justify="left")
     for heading in ("decision", "the model chooses", "the kernel fills in", "reasons"):
         table.add_column(heading, overflow="fold")
-    for kind in found.kinds:
+    for kind in permitted.kinds:
         table.add_row(
             kind.kind,
             ", ".join(number_range(name, bound) for name, bound in kind.params),

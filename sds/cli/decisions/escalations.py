@@ -1,4 +1,4 @@
-"""`sds escalations`: what waits for a human, what they must know to decide it, and their decision."""
+"""`sds escalations`: list and show the cases that wait for a human, and resolve them."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def list_cases(
     """
     with closing(open_store(gate)) as store:
         terms = cases.registered_terms(store, gate)
-        found = cases.waiting(store, terms, limit=limit)
-    facts = [summary(terms, case) for case in found]
+        waiting = cases.waiting(store, terms, limit=limit)
+    facts = [summary(terms, case) for case in waiting]
     lines = [
         f"{of['since']}  {case.dfid}  {plain(case.event_id)}  {of['reason']}  {of['proposed'] or '-'}  {case.impact(terms) or '-'}"
-        for case, of in zip(found, facts, strict=True)
+        for case, of in zip(waiting, facts, strict=True)
     ]
     print_either(as_json, facts, lines or ["nothing waits for a human"])
-    if any(case.damaged for case in found) and not as_json:
+    if any(case.damaged for case in waiting) and not as_json:
         typer.echo("what is damaged cannot be read: sds ledger verify", err=True)
 
 
@@ -58,13 +58,13 @@ def show_case(dfid: Dfid, gate: OpenedGate = "refund", as_json: JsonFlag = False
 
     Example: sds escalations show 550e8400
     """
-    found = defined(gate)
-    open_store(found.name).close()
-    with preview_kernel(found, gate_home(found.name)) as kernel:
+    definition = defined(gate)
+    open_store(definition.name).close()
+    with preview_kernel(definition, gate_home(definition.name)) as kernel:
         at = HumanReview(kernel, now_ms=now_ms)
         case = at.case(whole_dfid(kernel.store, dfid))
         look = at.view(case)
-    facts = described(at.contract, case, look) | {"commands": _commands(at.contract, case, look, found.option)}
+    facts = described(at.contract, case, look) | {"commands": _commands(at.contract, case, look, definition.option)}
     if as_json:
         print_json(facts)
     else:
@@ -72,7 +72,7 @@ def show_case(dfid: Dfid, gate: OpenedGate = "refund", as_json: JsonFlag = False
 
 
 def _commands(terms: Contract, case: Case, look: CaseView, gate: str) -> list[str]:
-    """Return what a human may type now, most likely first. A number stands at its lower bound."""
+    """Return the commands that a human may type now, likeliest first, with numbers at their lower bounds."""
     start, why = f"sds escalations resolve {case.dfid}{gate}", '--reason "..."'
     seen = f" --seen {look.seen}" if look.moved else ""
     lines = {
@@ -164,13 +164,13 @@ def resolve(
     Example: sds escalations resolve 550e8400 --abort --reason "the customer withdrew"
     """
     wanted = _wanted(override=override, modify=modify, abort=abort, settled=settled, rejected=rejected)
-    found = defined(gate)
-    open_store(found.name).close()
-    with recovery_kernel(found, gate_home(found.name)) as kernel:
+    definition = defined(gate)
+    open_store(definition.name).close()
+    with recovery_kernel(definition, gate_home(definition.name)) as kernel:
         decided = HumanDecision(wanted, operator(), reason, modify or "", seen, settled or "", acknowledge)
         answer = resolve_case(kernel, whole_dfid(kernel.store, dfid), decided, now_ms=now_ms, log=kernel.log)
         terms = human_contract(kernel.contract)
-    print_either(as_json, asdict(answer), _lines(terms, answer, wanted, found.option))
+    print_either(as_json, asdict(answer), _lines(terms, answer, wanted, definition.option))
 
 
 def _wanted(*, override: bool, modify: str | None, abort: bool, settled: str | None, rejected: bool) -> Resolve:

@@ -1,4 +1,4 @@
-"""`sds run`: work through a gate's queue, with a progress bar and a table of what came of it."""
+"""`sds run`: decide the cases of a gate's queue, with a progress bar and a table of the outcomes."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from sds.kernel.storage.store import Store
 
 LIMIT_DEFAULT = 50
 PARALLEL_MAX = 64
-MANY = 1_000  # for fewer, opening what makes each of them a little quicker takes longer than it saves
-OTHERWISE_SHOWN = 3  # decisions that were not what the rule expects; `--json` names more
-LAST_ROWS = ("aborted", "waiting", "unknown")  # shown where there are any
+MANY = 1_000  # for fewer cases the engine's warm-up takes longer than it saves
+OTHERWISE_SHOWN = 3  # decisions other than the rule's that are listed; `--json` names more
+LAST_ROWS = ("aborted", "waiting", "unknown")  # outcomes that are shown only where there are any
 
 
 Limit = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="How many cases to decide.")]
@@ -69,26 +69,29 @@ def run(
     Example: sds run refund --limit 20 --chaos drift
     """
     _refuse_together(chaos, saga, parallel)
-    found = gate.find()
-    contract, folder = found.load_contract(), gate_home(found.name)
+    definition = gate.find()
+    contract, folder = definition.load_contract(), gate_home(definition.name)
     if saga is not None:
         spec_of(contract, saga)
-    if chaos is not None and chaos not in found.demo.chaos:
-        raise UsageError(f"gate `{found.name}` offers no chaos `{chaos}`", hint="leave out --chaos, or: sds run refund")
-    _may_begin(found, folder, anew=reset)
+    if chaos is not None and chaos not in definition.demo.chaos:
+        raise UsageError(
+            f"gate `{definition.name}` offers no chaos `{chaos}`", hint="leave out --chaos, or: sds run refund"
+        )
+    _may_begin(definition, folder, anew=reset)
 
     @contextmanager
     def began() -> Iterator[Engine]:
-        with opened_engine(options, brief=limit < MANY, parallel=parallel, gate=found) as engine:
+        with opened_engine(options, brief=limit < MANY, parallel=parallel, gate=definition) as engine:
             check_asked(engine, contract)
-            _begin(folder, anew=reset)
+            if reset and is_there(folder):  # the last step before the run, once all that it needs is there
+                _set_aside(folder)
             yield engine
 
     if saga is None:
-        _run_decisions(found, folder, limit, began, parallel=parallel, chaos=chaos, as_json=as_json)
+        _run_decisions(definition, folder, limit, began, parallel=parallel, chaos=chaos, as_json=as_json)
         return
     with began() as engine:
-        sagas.show(found, folder, saga, limit, engine, chaos=chaos, as_json=as_json)
+        sagas.show(definition, folder, saga, limit, engine, chaos=chaos, as_json=as_json)
 
 
 def _run_decisions(
@@ -101,8 +104,8 @@ def _run_decisions(
     chaos: str | None,
     as_json: bool,
 ) -> None:
-    """Decide cases one by one, or several at once; show what came of it, and fail where a promise was broken."""
-    from sds.gates import runner  # noqa: PLC0415  the model's libraries load when a model is needed
+    """Decide cases, one by one or several at once, and show the outcomes. Raises SdsError where a promise was broken."""
+    from sds.gates import runner  # noqa: PLC0415  imports the model's libraries
 
     with _progress(gate, limit) as decided, began() as engine:
         report = runner.run(
@@ -120,7 +123,7 @@ def _run_decisions(
 
 
 def _refuse_together(chaos: str | None, saga: str | None, parallel: int) -> None:
-    """Raise UsageError for options that do not go together."""
+    """Raise UsageError for options that exclude each other."""
     if (chaos == "fail-second") != (saga is not None) and chaos is not None:
         hint = "--chaos fail-second" if saga else "--saga REFUND_WITH_VOUCHER, or --chaos drift"
         raise UsageError(f"--chaos {chaos} does not go with {'--saga' if saga else 'single decisions'}", hint=hint)
@@ -130,14 +133,14 @@ def _refuse_together(chaos: str | None, saga: str | None, parallel: int) -> None
 
 @contextmanager
 def _progress(gate: GateDefinition, limit: int) -> Iterator[Callable[[Answer], None]]:
-    """Show a progress bar where somebody sees it; yield what each answer is given to."""
+    """Show a progress bar where standard error is a terminal; yield the function to call with each answer."""
     console = Console(stderr=True)
     shown = console.is_terminal  # elsewhere a bar is one line of noise before an error
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not shown) as progress:
         task = progress.add_task(f"loading the model and the {gate.demo.case}s", total=limit)
 
-        # While a model loads, its library would swallow a KeyboardInterrupt: until the first decision Ctrl-C just ends us.
+        # While a model loads, its library would swallow a KeyboardInterrupt: until the first decision Ctrl-C kills.
         gentle = signal.signal(signal.SIGINT, signal.SIG_DFL)
 
         def decided(answer: Answer) -> None:
@@ -155,19 +158,13 @@ def _progress(gate: GateDefinition, limit: int) -> Iterator[Callable[[Answer], N
 
 
 def _may_begin(gate: GateDefinition, folder: Path, *, anew: bool) -> None:
-    """Refuse what could not begin even with a model: it takes longer to open one than to say so."""
+    """Raise SdsError where a run could not begin, before the model is opened, which takes longer than this."""
     from sds.gates.runner import refuse_paused  # noqa: PLC0415  as above
 
     if not anew:
         refuse_paused(gate, folder)
     elif has_record(folder):
         _may_be_set_aside(folder)
-
-
-def _begin(folder: Path, *, anew: bool) -> None:
-    """Set the folder aside where a run begins anew: as the last thing before it, once all that it needs is there."""
-    if anew and is_there(folder):
-        _set_aside(folder)
 
 
 def _set_aside(folder: Path) -> None:
@@ -186,7 +183,7 @@ def _set_aside(folder: Path) -> None:
 
 
 def _may_be_set_aside(folder: Path, *, noted: bool = False) -> None:
-    """Refuse to set a record aside that somebody still needs; else, `noted`, write down in it who does so."""
+    """Raise UsageError where a record is still needed; else, with `noted`, write into it who sets it aside."""
     try:
         with closing(open_record(folder)) as store:
             _refuse_while_needed(store, folder)
@@ -274,7 +271,7 @@ def _decided_lines(gate: GateDefinition, report: dict[str, Any], chaos: str | No
 
 
 def totals_line(totals: Mapping[str, int], currency: str) -> str:
-    """Put each total in words: its count, and its amount where the definition adds one up."""
+    """Return the totals as one line: each one's count, and its amount where there is one, `NAME_minor`."""
     parts = []
     for name in (name for name in totals if not name.endswith("_minor")):
         amount = totals.get(f"{name}_minor")
@@ -284,7 +281,7 @@ def totals_line(totals: Mapping[str, int], currency: str) -> str:
 
 
 def _judge(gate: GateDefinition, report: dict[str, Any], chaos: str | None) -> None:
-    """Fail the command when a promise was broken, or when chaos proved nothing."""
+    """Raise SdsError where a promise was broken, the model decided nothing, or the chaos did not happen."""
     happened = gate.demo.chaos[chaos] if chaos else None
     promises = ("out_of_envelope", "double_payouts", "record_faults", *(happened.promises if happened else ()))
     broken = [name for name in promises if report.get(name)]
@@ -300,7 +297,7 @@ def _judge(gate: GateDefinition, report: dict[str, Any], chaos: str | None) -> N
 
 
 def _agreement(report: dict[str, Any]) -> str:
-    """Say how often what no human had to decide was decided as expected, and of all; an escalation agrees where one was due."""
+    """Return the agreement with the rule in words: of the cases decided without a human, and of all cases."""
     whole = f"{report['agreement']:.0%} of all, an escalation agreeing where one was due"
     alone = report["agreement_decided"]
     decided = "" if alone is None else f"{alone:.0%} of the {report['decided_alone']} decided without a human, "

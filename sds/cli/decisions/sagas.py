@@ -1,4 +1,4 @@
-"""`sds run --saga`: claims decided in several steps, and what was done about those that were half settled."""
+"""`sds run --saga`: decide claims in several steps, and show what was done about those that were half settled."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ PROMISES = ("out_of_envelope", "double_payouts", "record_faults", "compensated_b
 def show(
     gate: GateDefinition, folder: Path, saga: str, limit: int, engine: Engine, *, chaos: str | None, as_json: bool
 ) -> None:
-    """Run the saga over the next claims, and show what came of it."""
-    from sds.gates import saga_runner  # noqa: PLC0415  the model's libraries load when a model is needed
+    """Run a saga over the next claims, and show the outcomes. Raises SdsError where a promise was broken."""
+    from sds.gates import saga_runner  # noqa: PLC0415  imports the model's libraries
 
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
     done = 0
@@ -72,7 +72,7 @@ def _table(gate: GateDefinition, report: dict[str, Any], console: Console) -> No
 
 
 def _judge(gate: GateDefinition, report: dict[str, Any], chaos: str | None) -> None:
-    """Fail the command when a promise was broken, or when the chaos met nothing."""
+    """Raise SdsError where a promise was broken, the model decided nothing, or the chaos did not happen."""
     broken = [name for name in PROMISES if report[name]]
     if broken:
         shown = [*report["double_payout_faults"][:1], *report["record_faults"][:1]]

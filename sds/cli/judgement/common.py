@@ -1,4 +1,4 @@
-"""What the commands of judgement share: the labels of a gate, a progress bar, numbers in words."""
+"""What the commands `fit` and `eval` share: a gate's labels, a progress bar, tables of numbers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LabelsPath = Annotated[
 
 
 def labels_of(gate: GateDefinition, contract: Contract, path: Path | None) -> list[LabelledCase]:
-    """Return the labels that were named, else those that come with the gate. Raises UsageError."""
+    """Return the labels at `path`, else those that come with the gate. Raises UsageError."""
     if not contract.policy:
         raise UsageError(
             f"the contract of gate `{contract.gate}` has no readings", hint="docs/judgement.md: readings and policy"
@@ -40,24 +40,24 @@ def labels_of(gate: GateDefinition, contract: Contract, path: Path | None) -> li
         return read_labels(contract, path)
     folder = gate_home(gate.name)
     make_private(folder)
-    found = gate.labels(folder)
-    if not found:
+    labels = gate.labels(folder)
+    if not labels:
         raise UsageError(
             f"no labels come with gate `{gate.name}`", hint=f"--labels FILE.jsonl; sds label {gate.argument}"
         )
-    return found
+    return labels
 
 
 @contextmanager
 def progress_bar() -> Iterator[Report]:
-    """Show a bar for each thing that is done, where somebody sees it."""
+    """Show a bar for each task, where standard error is a terminal; yield the function that reports progress."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         tasks = dict[str, TaskID]()
 
         def report(done: int, total: int, what: str) -> None:
-            head = what.rpartition(":")[0] or what  # of one fit that counts several things, one bar
+            head = what.rpartition(":")[0] or what  # one bar for a fit that counts several things
             if head not in tasks:
                 tasks[head] = progress.add_task(what, total=total)
             progress.update(tasks[head], completed=done, total=total, description=what)
@@ -66,7 +66,7 @@ def progress_bar() -> Iterator[Report]:
 
 
 def table_lines(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-    """Return rows under their heads, in columns: the first to the left, numbers to the right."""
+    """Return the lines of a table, its first column aligned left and the others right."""
     cells = [[_cell(each) for each in row] for row in [head, *rows]]
     widths = [max(len(row[place]) for row in cells) for place in range(len(head))]
     return [

@@ -1,4 +1,4 @@
-"""`sds eval`: how good a gate's readers and decisions are on labels they have not seen, beside what is simpler."""
+"""`sds eval`: measure a gate's readers and decisions on labels they were not fitted on, beside simpler baselines."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ def evaluate(
 
     Example: sds eval refund --html eval.html
     """
-    found = gate.find()
-    contract = found.load_contract()
-    cases = labels_of(found, contract, labels)
+    definition = gate.find()
+    contract = definition.load_contract()
+    cases = labels_of(definition, contract, labels)
     from sds.judgement.evaluation.evaluate import evaluate as measured  # noqa: PLC0415  numpy loads when it is needed
     from sds.judgement.evaluation.page import check_place, page  # noqa: PLC0415
 
     if html is not None:
         check_place(html)
     with (
-        _opened(found, contract, readers) as judgement,
+        _opened(definition, contract, readers) as judgement,
         _beside(contract, with_model) as beside,
         progress_bar() as report,
     ):
@@ -98,7 +98,7 @@ def _opened(gate: GateDefinition, contract: Contract, folder: Path | None) -> It
 
 @contextmanager
 def _beside(contract: Contract, with_model: bool) -> Iterator[Beside]:
-    """Yield what can be measured beside on this machine."""
+    """Yield the baselines that can be measured on this machine; what cannot is said on standard error."""
     from sds.judgement.evaluation.evaluate import Beside  # noqa: PLC0415
     from sds.judgement.fitting import open_fitters  # noqa: PLC0415
 
@@ -147,7 +147,7 @@ _DECIDED = (
 
 
 def _lines(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what was measured: readings, their styles and values, decisions, and how often the bound held."""
+    """Yield the results as lines: readings, their styles and values, decisions, and how often the bound held."""
     for name, readers in document["readings"].items():
         yield from _table(f"reading.{name}", readers, _READ)
         fitted = readers["fitted"]

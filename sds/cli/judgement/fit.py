@@ -1,4 +1,4 @@
-"""`sds fit`: fitted readers for a gate, and from which confidence on it decides."""
+"""`sds fit`: fit a gate's readers, and choose the confidence thresholds from which its policy decides."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def fit(
 
     Example: sds fit refund --labels labels.jsonl
     """
-    found = gate.find()
-    contract = found.load_contract()
-    cases = labels_of(found, contract, labels)
-    from sds.judgement.fit import check_labels, fit_gate  # noqa: PLC0415  numpy, and what fits, load when they are needed
+    definition = gate.find()
+    contract = definition.load_contract()
+    cases = labels_of(definition, contract, labels)
+    from sds.judgement.fit import check_labels, fit_gate  # noqa: PLC0415  imports numpy and what fits
     from sds.judgement.fitting import open_fitters  # noqa: PLC0415
 
     if language_model and (head or base):
@@ -67,14 +67,14 @@ def fit(
     for notice in notices:
         typer.echo(notice, err=True)
     with _asking(fitters, contract, language_model and texts) as fitters, progress_bar() as report:
-        fitted = fit_gate(contract, cases, fitters, out=out or fitted_home(found.name), on_progress=report)
+        fitted = fit_gate(contract, cases, fitters, out=out or fitted_home(definition.name), on_progress=report)
     data = {"folder": str(fitted.folder), **fitted.manifest.model_dump(mode="json", by_alias=True)}
     print_either(as_json, data, [*_lines(fitted.manifest), f"written to {fitted.folder}"])
 
 
 @contextmanager
 def _asking(fitters: Fitters, contract: Contract, language_model: bool) -> Iterator[Fitters]:
-    """Yield what fits, or in the place of what fits an enumeration what calibrates the language model for it."""
+    """Yield the fitters, or, with `language_model`, those that calibrate the language model for readings with values."""
     if not language_model:
         yield fitters
         return

@@ -1,4 +1,4 @@
-"""`sds label`, `sds labels export`: labels by a person at the terminal, and from what humans decided."""
+"""`sds label`: label cases at the terminal; `sds labels export`: print labels from what humans decided."""
 
 from __future__ import annotations
 
@@ -46,20 +46,20 @@ def label(gate: ChosenGate, out: Out = None, cases: CasesFile = None, reading: R
 
     Example: sds label refund --out labels.jsonl
     """
-    found = gate.find()
-    contract = found.load_contract()
+    definition = gate.find()
+    contract = definition.load_contract()
     if not contract.readings:
-        raise UsageError(f"the contract of gate `{found.name}` has no readings", hint="docs/judgement.md")
+        raise UsageError(f"the contract of gate `{definition.name}` has no readings", hint="docs/judgement.md")
     from sds.judgement.labelling import queue  # noqa: PLC0415
 
     name = reading or next(iter(contract.readings))
     values = queue.values_of(contract, name)
-    path = out or labels_path(found.name)
+    path = out or labels_path(definition.name)
     file = queue.LabelFile(contract, path)
     with ExitStack() as opened:
-        source = opened.enter_context(found.opened_source(gate_home(found.name)))
-        asked = queue.unlabelled(contract, name, _cases(found, contract, cases, source), file.known())
-        asked = queue.least_certain_first(contract, name, asked, _readers(found, contract, opened))
+        source = opened.enter_context(definition.opened_source(gate_home(definition.name)))
+        asked = queue.unlabelled(contract, name, _cases(definition, contract, cases, source), file.known())
+        asked = queue.least_certain_first(contract, name, asked, _readers(definition, contract, opened))
         answers = dict(zip(queue.KEYS, values, strict=False))
         session = queue.Session(file, name, answers, _teller(contract, name, answers, values), _key)
         done = session.walk(asked)
@@ -133,7 +133,7 @@ def _teller(
 
 
 def _key() -> str:
-    """Return the next key that is typed; of what is not a terminal, the first of the next line, and `q` at its end."""
+    """Return the next key typed. Without a terminal: the first character of the next line, and `q` at the end of input."""
     if sys.stdin is not None and sys.stdin.isatty():
         return str(typer.getchar())
     line = sys.stdin.readline() if sys.stdin is not None else ""
@@ -145,12 +145,12 @@ def export(gate: ChosenGate) -> None:
 
     Example: sds labels export refund > labels.jsonl
     """
-    found = gate.find()
-    contract = found.load_contract()
+    definition = gate.find()
+    contract = definition.load_contract()
     from sds.judgement.labelling.recorded import LeftOut, recorded_labels  # noqa: PLC0415
     from sds.judgement.labels import label_line  # noqa: PLC0415
 
-    with closing(open_store(found.name)) as store:
+    with closing(open_store(definition.name)) as store:
         each = None
         for each in recorded_labels(store, contract):
             if isinstance(each, LeftOut):

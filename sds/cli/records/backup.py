@@ -1,4 +1,4 @@
-"""`sds backup` and `sds restore`: a copy of a gate's record, keys and head, and putting it back."""
+"""`sds backup` and `sds restore`: copy a gate's record with its keys and head, and restore the copy."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _restored(gate: str, done: Restored) -> Iterator[str]:
 
 
 def _has_service() -> bool:
-    """Tell whether a service has begun a database of its own here, or may have where the records are."""
+    """Tell whether a service has a database in the home, or may have one in the PostgreSQL of the records."""
     return is_there(service_path()) or store_url() is not None
 
 

@@ -1,4 +1,4 @@
-"""`sds erase`: destroy the key under which the texts of a case lie."""
+"""`sds erase`: destroy the key that encrypts the texts of a case."""
 
 from __future__ import annotations
 

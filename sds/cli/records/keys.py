@@ -1,4 +1,4 @@
-"""`sds keys`: which keys a record has, and new ones for it."""
+"""`sds keys show` and `rotate`: list a record's signing keys, and make new ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def show(gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
 
     Example: sds keys show
     """
-    open_store(gate).close()  # a gate that has no record has no keys, either
+    open_store(gate).close()  # raises where the gate has no record, and so no keys
     folder = gate_home(gate)
     refuse_lost_key(folder)
     path = key_path(folder)

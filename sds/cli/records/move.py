@@ -1,4 +1,4 @@
-"""`sds record move`: from the gate's file into PostgreSQL, or back."""
+"""`sds record move`: copy a record from the gate's file into PostgreSQL, or back."""
 
 from __future__ import annotations
 

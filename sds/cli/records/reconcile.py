@@ -1,4 +1,4 @@
-"""`sds reconcile`: what the outside says it did, against what the record says was ordered."""
+"""`sds reconcile`: compare the executor's own list with the orders in the record."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ def reconcile(
         adopted: tuple[str, ...] = ()
         if reason is not None:
             adopted = reconciliation.adopt(kernel, **period, who=operator(), reason=reason, now_ms=now_ms)
-        found = reconciliation.reconcile(kernel, **period, now_ms=now_ms, log=kernel.log)
-    counts = {"orders": found.orders, "lines": found.lines, "in_the_air": found.in_flight, "adopted": adopted}
-    data = {**counts, "differences": [difference.as_data() for difference in found.differences]}
-    print_either(as_json, data, _lines(found, adopted))
-    if found.differences:
-        differences = counted(len(found.differences), "difference")
+        compared = reconciliation.reconcile(kernel, **period, now_ms=now_ms, log=kernel.log)
+    counts = {"orders": compared.orders, "lines": compared.lines, "in_the_air": compared.in_flight, "adopted": adopted}
+    data = {**counts, "differences": [difference.as_data() for difference in compared.differences]}
+    print_either(as_json, data, _lines(compared, adopted))
+    if compared.differences:
+        differences = counted(len(compared.differences), "difference")
         raise WorldError(f"{differences} between record and outside", hint=f"sds escalations list{definition.option}")
 
 
 def _moment(given: str | None, otherwise: Any) -> Any:
-    """Return a moment in milliseconds since 1970. Raises UsageError."""
+    """Return an ISO 8601 time in milliseconds since 1970; `otherwise` where none is given. Raises UsageError."""
     if given is None:
         return otherwise
     try:
@@ -70,11 +70,11 @@ def _moment(given: str | None, otherwise: Any) -> Any:
     return max(0, int(moment.replace(tzinfo=moment.tzinfo or UTC).timestamp() * 1000))
 
 
-def _lines(found: Comparison, adopted: tuple[str, ...]) -> Iterator[str]:
+def _lines(compared: Comparison, adopted: tuple[str, ...]) -> Iterator[str]:
     if adopted:
         yield f"taken over: {counted(len(adopted), 'order')}"
-    yield from (difference.words for difference in found.differences)
+    yield from (difference.words for difference in compared.differences)
     yield (
-        f"{counted(found.orders, 'order')} in the record, {found.lines} outside, {found.in_flight} in flight:"
-        f" {counted(len(found.differences), 'difference')}"
+        f"{counted(compared.orders, 'order')} in the record, {compared.lines} outside, {compared.in_flight} in flight:"
+        f" {counted(len(compared.differences), 'difference')}"
     )

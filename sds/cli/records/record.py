@@ -1,4 +1,4 @@
-"""`sds audit`, `sds ledger`, `sds recover`, `sds halt`, `sds resume`: the record, and who is in control."""
+"""`sds flows`, `audit`, `ledger`, `recover`, `halt`, `resume`: read, verify and recover a record, and halt its gate."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ def audit(
     Example: sds audit 550e8400-e29b-41d4-a716-446655440000
     """
     with closing(open_store(gate)) as store:
-        found = auditing.flow_record(store, whole_dfid(store, dfid))
-    if found is None:
+        record = auditing.flow_record(store, whole_dfid(store, dfid))
+    if record is None:
         raise UsageError(f"there is no flow `{dfid}` in the record of `{gate}`", hint=f"sds flows --gate {gate}")
     if as_json:
-        print_json(found)
+        print_json(record)
         return
     try:
-        _show(found)
+        _show(record)
     except NOT_AS_WRITTEN as error:
-        raise unreadable(found["decision_flows"]["dfid"]) from error
+        raise unreadable(record["decision_flows"]["dfid"]) from error
 
 
 def flows(
@@ -84,8 +84,8 @@ def flows(
             f" WHERE {' AND '.join(where) or 'TRUE'} ORDER BY f.created_at_ms DESC, f.dfid LIMIT ?",
             (*([state] if state else []), limit),
         )
-        found = [(at_ms, saga, answer(store, dfid)) for at_ms, dfid, saga in rows]
-    known = [(at_ms, saga, became) for at_ms, saga, became in found if became]
+        answers = [(at_ms, saga, answer(store, dfid)) for at_ms, dfid, saga in rows]
+    known = [(at_ms, saga, became) for at_ms, saga, became in answers if became]
     data = [{"opened": when(at_ms), **became.as_data(), "saga": saga} for at_ms, saga, became in known]
     print_either(as_json, data, (_flow_line(*each) for each in known), none="no flows")
 
@@ -168,27 +168,27 @@ def recover(
     with closing(open_store(definition.name)) as store:
         registry.write_act(store, "RECOVER", who=operator(), reason=reason, now_ms=now_ms())
     with recovery_kernel(definition, gate_home(definition.name)) as kernel:
-        found = recovery.recover(kernel, now_ms=now_ms())
-    if found.sagas_dirty:
-        found = _compensated(definition, found)
+        outcome = recovery.recover(kernel, now_ms=now_ms())
+    if outcome.sagas_dirty:
+        outcome = _compensated(definition, outcome)
     counts = ("interrupted", "success", "failed", "unknown", "leased", "sagas_ended", "sagas_dirty")
-    facts = {name: getattr(found, name) for name in counts} | {"errors": len(found.errors)}
+    facts = {name: getattr(outcome, name) for name in counts} | {"errors": len(outcome.errors)}
     lines = [", ".join(f"{name}: {count}" for name, count in facts.items())]
-    if found.leased:
+    if outcome.leased:
         lines.append("leased flows may still be in other hands: run `sds recover` again when their lease is over")
     print_either(as_json, facts, lines)
-    if found.errors:
-        raise SdsError(f"{counted(len(found.errors), 'flow')} could not be recovered: {'; '.join(found.errors)}")
+    if outcome.errors:
+        raise SdsError(f"{counted(len(outcome.errors), 'flow')} could not be recovered: {'; '.join(outcome.errors)}")
 
 
-def _compensated(gate: GateDefinition, found: Recovered) -> Recovered:
-    """Have the model choose what is done about every saga that is dirty; only for this it is loaded."""
+def _compensated(gate: GateDefinition, before: Recovered) -> Recovered:
+    """Load the model and have it choose the compensation of every half-done saga; return the counts of both recoveries."""
     from sds.gate import Gate  # noqa: PLC0415
 
     with Gate.load(gate) as opened:
         again = opened.recover()
     return replace(
-        found, sagas_ended=found.sagas_ended + again.sagas_ended, sagas_dirty=again.sagas_dirty, errors=again.errors
+        before, sagas_ended=before.sagas_ended + again.sagas_ended, sagas_dirty=again.sagas_dirty, errors=again.errors
     )
 
 
@@ -223,18 +223,18 @@ def _given(reason: str) -> str:
 
 
 def _parse_head(text: str) -> ledgers.Head | Checkpoint:
-    if found := _SIGNED_HEAD.fullmatch(text.strip()):
-        return Checkpoint(int(found[1]), found[2], int(found[3]), int(found[4]), found[5], found[6])
-    found = _HEAD.fullmatch(text.strip())
-    if found is None:
+    if match := _SIGNED_HEAD.fullmatch(text.strip()):
+        return Checkpoint(int(match[1]), match[2], int(match[3]), int(match[4]), match[5], match[6])
+    match = _HEAD.fullmatch(text.strip())
+    if match is None:
         raise UsageError(f"`{text[:80]}` is not a head", hint="give what `sds ledger head` printed: INDEX:HASH")
-    return ledgers.Head(int(found[1]), found[2])
+    return ledgers.Head(int(match[1]), match[2])
 
 
-def _show(found: dict[str, Any]) -> None:
+def _show(record: dict[str, Any]) -> None:
     console = Console(highlight=False, soft_wrap=True, markup=False)
-    flow, snapshot = found["decision_flows"], found["context_snapshots"] or {}
-    proposal, verdict, order = (found[t] or {} for t in ("policy_proposals", "dim_validations", "execution_log"))
+    flow, snapshot = record["decision_flows"], record["context_snapshots"] or {}
+    proposal, verdict, order = (record[t] or {} for t in ("policy_proposals", "dim_validations", "execution_log"))
     facts = {k: flow[k] for k in ("dfid", "parent_dfid", "agent_id", "state", "tag", "contract_hash")}
     _lines(console, "flow", {"opened": when(flow["created_at_ms"]), **facts})
     _lines(console, "trigger", json.loads(flow["trigger_event"]))
@@ -247,24 +247,23 @@ def _show(found: dict[str, Any]) -> None:
         suspected = json.loads(snapshot["security"])
         if suspected:
             _lines(console, "security", {"patterns found in the claim": ", ".join(suspected)})
-    for attempt in found["attempts"]:
+    for attempt in record["attempts"]:
         console.print(f"rejected attempt {attempt['attempt_number']}")
         _reasons(console, attempt["reasons"])
     _proposal(console, proposal)
-    _lines(console, "rationale", _rationale(found))
+    _lines(console, "rationale", _rationale(record))
     if verdict:
         facts = {k: verdict[k] for k in ("outcome", "gate_reached", "attempt_number")}
         _lines(console, "verdict", {"at": when(verdict["evaluated_at_ms"]), **facts})
         _reasons(console, verdict["reasons"])
         _lines(console, "drift", json.loads(verdict["drift"] or "{}"))
-    _saga(console, found)
-    _humans(console, found)
+    _saga(console, record)
+    _humans(console, record)
     if order:
         facts = {k: order[k] for k in ("status", "kind", "params", "idempotency_key", "external_receipt")}
         _lines(console, "receipt", facts)
-    _lines(
-        console, "ledger", {str(e["idx"]): f"{when(e['at_ms'])} {e['kind']} {e['entry_hash']}" for e in found["ledger"]}
-    )
+    entries = {str(e["idx"]): f"{when(e['at_ms'])} {e['kind']} {e['entry_hash']}" for e in record["ledger"]}
+    _lines(console, "ledger", entries)
 
 
 def _proposal(console: Console, proposal: dict[str, Any]) -> None:
@@ -280,31 +279,31 @@ def _proposal(console: Console, proposal: dict[str, Any]) -> None:
         _lines(console, f"alternatives of {choice['choice']} (Z {choice['z']:.3g})", {choice["chosen"]: shares})
 
 
-def _rationale(found: dict[str, Any]) -> dict[str, Any]:
-    """Return what the model said of why: with its proposal, or after the decision."""
-    if found["rationale"] is not None:
-        return {"after the decision": found["rationale"]}
-    proposal = parse_recorded((found["policy_proposals"] or {}).get("proposal", "").encode())
+def _rationale(record: dict[str, Any]) -> dict[str, Any]:
+    """Return the model's rationale, given with its proposal or after the decision, by when it was given."""
+    if record["rationale"] is not None:
+        return {"after the decision": record["rationale"]}
+    proposal = parse_recorded((record["policy_proposals"] or {}).get("proposal", "").encode())
     if not isinstance(proposal, Proposal) or proposal.rationale is None:
         return {}
     return {"before the decision": proposal.rationale}
 
 
-def _saga(console: Console, found: dict[str, Any]) -> None:
-    saga = found["saga"] or {}
+def _saga(console: Console, record: dict[str, Any]) -> None:
+    saga = record["saga"] or {}
     _lines(console, "saga", {k: saga[k] for k in ("name", "phase", "compensation") if saga})
-    for child in found["children"]:
+    for child in record["children"]:
         _lines(console, f"child {child['dfid']}", {k: v for k, v in child.items() if k != "dfid"})
-    for reversal in found["reversals"]:
+    for reversal in record["reversals"]:
         facts = {k: reversal[k] for k in ("status", "reference", "idempotency_key")}
         _lines(console, f"reversal of {reversal['dfid']}", facts)
 
 
-def _humans(console: Console, found: dict[str, Any]) -> None:
-    if human := found["human_decisions"]:
+def _humans(console: Console, record: dict[str, Any]) -> None:
+    if human := record["human_decisions"]:
         names = ("decision", "who", "reason", "impact", "seen", "snapshot_id", "proposal")
         _lines(console, "human", {"at": when(human["decided_at_ms"]), **{k: human[k] for k in names}})
-    for entry in found["ledger"]:
+    for entry in record["ledger"]:
         if by := json.loads(entry["body"]).get("by"):
             _lines(console, "taken over" if entry["kind"] == "ADOPTED" else "settled by a human's word", by)
 

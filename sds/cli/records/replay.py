@@ -1,4 +1,4 @@
-"""`sds replay`: decide a recorded flow again, and say whether it comes out the same."""
+"""`sds replay`: decide a recorded flow again, and tell whether the result is identical."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ def replay(
 
     Example: sds replay 550e8400-e29b-41d4-a716-446655440000
     """
-    from sds import replay as replaying  # noqa: PLC0415  a model's libraries are loaded when they are needed
+    from sds import replay as replaying  # noqa: PLC0415  imports the model's libraries
 
     try:
         with closing(open_store(gate)) as store:
             path = existing(model) if model else None
             shipped = find(gate).readers if gate in installed() else None
             open_it = replaying.opener(path, now_ms=now_ms, readers=fitted_readers(gate, shipped))
-            found = replaying.replay(store, whole_dfid(store, dfid), open_it=open_it, now_ms=now_ms)
+            replayed = replaying.replay(store, whole_dfid(store, dfid), open_it=open_it, now_ms=now_ms)
     except (UsageError, StoreError):
         raise
-    except SdsError as error:  # 1 is a replay that differs; what cannot be replayed has another number
+    except SdsError as error:  # as UsageError, for exit code 2: 1 is a replay that differs
         raise UsageError(str(error), hint=error.hint, reason_code=error.reason_code, dfid=error.dfid) from error
-    print_either(as_json, _data(found), _lines(found))
-    if not found.identical:
+    print_either(as_json, _data(replayed), _lines(replayed))
+    if not replayed.identical:
         raise typer.Exit(EXIT_DIFFERS)
 
 

@@ -1,4 +1,4 @@
-"""The decision service from the command line: it is an extra."""
+"""The commands of the decision service, which need the extra `service`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def needs_service() -> Iterator[None]:
-    """Import what the service needs within the block. Raises UsageError where the extra is not installed."""
+    """Run a block that imports the service. Raises UsageError where the extra is not installed."""
     try:
         yield
     except ImportError as error:
@@ -27,9 +27,9 @@ def needs_service() -> Iterator[None]:
 
 @contextmanager
 def service_database(store: str) -> Iterator[Database]:
-    """Open the database of callers and webhooks: in `store`, where the records are, too; empty: where `SDS_STORE` says.
+    """Open the service's database in `store`, for a block, and set `SDS_STORE` to it for the records; "": the home's file.
 
-    Raises UsageError where the extra is not installed, StoreError where it cannot be opened.
+    Raises UsageError where the extra is not installed, StoreError where the database cannot be opened.
     """
     with needs_service():
         from sds.service.database import open_database  # noqa: PLC0415  the extra
@@ -40,5 +40,5 @@ def service_database(store: str) -> Iterator[Database]:
 
 
 def comma_separated(given: Iterable[str]) -> tuple[str, ...]:
-    """Return the values of an option that is given several times, or once with commas."""
+    """Return the values of an option that may be given several times, or with commas."""
     return tuple(part.strip() for each in given for part in each.split(","))

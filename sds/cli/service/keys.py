@@ -1,4 +1,4 @@
-"""`sds keys add`, `list`, `revoke`: who may ask the service for what."""
+"""`sds keys add`, `list`, `revoke`: the API keys of the service's callers."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def add(
 
 
 def _refuse_unknown(gates: Iterable[str]) -> None:
-    """Raise UsageError for a name that no gate has, as far as is known here: its key would open nothing, and no other could
-    be given its name.
+    """Raise UsageError for a name that no installed or recorded gate has: the key would be of no use, and its name could not
+    be given to another key.
     """
     known = sorted({*installed(), *recorded()})
     strange = next((each for each in gates if each not in {EVERY_GATE, *known}), None)
@@ -63,7 +63,7 @@ def list_keys(store: StoreUrl = "", as_json: JsonFlag = False) -> None:
     with service_database(store) as database:
         from sds.service import callers  # noqa: PLC0415
 
-        found = callers.stored_keys(database)
+        keys = callers.stored_keys(database)
     data: list[dict[str, Any]] = [
         {
             "name": key.name,
@@ -72,7 +72,7 @@ def list_keys(store: StoreUrl = "", as_json: JsonFlag = False) -> None:
             "made": when(key.made_at_ms),
             "revoked": None if key.revoked_at_ms is None else when(key.revoked_at_ms),
         }
-        for key in found
+        for key in keys
     ]
     print_either(as_json, data, map(_line, data), none="no keys")
 

@@ -1,4 +1,4 @@
-"""`sds serve`: the decision service."""
+"""`sds serve`: run the decision service."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ StoreUrl = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """Where the service listens, and with how many processes."""
+    """The options about the service's address and its processes."""
 
     host: Annotated[str, typer.Option("--host", help="The address to listen at.")] = "127.0.0.1"
     port: Annotated[int, typer.Option("--port", min=0, max=65_535, help="The port; 0 takes any.")] = 8080
@@ -41,7 +41,7 @@ class Listening:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much one process takes on."""
+    """The options that limit one process."""
 
     parallel: Annotated[
         int, typer.Option("--parallel", min=1, max=PARALLEL_MAX, help="Decisions at once of one process's model.")
@@ -71,7 +71,7 @@ def serve(
     Example: sds serve --gate refund --dev
     """
     with needs_service():
-        from sds.service import callers  # noqa: PLC0415  the extra is loaded by who serves
+        from sds.service import callers  # noqa: PLC0415  the extra
         from sds.service.server import serving  # noqa: PLC0415
         from sds.service.server.workers import Supervisor  # noqa: PLC0415
     key = callers.new_key() if dev else ""
@@ -98,7 +98,7 @@ def serve(
 
 
 def _refuse_without_key(store: str) -> None:
-    """Raise UsageError where nobody could ask anything."""
+    """Raise UsageError where the service's database has no valid key, so that nobody could ask for anything."""
     from sds.service import callers, database  # noqa: PLC0415
 
     opened = database.open_database(store)

@@ -1,4 +1,4 @@
-"""`sds webhooks`: where final states of decisions are sent."""
+"""`sds webhooks`: add, list and remove the endpoints that final states are sent to."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def list_webhooks(store: StoreUrl = "", as_json: JsonFlag = False) -> None:
     with service_database(store) as database:
         from sds.service.operations.endpoints import endpoints, positions  # noqa: PLC0415
 
-        where, found = {each.name: each.url for each in endpoints(database)}, positions(database)
-    rows = [_facts(at, where.get(at.webhook, "")) for at in found]
+        where, known = {each.name: each.url for each in endpoints(database)}, positions(database)
+    rows = [_facts(at, where.get(at.webhook, "")) for at in known]
     print_either(as_json, rows, map(_line, rows), none="no webhooks")
 
 
@@ -96,7 +96,7 @@ def _facts(at: EndpointPosition, url: str) -> dict[str, object]:
 
 
 def _undelivered(at: EndpointPosition) -> int | None:
-    """Return how many final states are ahead of an endpoint; None where the record cannot be read."""
+    """Return how many final states an endpoint has not been sent; None where the record cannot be read."""
     from sds.service.operations.changes import final_changes  # noqa: PLC0415
 
     try:

@@ -1,4 +1,4 @@
-"""`sds agents`: which agents there are, and an operator's hold on them. Nothing an agent does lifts its suspension."""
+"""`sds agents`: list, show and move agents, and revoke a contract. Nothing an agent does lifts its suspension."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def list_agents(gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
     Example: sds agents list
     """
     with closing(open_store(gate)) as store:
-        found = registry.agents(store)
-    lines = (f"{a.agent_id}  {a.status}  contract {a.contract_hash[:12]}{_HALTED if a.halted else ''}" for a in found)
-    print_either(as_json, [asdict(agent) for agent in found], lines)
+        agents = registry.agents(store)
+    lines = (f"{a.agent_id}  {a.status}  contract {a.contract_hash[:12]}{_HALTED if a.halted else ''}" for a in agents)
+    print_either(as_json, [asdict(agent) for agent in agents], lines)
 
 
 def show(agent_id: AgentId, gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
@@ -39,30 +39,30 @@ def show(agent_id: AgentId, gate: GateOption = "refund", as_json: JsonFlag = Fal
 
     Example: sds agents show refund-agent
     """
-    found = _record(gate, agent_id)
-    print_either(as_json, asdict(found), _shown(found))
+    record = _record(gate, agent_id)
+    print_either(as_json, asdict(record), _shown(record))
 
 
-def _shown(found: AgentRecord) -> Iterator[str]:
-    agent, halt, now = found.agent, found.halt, found.moves[-1] if found.moves else None
+def _shown(record: AgentRecord) -> Iterator[str]:
+    agent, halt, now = record.agent, record.halt, record.moves[-1] if record.moves else None
     facts = {
         "agent": agent.agent_id,
-        "gate": found.gate + (_HALTED if agent.halted else ""),
+        "gate": record.gate + (_HALTED if agent.halted else ""),
         **({"halted": f"since {when(halt.at_ms, 'seconds')}, by {halt.who}: {halt.reason}"} if halt else {}),
-        "owner": found.owner,
-        "contract": f"{found.version}  {agent.contract_hash}",
+        "owner": record.owner,
+        "contract": f"{record.version}  {agent.contract_hash}",
         "status": agent.status
         + (f" since {when(now.at_ms, 'seconds')}, by {_named(now.by, now.who)}: {now.reason}" if now else ""),
-        "executor": found.breaker.text,
+        "executor": record.breaker.text,
         "rejections in a row": agent.rejections,
-        "escalations left": f"{found.escalations_left} of {found.escalations_per_hour} an hour",
+        "escalations left": f"{record.escalations_left} of {record.escalations_per_hour} an hour",
     }
     yield from (f"{name}: {plain(value)}" for name, value in facts.items())
-    yield from _monitor_lines(found.monitors)
+    yield from _monitor_lines(record.monitors)
     yield "contracts"
-    yield from (f"  {plain(_contract_line(held))}" for held in found.contracts)
+    yield from (f"  {plain(_contract_line(held))}" for held in record.contracts)
     yield "history"
-    yield from (f"  {plain(_move_line(move))}" for move in found.moves)
+    yield from (f"  {plain(_move_line(move))}" for move in record.moves)
 
 
 def suspend(agent_id: AgentId, reason: Reason, gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
@@ -102,21 +102,21 @@ def revoke(
 
     Example: sds agents revoke refund-agent 1.1.0 --reason "wrong table of amounts"
     """
-    found = next((held for held in _record(gate, agent_id).contracts if held.version == version), None)
-    if found is None:
+    revoked = next((held for held in _record(gate, agent_id).contracts if held.version == version), None)
+    if revoked is None:
         raise UsageError(f"agent `{agent_id}` never had a version `{version}`", hint=f"sds agents show {agent_id}")
     with closing(open_store(gate)) as store:
-        changed = registry.revoke(store, found.contract_hash, who=operator(), reason=reason, now_ms=now_ms())
-    facts = {"agent_id": agent_id, "version": version, "contract_hash": found.contract_hash, "changed": changed}
+        changed = registry.revoke(store, revoked.contract_hash, who=operator(), reason=reason, now_ms=now_ms())
+    facts = {"agent_id": agent_id, "version": version, "contract_hash": revoked.contract_hash, "changed": changed}
     print_either(as_json, facts, [f"{agent_id} {version}: {'revoked' if changed else 'was revoked already'}"])
 
 
 def _record(gate: str, agent_id: str) -> AgentRecord:
     with closing(open_store(gate)) as store:
-        found = agent_record(store, named(agent_id), now_ms=now_ms())
-    if found is None:
+        record = agent_record(store, named(agent_id), now_ms=now_ms())
+    if record is None:
         raise UsageError(f"there is no agent `{agent_id}`", hint="sds agents list")
-    return found
+    return record
 
 
 def _move(gate: str, agent_id: str, status: Status, reason: str, as_json: bool) -> None:

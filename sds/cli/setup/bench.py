@@ -28,7 +28,7 @@ QUESTIONS = {
     "report": "one page of all that was kept with --save",
 }
 
-# `python -m`, but Ctrl-C while the question is imported ends it without a traceback
+# `python -m`, except that Ctrl-C during the imports ends the process without a traceback
 _START = """
 import runpy, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -63,10 +63,10 @@ def bench(
         raise UsageError(f"there is no benchmark `{question}`", hint=f"one of: {', '.join(QUESTIONS)}")
     command = [sys.executable, "-c", _START, f"sds.benchmarks.{question}", *(["--json"] if as_json else [])]
     command += ["--save", str(save)] if save else []
-    command += context.args  # what only this question knows: `--n 5`
-    gentle = signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C reaches both of us: the question ends, then we do
+    command += context.args  # the benchmark's own options, such as `--n 5`
+    gentle = signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C reaches both processes: we end after the benchmark
     try:
         code = subprocess.run(command, check=False).returncode  # noqa: S603  our own module
     finally:
         signal.signal(signal.SIGINT, gentle)
-    raise typer.Exit(code if code >= 0 else 128 - code)  # a signal ended it
+    raise typer.Exit(code if code >= 0 else 128 - code)  # negative: a signal ended it

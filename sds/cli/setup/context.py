@@ -1,4 +1,4 @@
-"""`sds artifacts` and `sds retention`: the reference texts that models read beside their contract, and for how long."""
+"""`sds artifacts` and `sds retention`: the reference texts that models read with their contract, and their removal."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def list_artifacts(gate: GateOption = "refund", as_json: JsonFlag = False) -> No
     Example: sds artifacts list
     """
     with closing(open_store(gate)) as store:
-        found = library.listed(store)
-    print_either(as_json, [asdict(one) for one in found], map(_line, found), none="no artifacts")
+        listed = library.listed(store)
+    print_either(as_json, [asdict(one) for one in listed], map(_line, listed), none="no artifacts")
 
 
 def _line(one: Listed) -> str:
@@ -79,6 +79,6 @@ def _read_text(file: Path) -> str:
     except OSError as error:
         raise UsageError(f"`{file}` cannot be read: {cause_of(error)}") from error
     except UnicodeDecodeError as error:
-        if len(raw) > ARTIFACT_BYTES_MAX:  # cut off inside a character
+        if len(raw) > ARTIFACT_BYTES_MAX:  # the error may come from cutting a character in two
             raise UsageError(f"the artifact is not 1 to {ARTIFACT_BYTES_MAX} bytes of text") from error
         raise UsageError(f"`{file}` is not UTF-8 at byte {error.start}") from error

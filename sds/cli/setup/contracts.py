@@ -1,4 +1,4 @@
-"""`sds contracts`: is a contract what its author meant, what does a new version change, and which one is in force."""
+"""`sds contracts`: check a contract, compare two versions, register one, and list a record's versions."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ from sds.kernel.envelope.state import Fields
 from sds.kernel.errors import ContractError, UsageError, cause_of
 from sds.kernel.registry import registry
 from sds.kernel.registry.contract_versions import Version, registered_contract, versions
-from sds.kernel.storage.store import Store
 from sds.lint.declared import source_findings
 from sds.lint.diff import ContractDiff, diff
 from sds.lint.finding import SEVERITIES, Finding, counted, in_words, sorted_findings
 from sds.lint.lint import Report, lint
 
-SEED = 1  # equal files give equal answers
+SEED = 1  # of the search for snapshots, so that equal files give equal answers
 READS_MAX = 200
 _SIGNS = {"wider": "+", "narrower": "-", "different": "~"}
 
@@ -51,15 +50,15 @@ def check(
     contract, lines = _load(file)
     report = _checked(contract)
     reads = _real_reads(source) if source else None
-    found = [*report.findings, *(source_findings(contract, reads) if reads is not None else ())]
-    found = sorted_findings([*found, *_said_by(contract, report, model)], lines)
-    counts = {severity: sum(finding.severity == severity for finding in found) for severity in SEVERITIES}
-    data = [finding.as_data(lines) for finding in found]
+    findings = [*report.findings, *(source_findings(contract, reads) if reads is not None else ())]
+    findings = sorted_findings([*findings, *_said_by(contract, report, model)], lines)
+    counts = {severity: sum(finding.severity == severity for finding in findings) for severity in SEVERITIES}
+    data = [finding.as_data(lines) for finding in findings]
     summary = ", ".join(counted(count, severity) for severity, count in counts.items() if count) or "no findings"
     print_either(
         as_json,
         {"file": str(file), "findings": data, "counts": counts, "snapshots": report.snapshots},
-        [*(_finding_line(file, each, lines) for each in found), f"{summary} ({report.snapshots} snapshots tried)"],
+        [*(_finding_line(file, each, lines) for each in findings), f"{summary} ({report.snapshots} snapshots tried)"],
     )
     if counts["error"] or (strict and counts["warning"]):
         raise typer.Exit(1)
@@ -76,8 +75,8 @@ def compare(
     Example: sds contracts diff contract.yaml contract-new.yaml --gate refund
     """
     before, after = load_contract(a), load_contract(b)
-    found = diff(before, after, _rng(), real=_real_reads(gate) if gate else ())
-    print_either(as_json, _diff_data(found), _diff_lines(found))
+    changes = diff(before, after, _rng(), real=_real_reads(gate) if gate else ())
+    print_either(as_json, _diff_data(changes), _diff_lines(changes))
 
 
 def register(
@@ -102,16 +101,16 @@ def register(
     make_private(folder)
     with closing(open_record(folder)) as store:
         known = registered_contract(store, contract.gate)
-        found = diff(known, contract, _rng()) if known else None
-        if found is not None and not as_json:
-            typer.echo("\n".join(_diff_lines(found)))
-        if found is not None and found.more and not acknowledge:
+        delta = diff(known, contract, _rng()) if known else None
+        if delta is not None and not as_json:
+            typer.echo("\n".join(_diff_lines(delta)))
+        if delta is not None and delta.more and not acknowledge:
             message = f"it permits more than the registered version `{known.version if known else ''}`"
-            raise UsageError(f"{message}: {', '.join(found.more)}", hint="read the difference, then add --acknowledge")
-        _put_in_force(store, contract, reason)
+            raise UsageError(f"{message}: {', '.join(delta.more)}", hint="read the difference, then add --acknowledge")
+        registry.register(store, contract, by="operator", now_ms=now_ms(), who=operator(), reason=reason)
     facts = {"gate": contract.gate, "version": contract.version, "contract_hash": contract.hash}
     line = f"{contract.gate}: version {contract.version} is in force ({contract.hash[:12]})"
-    print_either(as_json, {**facts, "diff": _diff_data(found) if found else None}, [line])
+    print_either(as_json, {**facts, "diff": _diff_data(delta) if delta else None}, [line])
 
 
 def list_contracts(gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
@@ -120,17 +119,13 @@ def list_contracts(gate: GateOption = "refund", as_json: JsonFlag = False) -> No
     Example: sds contracts list --gate refund
     """
     with closing(open_store(gate)) as store:
-        found = versions(store)
-    print_either(as_json, [asdict(version) for version in found], map(_version_line, found))
+        listed = versions(store)
+    print_either(as_json, [asdict(version) for version in listed], map(_version_line, listed))
 
 
 def _version_line(of: Version) -> str:
     at, why = when(of.registered_at_ms, "seconds"), ": ".join(word for word in (of.who, of.reason) if word)
     return f"{of.version}  {of.standing}  {of.contract_hash[:12]}  {of.agent_id}  {at}  {why}"
-
-
-def _put_in_force(store: Store, contract: Contract, reason: str) -> None:
-    registry.register(store, contract, by="operator", now_ms=now_ms(), who=operator(), reason=reason)
 
 
 def _rng() -> Random:
@@ -146,7 +141,7 @@ def _load(file: Path) -> tuple[Contract, Lines]:
 
 
 def _checked(contract: Contract) -> Report:
-    from sds.lint.language import language_findings  # noqa: PLC0415  numpy loads when it is needed
+    from sds.lint.language import language_findings  # noqa: PLC0415  imports numpy
 
     report = lint(contract, _rng())
     said = language_findings(contract, report.reached)
@@ -154,7 +149,7 @@ def _checked(contract: Contract) -> Report:
 
 
 def _said_by(contract: Contract, report: Report, model: Path | None) -> list[Finding]:
-    """Ask a model's tokenizer; without any model at hand, say that it was not asked."""
+    """Return the findings of a model's tokenizer; without an installed model, one finding that none was asked."""
     from sds.lint.language import model_findings  # noqa: PLC0415
     from sds.models.catalog.catalog import embedded_model  # noqa: PLC0415
     from sds.models.llamacpp.backend import LlamaBackend  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""`sds doctor`: is everything here that a decision needs? One line a check, exit code 1 when one fails."""
+"""`sds doctor`: check that everything a decision needs is there. One line for each check; exit code 1 when one fails."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from sds.policy.judgement import Judgement
 
 _DAMAGED = "keep the file as it is and put a copy back"
-_SHOWN = ("llama-cpp-python", "common-expression-language", "pydantic", "orjson", "numpy")
+_REQUIRED = ("llama-cpp-python", "common-expression-language", "pydantic", "orjson", "numpy")
 
 
 def doctor(options: EngineOptions = NO_OPTIONS, gate: OpenedGate = "refund") -> None:
@@ -61,15 +61,15 @@ def doctor(options: EngineOptions = NO_OPTIONS, gate: OpenedGate = "refund") -> 
 
     Example: sds doctor --model /models/mine.gguf
     """
-    found, opened, running = defined(gate), opened_engine(options, brief=True), list[str]()
+    definition, opened, running = defined(gate), opened_engine(options, brief=True), list[str]()
     checks: tuple[tuple[str, Callable[[], str]], ...] = (
         ("versions", _versions),
-        ("model and mask", lambda: _model(found, opened, running)),
-        ("readers", lambda: _readers(found, running)),
+        ("model and mask", lambda: _model(definition, opened, running)),
+        ("readers", lambda: _readers(definition, running)),
         ("store", _store),
-        *found.checks.items(),
-        ("contract", lambda: _contract(found)),
-        ("outside", lambda: _outside(found)),
+        *definition.checks.items(),
+        ("contract", lambda: _contract(definition)),
+        ("outside", lambda: _outside(definition)),
     )
     failed = 0
     for name, check in checks:
@@ -78,7 +78,7 @@ def doctor(options: EngineOptions = NO_OPTIONS, gate: OpenedGate = "refund") -> 
         except SdsError as error:
             failed += 1
             typer.echo(f"FAIL  {name}: {error}{f' ({error.hint})' if error.hint else ''}")
-        except ImportError as error:  # a package's metadata that is not there is one, too
+        except ImportError as error:  # PackageNotFoundError is one, too
             failed += 1
             what = "a package is missing" if missing_package(error) else "an import failed"
             typer.echo(f"FAIL  {name}: {what}: {one_line(error, 200)}")
@@ -98,13 +98,13 @@ def _versions() -> str:
         for each in extras
         if each.name in named and not each.version()
     ]
-    libraries = ", ".join([*(f"{name} {version(name)}" for name in _SHOWN), *optional])
+    libraries = ", ".join([*(f"{name} {version(name)}" for name in _REQUIRED), *optional])
     return f"sds {version('sovereign-decision-stream')}, python {platform.python_version()}, sqlite {sqlite3.sqlite_version}, {libraries}"
 
 
 def _model(gate: GateDefinition, opened: AbstractContextManager[Engine], running: list[str]) -> str:
-    """Raise where the model cannot decide; put its name to `running` where it can."""
-    import_module("sds.gate")  # what decides is loaded whole, so that what is missing of it is named
+    """Check the model, and add its name to `running`. Raises ModelError or ImportError where it cannot decide."""
+    import_module("sds.gate")  # imports all that decides, so that a missing package is named
     with opened as engine:
         check_asked(engine, gate.load_contract())
         running.append(engine.model)
@@ -112,8 +112,8 @@ def _model(gate: GateDefinition, opened: AbstractContextManager[Engine], running
 
 
 def _readers(gate: GateDefinition, running: list[str]) -> str:
-    """Raise when the fitted readers of a gate are refused, or the language model was calibrated as another than the one
-    that is `running`; say what reads. None is running: whether it was, nobody knows.
+    """Return what reads for a gate. Raises SdsError where its fitted readers are refused, or another language model than
+    the one in `running` was calibrated. `running` is empty where the model's own check failed.
     """
     contract = gate.load_contract()
     if not contract.policy:
@@ -131,7 +131,7 @@ def _readers(gate: GateDefinition, running: list[str]) -> str:
 
 
 def _read_by(name: str, judgement: Judgement, running: list[str], gate: GateDefinition) -> str:
-    """Return what reads `name`. Raises UsageError where that is a language model that another was calibrated as."""
+    """Return what reads `name`. Raises UsageError where another language model was calibrated to read it."""
     if (reader := judgement.readers.get(name)) is not None:
         return f"{name} by {reader.kind}@{reader.sha256[:12]}"
     if (known := judgement.manifest.models.get(name)) is None:
@@ -183,16 +183,16 @@ def _halted(folder: Path) -> bool:
 
 
 def _not_answering(folder: Path) -> list[tuple[str, str]]:
-    """Return the gates of a record whose executor does not answer, and since when."""
+    """Return the gates of a record whose executor's breaker is open, with its state in words."""
     with closing(_opened(folder)) as record:
-        if "executor_breakers" not in record.schema:  # of an older version, and not opened since
+        if "executor_breakers" not in record.schema:  # an older version's record, not opened since
             return []
         gates = [row[0] for row in record.rows("SELECT gate FROM executor_breakers WHERE opened_at_ms IS NOT NULL")]
         return [(gate, breaker.read(record, gate).text) for gate in gates]
 
 
 def _private(folder: Path) -> None:
-    """Raise when others than its user may look into a gate's folder, or read a file of it."""
+    """Raise UsageError where other users have rights to a gate's folder or its files, but for the public key."""
     if not is_there(folder):
         return
     files = (path for path in sorted(folder.iterdir()) if path.is_file() and path.name != PUBLIC_FILE)
@@ -203,7 +203,7 @@ def _private(folder: Path) -> None:
 
 
 def _signed(folder: Path) -> None:
-    """Raise when a gate would refuse to open: its keys are lost, or its ledger is not what was signed with them."""
+    """Raise SdsError where a gate would refuse to open: its keys are lost, or its ledger is not what they signed."""
     refuse_lost_key(folder)
     with closing(_opened(folder)) as record:
         if "checkpoints" in record.schema:
@@ -211,15 +211,14 @@ def _signed(folder: Path) -> None:
 
 
 def _read_through(folder: Path) -> None:
-    """Read every page of a record. Raises StoreError when one is damaged. Whether its contents are: `sds ledger`."""
+    """Read every page of a record. Raises StoreError where one is damaged. `sds ledger verify` checks the contents."""
     with closing(_opened(folder)) as record:
         try:
             found = record.damage(quick=True)
             known = record.schema
             version = record.value("SELECT value FROM meta WHERE key = 'schema_version'") if "meta" in known else None
-            missing = (
-                set() if version in UPGRADABLE else record.expected_schema.keys() - known.keys()
-            )  # opening it adds them
+            # opening an older record adds what it lacks
+            missing = set() if version in UPGRADABLE else record.expected_schema.keys() - known.keys()
         except StoreError as error:
             raise StoreError(f"`{record_name(folder)}` is damaged: {error}", hint=_DAMAGED) from error
     refuse_newer(version, f"`{record_name(folder)}`")
@@ -242,7 +241,7 @@ def _contract(gate: GateDefinition) -> str:
 
 
 def _outside(gate: GateDefinition) -> str:
-    """Raise when the record of a gate knows less than its executor lists: it was put back, or begun anew."""
+    """Raise WorldError where a gate's executor lists orders that its record lacks: it was restored, or begun anew."""
     folder = gate_home(gate.name)
     if (found := look_at_record(folder)) is None:
         return "nothing was ordered yet"

@@ -1,4 +1,4 @@
-"""`sds models`: which there are, what one is, what it is fastest as, whether a contract can be said in it."""
+"""`sds models`: list models, show one, check that it can write a contract's decisions, prepare it for this machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sds.definitions.definition import DEFAULT
 from sds.definitions.registry import find
 from sds.host.paths import home, model_cache
 from sds.kernel.canonical import one_line
-from sds.kernel.contract.schema import Contract, load_contract
+from sds.kernel.contract.schema import load_contract
 from sds.kernel.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
@@ -71,9 +71,8 @@ def show(path: PathArgument, as_json: JsonFlag = False) -> None:
     with named_model(path), inspect_model(existing(path)) as model:
         card = asdict(model.card)
     sha256 = card["sha256"]
-    card["prepared"] = [
-        _prepared_line(record, sha256) for record in records(model_cache()) if sha256 in _hashes(record)
-    ]
+    prepared = (record for record in records(model_cache()) if sha256 in (record.source.sha256, record.sha256))
+    card["prepared"] = [_prepared_line(record, sha256) for record in prepared]
     lines = (f"{name:20}  {one_line(str(value), LINE_CHARS_MAX)}" for name, value in _shown(card).items())
     print_either(as_json, card, lines)
 
@@ -83,7 +82,7 @@ def check(path: PathArgument, contract: ContractFile = None, as_json: JsonFlag =
 
     Example: sds models check /models/mine.gguf --contract contract.yaml
     """
-    asked = _contract(contract)
+    asked = load_contract(contract) if contract else find(DEFAULT).load_contract()
     from sds.engines.expressible import check_model, question_of  # noqa: PLC0415
     from sds.models.catalog.inspect import inspect_model  # noqa: PLC0415
     from sds.models.protocol import CONTEXT_TOKENS  # noqa: PLC0415
@@ -188,10 +187,6 @@ def _listed(record: Record) -> dict[str, str]:
     }
 
 
-def _hashes(record: Record) -> set[str]:
-    return {record.source.sha256, record.sha256}
-
-
 def _prepared_line(record: Record, sha256: str) -> str:
     if record.sha256 == sha256 != record.source.sha256:
         return (
@@ -207,12 +202,6 @@ def _folder() -> Path:
     if named and not Path(named).is_dir():
         raise UsageError(f"SDS_MODELS is `{named}`, which is no folder")
     return Path(named) if named else home() / "models"
-
-
-def _contract(path: Path | None) -> Contract:
-    if path:
-        return load_contract(path)
-    return find(DEFAULT).load_contract()
 
 
 def _shown(card: Mapping[str, Any]) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""`sds new`: a gate of one's own, written into a folder, that decides its first event at once."""
+"""`sds new`: write a new gate into a folder. It can decide its first event at once."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from sds.definitions.registry import installed
 from sds.kernel.errors import UsageError, cause_of
 
 TEMPLATE = Path(__file__).parents[2] / "gates" / "template"
-FILES = {"contract.yaml": "contract.yaml", "gate.py": "gate.py", "test_gate.txt": "test_gate.py"}  # of the template: as
+FILES = {"contract.yaml": "contract.yaml", "gate.py": "gate.py", "test_gate.txt": "test_gate.py"}  # template: new gate
 _ANYONE_WRITES = 0o002
-CALLED, AGENT = "my_gate", "my-gate"  # in the template
+CALLED, AGENT = "my_gate", "my-gate"  # the template's names of gate and agent
 
 
 def new(
@@ -44,7 +44,7 @@ def new(
 
 
 def _write(name: str, into: Path) -> None:
-    """Write the files beside their place, then rename: whole or not at all, and over nothing."""
+    """Write the files into a temporary folder, then rename it: all or nothing. Raises UsageError where `into` exists."""
     if into.exists():
         raise UsageError(f"`{into}` is there already, and nothing is written over it", hint="take another --folder")
     into.absolute().parent.mkdir(parents=True, exist_ok=True)
@@ -55,6 +55,6 @@ def _write(name: str, into: Path) -> None:
             text = (TEMPLATE / source).read_text(encoding="utf-8")
             text = text.replace(CALLED, name).replace(AGENT, name.replace("_", "-"))
             (made / file).write_text(text, encoding="utf-8")
-        for each in (made, *made.iterdir()):  # its code decides, and its contract is refused where anyone can write it
+        for each in (made, *made.iterdir()):  # a contract that anyone can write is refused
             each.chmod(each.stat().st_mode & ~_ANYONE_WRITES)
         made.rename(into)

@@ -1,6 +1,6 @@
-"""Pages for people, under /console: what waits for a human, one case at a time, what is decided now, and who may stop it.
+"""The console: web pages under /console for reviewers and operators (waiting cases, single decisions, live figures, halt).
 
-They are made here, on the server; without scripts a browser loses only that the live page renews itself.
+The server renders the pages. Without scripts a browser loses only the live page's refresh and the list's keys.
 """
 
 from __future__ import annotations
@@ -9,4 +9,4 @@ from sds.service.console import actions, routes
 
 __all__ = ["actions", "router"]
 
-router = routes.router  # and the routes that `actions` has added
+router = routes.router  # with the routes that importing `actions` adds

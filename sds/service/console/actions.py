@@ -1,5 +1,5 @@
-"""What the console changes: logging in and out, taking a case, deciding it, stopping and starting. Every form carries its
-session's token; who did it is the owner of the key, and stands in the ledger.
+"""The console's POST routes: log in and out, take a case, decide it, halt a gate or suspend an agent. Every form carries its
+session's CSRF token. The ledger names the owner of the key.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Form = Annotated[dict[str, str], Depends(form)]
 
 
 def ours(request: Request, me: Me, sent: Form) -> dict[str, str]:
-    """Return a form that a page of this session has sent. Raises Problem: 403."""
+    """Return a form that was sent by a page of this session. Raises Problem (403)."""
     if not is_ours(request, sent.get("csrf", ""), me.csrf):
         raise Problem("ROLE_MISSING", _NOT_OURS, hint="load the page again, then send it from there")
     return sent
@@ -60,13 +60,13 @@ def _tries(request: Request) -> Tries:
     state = request.app.state
     if not hasattr(state, "console_tries"):
         state.console_tries = Tries(service(request).now_ms)
-    found: Tries = state.console_tries
-    return found
+    tries: Tries = state.console_tries
+    return tries
 
 
 @router.post("/login")
 def log_in(request: Request, sent: Form) -> Response:
-    """Open a session for a key: for one that is right, however many others were tried."""
+    """Open a session for a key. A right key is always accepted, however many wrong ones were tried."""
     cookie = cookie_of(request, LOGIN)
     if not cookie or not is_ours(request, sent.get("csrf", ""), login_csrf(cookie)):
         return _login(request, 403, Refusal("This form was not sent by our page.", "It is a fresh one now: try again."))
@@ -80,7 +80,7 @@ def log_in(request: Request, sent: Form) -> Response:
 
 
 def _wrong_key(request: Request) -> Response:
-    """Refuse a key that opens nothing, and count it; 429 where too many came from one address."""
+    """Refuse a wrong key: 401, or 429 where too many have come from its address."""
     tries, address = _tries(request), request.client.host if request.client else ""
     if wait_s := tries.wait_s(address):
         response = _login(request, 429, Refusal("Too many tries.", f"Try again in {wait_s} seconds."))
@@ -101,7 +101,7 @@ def log_out(request: Request, me: Me, _: Ours) -> Response:
 
 @router.post("/cases/{gate}/{dfid}/take")
 def take(request: Request, me: Me, gate: str, dfid: str, sent: Ours) -> Response:
-    """Take a case, or give it back, for others to see."""
+    """Take a case, which others can see, or give it back."""
     allowed(request, me, gate, "review", dfid)
     state = service(request)
     if sent.get("take") == "yes":
@@ -113,7 +113,7 @@ def take(request: Request, me: Me, gate: str, dfid: str, sent: Ours) -> Response
 
 @router.post("/cases/{gate}/{dfid}")
 def decide(request: Request, me: Me, gate: str, dfid: str, sent: Ours) -> Response:
-    """Decide a case as its form says; where that is refused, show it as it is now, and why."""
+    """Decide a case as its form says. Where that is refused, show the case as it is now, and why."""
     opened = allowed(request, me, gate, "review", dfid)
     state = service(request)
     try:
@@ -123,20 +123,20 @@ def decide(request: Request, me: Me, gate: str, dfid: str, sent: Ours) -> Respon
         status = 503 if isinstance(error, StoreError) else 409
         looked = forms.looked_at(sent)
         return show_case(request, opened, dfid, status=status, refused=refusal(error), sent=sent, looked=looked)
-    with suppress(StoreError):  # it is decided, whatever this says
+    with suppress(StoreError):  # the case is decided all the same
         taken.give_back(state.database, gate, dfid)
     return RedirectResponse(f"{PATH}/cases/{gate}/{dfid}", 303)
 
 
 def _decimals(gate: Gate, action: str) -> dict[str, int]:
-    """Return how many decimals each number of a kind has, by the terms that a human decides under."""
+    """Return the number of decimals of each parameter of a kind, by the contract's terms for humans."""
     spec = gate.contract.human.kinds.get(action) or gate.contract.kinds.get(action)
     return {name: spec.scale(name) for name in spec.params} if spec else {}
 
 
 @router.post("/live/{gate}")
 def operate(request: Request, me: Me, gate: str, sent: Ours) -> Response:
-    """Halt, resume, suspend or reactivate, with a reason."""
+    """Halt or resume a gate, or suspend or reactivate its agent, with a reason."""
     opened = allowed(request, me, gate, "operate")
     try:
         _operate(opened.gate, me.name, sent, service(request).now_ms())

@@ -1,6 +1,6 @@
-"""One case as its page shows it: what happened, what was proposed and why it was not done, what may be decided now.
+"""Read one case for its page: what happened, what was proposed, why a human has to decide, what they may decide now.
 
-Everything is read; nothing is claimed or recorded. Texts are as the record has them: the template escapes them.
+Nothing is written. Texts are as in the record: the template escapes them.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from sds.service.console import words
 from sds.service.console.words import Piece
 
 _NUMBER = re.compile(r"([A-Za-z_]\w{0,63})=(-?[0-9]{1,16})")
-_WHOLE = ("decision", "action")  # what the choice of a whole decision is called, by a policy and by a model
-_SAID = ("outcome", "decision", "who", "reason", "reason_code", "status", "reference", "right")  # of a ledger entry
+_DECISION_CHOICES = ("decision", "action")  # names of the choice of a whole decision: a policy's and a model's
+_SHOWN = ("outcome", "decision", "who", "reason", "reason_code", "status", "reference", "right")  # of a ledger entry
 
 
 @dataclass(frozen=True, slots=True)
 class FieldRow:
-    """One field of the state. `looked`: what it was when the page was shown whose form was sent, where that is known."""
+    """One field of the state, as text: as the agent read it, now, and (`looked`) on the page whose form was sent, if any."""
 
     path: str
     then: str
@@ -52,7 +52,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Alternatives:
-    """What the model could choose between at one place, likeliest first."""
+    """The alternatives of one choice of the model with their probabilities, likeliest first."""
 
     name: str
     shares: tuple[Share, ...]
@@ -60,7 +60,7 @@ class Alternatives:
 
 @dataclass(frozen=True, slots=True)
 class NumberField:
-    """A number a human may set. `least`, `most`, `step` are decimals in major units, as they are typed."""
+    """A number that a human may set. `least`, `most`, `step`: decimals in major units, as they are typed."""
 
     name: str
     least: str
@@ -72,7 +72,7 @@ class NumberField:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One decision a human may make instead. `fixed`: numbers that the rules set; `impacts`: of its least and its most."""
+    """One decision that a human may make instead. `fixed`: numbers that the rules set; `impacts`: of its least and most."""
 
     name: str
     numbers: tuple[NumberField, ...]
@@ -93,8 +93,8 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class CasePage:
-    """What the page of one case shows. `seen` names the state that was looked at; empty where it could not be read, which
-    `unread` says why. `leaning`: the likeliest decision of an agent that made none. `override`: whether the proposal may be carried out as it is.
+    """The content of one case's page. `seen`: the id of the state that is shown; "" where it cannot be read, and `unread` says
+    why. `leaning`: the likeliest decision of an agent that made none. `override`: whether the proposal may be carried out.
     """
 
     gate: str
@@ -121,23 +121,23 @@ class CasePage:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """What was found in the evidence, each once, in the order of the text."""
+        """What was found in the evidence, each pattern once, in the order of the text."""
         return tuple(dict.fromkeys(mark for piece in self.evidence for mark in piece.marks))
 
     @property
     def looked(self) -> bool:
-        """Whether it is known what an earlier page showed."""
+        """Whether the state on the page whose form was sent is known."""
         return any(row.looked for row in self.fields)
 
     @property
     def shown(self) -> str:
-        """The state as it is shown, for the form to carry: what has changed since can then be said."""
+        """The state on this page as JSON. The form carries it, so that the next page can mark what has changed."""
         return json.dumps({row.path: row.now for row in self.fields}, ensure_ascii=False)
 
 
 def case_page(gate: Gate, dfid: str, review: HumanReview, *, currency: str, looked: Mapping[str, str]) -> CasePage:
-    """Read one case. `looked`: fields as a page showed them earlier. Raises UsageError when there is none, StoreError when
-    it cannot be read.
+    """Read one case. `looked`: the fields on the page whose form was sent. Raises UsageError where there is no such case,
+    StoreError where it cannot be read.
     """
     case = review.case(dfid)
     view, unread = _view(review, case)
@@ -170,7 +170,7 @@ def case_page(gate: Gate, dfid: str, review: HumanReview, *, currency: str, look
 
 
 def _view(review: HumanReview, case: Case) -> tuple[CaseView | None, str]:
-    """Look at the world as it is now; where it cannot be read, say why: a human may end the case all the same."""
+    """Read the state as it is now, or return why it cannot be read: a human may end the case all the same."""
     try:
         return review.view(case), ""
     except SdsError as error:
@@ -190,7 +190,7 @@ def _fields(
 
 
 def numbers(terms: Contract, action: str, values: Mapping[str, int], currency: str) -> Iterator[tuple[str, str]]:
-    """Yield the numbers of a decision as people read them; of a kind that is not known, in minor units."""
+    """Yield the numbers of a decision as text: in major units, or in minor ones where the contract does not know the kind."""
     spec = terms.kinds.get(action)
     for name, value in values.items():
         known = spec is not None and (name in spec.params or name in spec.fills)
@@ -198,7 +198,7 @@ def numbers(terms: Contract, action: str, values: Mapping[str, int], currency: s
 
 
 def alternative(measured: Mapping[str, Any], terms: Contract, currency: str) -> Alternatives:
-    """Return what the model could choose between at one place, its labels as people read them."""
+    """Return the alternatives of one recorded choice, with labels for people."""
     probabilities, chosen = measured.get("probabilities", {}), measured.get("chosen")
     ranked = sorted(probabilities.items(), key=lambda share: -share[1])
     return Alternatives(
@@ -210,7 +210,7 @@ def alternative(measured: Mapping[str, Any], terms: Contract, currency: str) -> 
 
 
 def _label(terms: Contract, label: str, currency: str) -> str:
-    """Return a label of an alternative; of one that is a whole decision (`KIND amount=5000`) its numbers with decimals."""
+    """Return an alternative's label. The numbers of a whole decision (`KIND amount=5000`) get their decimals."""
     kind, *given = label.split(" ")
     found = [_NUMBER.fullmatch(each) for each in given]
     if kind not in terms.kinds or None in found:
@@ -220,9 +220,9 @@ def _label(terms: Contract, label: str, currency: str) -> str:
 
 
 def leaning(case: Case, terms: Contract, currency: str) -> str:
-    """Return what the agent thought likeliest and how likely, where it measured that and handed the case over."""
+    """Return the likeliest decision with its probability, where the agent measured that and decided nothing; else ""."""
     for measured in case.alternatives:
-        if measured.get("choice") in _WHOLE and not case.action:
+        if measured.get("choice") in _DECISION_CHOICES and not case.action:
             likeliest = alternative(measured, terms, currency).shares[:1]
             return "".join(f"{each.label} ({each.probability:.2f})" for each in likeliest)
     return ""
@@ -249,9 +249,9 @@ def _kind(kind: KindBound, impacts: tuple[Impact, ...], currency: str) -> Kind:
 
 
 def history(gate: Gate, dfid: str, *, texts: bool) -> Iterator[Entry]:
-    """Yield what the ledger has of a flow, oldest first; `texts`: with the reasons that people gave.
+    """Yield the ledger's entries of a flow, oldest first. `texts`: with the reasons that people gave.
 
-    Raises StoreError when that cannot be read.
+    Raises StoreError where the ledger cannot be read.
     """
     record = flow_record(gate.store, dfid) or {"ledger": ()}
     try:
@@ -260,7 +260,7 @@ def history(gate: Gate, dfid: str, *, texts: bool) -> Iterator[Entry]:
             body |= body["by"] if isinstance(body.get("by"), dict) else {}
             if not texts and body.get("reason") not in (None, ""):
                 body["reason"] = words.FOR_REVIEWERS
-            detail = ", ".join(words.plain(body[name]) for name in _SAID if body.get(name) not in (None, ""))
+            detail = ", ".join(words.plain(body[name]) for name in _SHOWN if body.get(name) not in (None, ""))
             yield Entry(entry["at_ms"], entry["kind"], words.entry(entry["kind"]), detail)
     except NOT_AS_WRITTEN as error:
         raise unreadable(dfid) from error

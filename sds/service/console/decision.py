@@ -1,4 +1,4 @@
-"""The whole causal record of one decision as its page shows it, from trigger to receipt: reading only."""
+"""Read the whole causal record of one decision, from trigger to receipt, for its page. Nothing is written."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PROPOSED = ("policy_kind", "justification", "model", "tokens", "passes")
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One part of the record. `pieces`: text with what was found in it marked; `lines`: sentences."""
+    """One part of the record. `facts`: (name, value); `pieces`: a text with its marks; `lines`: further lines."""
 
     title: str
     facts: Facts = ()
@@ -36,7 +36,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class DecisionPage:
-    """One decision. `state` and `action` are what became of it; sections in the order in which they happened."""
+    """One decision. `state`, `action`: its outcome; `sections`: in the order in which things happened."""
 
     gate: str
     dfid: str
@@ -51,9 +51,9 @@ class DecisionPage:
 
 
 def decision_page(gate: Gate, dfid: str, *, currency: str, texts: bool) -> DecisionPage:
-    """Read one decision; `texts`: with what customers, models and reviewers wrote.
+    """Read one decision. `texts`: with the texts of customers, models and reviewers.
 
-    Raises UsageError when there is none, StoreError when it cannot be read.
+    Raises UsageError where there is no such flow, StoreError where it cannot be read.
     """
     record = flow_record(gate.store, dfid)
     if record is None:
@@ -81,9 +81,9 @@ def decision_page(gate: Gate, dfid: str, *, currency: str, texts: bool) -> Decis
 
 
 def without_texts(terms: Contract, record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a flow's record with `for reviewers` in place of every text of a customer, a model or a reviewer.
+    """Return a flow's record with `FOR_REVIEWERS` in place of every text of a customer, a model or a reviewer.
 
-    Ids, numbers, codes, hashes and times stay. Raises what a record raises that is not as it was written.
+    Ids, numbers, codes, hashes and times stay. Raises one of NOT_AS_WRITTEN where the record is damaged.
     """
     flow, named = record["decision_flows"], (terms.event.id, terms.event.key)
     event = json.loads(flow["trigger_event"])
@@ -106,7 +106,7 @@ def _hidden(value: object) -> object:
 
 
 def _without(row: Mapping[str, Any] | None, text: str) -> dict[str, Any] | None:
-    """Return a row without one text, and of its justification the code alone."""
+    """Return a row without the column `text`, and with the code alone of its justification."""
     if row is None:
         return None
     code = None if row["justification"] is None else row["justification"].partition(":")[0]
@@ -114,7 +114,7 @@ def _without(row: Mapping[str, Any] | None, text: str) -> dict[str, Any] | None:
 
 
 def _reasons_without(row: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return a row of which each reason says its gate and code: its line may quote what was proposed."""
+    """Return a row with only gate and code of each reason: a reason's line may quote the proposal."""
     if row is None:
         return None
     reasons = [(gate_no, code, FOR_REVIEWERS) for gate_no, code, _ in json.loads(row["reasons"])]
@@ -122,7 +122,7 @@ def _reasons_without(row: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _snapshot_without(terms: Contract, row: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return a snapshot without what the model read, and of the state without what is any text by its declared type."""
+    """Return a snapshot's row without the prompt and without the state's fields that are declared as strings."""
     if row is None:
         return None
     body = json.loads(row["body"])
@@ -136,8 +136,8 @@ def _snapshot_without(terms: Contract, row: Mapping[str, Any] | None) -> dict[st
 def _sections(gate: Gate, record: Mapping[str, Any], currency: str) -> Iterator[Section]:
     yield Section("Flow", _facts(record["decision_flows"], _FLOW))
     yield _trigger(gate, record)
-    yield from _read(gate, record, currency)
-    yield from _tries(record)
+    yield from _state_and_prompt(gate, record, currency)
+    yield from _attempts(record)
     if proposed := record["policy_proposals"]:
         confidence = proposed["confidence"]
         certain = () if confidence is None else (("confidence", f"{confidence:.3f}"),)
@@ -173,8 +173,8 @@ def _trigger(gate: Gate, record: Mapping[str, Any]) -> Section:
     return Section("Event", facts, words.pieces(str(event.get(evidence, ""))))
 
 
-def _read(gate: Gate, record: Mapping[str, Any], currency: str) -> Iterator[Section]:
-    """Yield the state as it was read, and what the model was given to read."""
+def _state_and_prompt(gate: Gate, record: Mapping[str, Any], currency: str) -> Iterator[Section]:
+    """Yield the sections of the state as the agent read it, and of the model's prompt."""
     snapshot = record["context_snapshots"]
     if not snapshot:
         return
@@ -190,12 +190,12 @@ def _read(gate: Gate, record: Mapping[str, Any], currency: str) -> Iterator[Sect
     )
     *ours, evidence = json.loads(snapshot["prompt"]) or [""]
     text = "".join(each if each.endswith("\n") else f"{each}\n" for each in ours)
-    found = tuple(map(words.pattern, json.loads(snapshot["security"])))
-    note = (f"Found in the evidence: {', '.join(found)}.",) if found else ()
+    patterns = tuple(map(words.pattern, json.loads(snapshot["security"])))
+    note = (f"Found in the evidence: {', '.join(patterns)}.",) if patterns else ()
     yield Section("What the model read", pieces=(Piece(text), *words.pieces(evidence)), lines=note)
 
 
-def _tries(record: Mapping[str, Any]) -> Iterator[Section]:
+def _attempts(record: Mapping[str, Any]) -> Iterator[Section]:
     for attempt in record["attempts"]:
         reasons = (f"gate {gate_no}: {code}: {line}" for gate_no, code, line in json.loads(attempt["reasons"]))
         yield Section(
@@ -204,7 +204,7 @@ def _tries(record: Mapping[str, Any]) -> Iterator[Section]:
 
 
 def _rationale(record: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the proposal as it was written, and what the model said of why, before or after it."""
+    """Yield the proposal as it was written, and the model's rationale before or after the decision."""
     written = record["policy_proposals"]["proposal"]
     yield words.plain(written)
     proposal = parse_recorded(written.encode())

@@ -1,4 +1,4 @@
-"""What a form of the console says, and the decision it means. Pure but for the reading of the body."""
+"""Read the console's forms, and the human's decision in the form of a case. All but `form` is pure."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from sds.service.problems import Problem
 from sds.service.state import service
 
 FIELDS_MAX = 64
-NUMBER = "number."  # what a form calls the numbers of a decision begins with it
+NUMBER = "number."  # prefix of a form's fields for the numbers of a decision
 _RESOLUTIONS: dict[str, Resolve] = {name: name for name in ("OVERRIDE", "MODIFY", "ABORT", "SETTLED", "REJECTED")}
 _DECIMAL = re.compile(r"(-?(?:0|[1-9][0-9]{0,15}))(?:\.([0-9]{1,6}))?")
 
 
 async def form(request: Request) -> dict[str, str]:
-    """Return the fields of a form that was sent. Raises Problem: 400, 408, 413, 415."""
+    """Return the fields of the form in a request's body. Raises Problem (400, 408, 413, 415)."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/x-www-form-urlencoded":
         raise Problem("MEDIA_TYPE", "a form is `application/x-www-form-urlencoded`")
     settings = service(request).settings
@@ -40,16 +40,16 @@ async def form(request: Request) -> dict[str, str]:
         pairs = parse_qsl(body.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=FIELDS_MAX)
     except ValueError:
         raise Problem("USAGE", "this is no form of this page") from None
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         raise Problem("USAGE", "a field of the form is there twice")
-    return found
+    return fields
 
 
 def decided(sent: Mapping[str, str], who: str, decimals: Mapping[str, int]) -> HumanDecision:
-    """Return what a human decided with the form of a case. `decimals`: of each number that its kind takes.
+    """Return the human's decision in the form of a case. `decimals`: by number of the kind.
 
-    Raises UsageError: the form says no decision that there is.
+    Raises UsageError where there is no such decision.
     """
     wanted = _RESOLUTIONS.get(sent.get("decision", ""))
     if wanted is None:
@@ -66,7 +66,7 @@ def decided(sent: Mapping[str, str], who: str, decimals: Mapping[str, int]) -> H
 
 
 def _change(sent: Mapping[str, str], decimals: Mapping[str, int]) -> str:
-    """Return the JSON of another decision, its numbers with all their decimals, as the kernel reads them."""
+    """Return the JSON of a MODIFY decision, its numbers with all their decimals, as the kernel reads them."""
     typed = {name.removeprefix(NUMBER): text for name, text in sent.items() if name.startswith(NUMBER)}
     numbers = ",".join(
         f"{json.dumps(name)}:{written(text.strip(), decimals.get(name, 0))}" for name, text in sorted(typed.items())
@@ -75,23 +75,23 @@ def _change(sent: Mapping[str, str], decimals: Mapping[str, int]) -> str:
 
 
 def written(text: str, decimals: int) -> str:
-    """Return a number with its decimals written out: 40 and 40.5 are 40.00 and 40.50 where there are two.
+    """Return a typed number with all its decimals: with two, 40 and 40.5 become 40.00 and 40.50.
 
-    What cannot be written so stays as it was typed, as a text if it is no number, and the kernel says what is wrong with it.
+    A number with more decimals stays as typed, and anything else becomes a JSON string: the kernel then refuses it.
     """
-    found = _DECIMAL.fullmatch(text)
-    if found is None:
+    match = _DECIMAL.fullmatch(text)
+    if match is None:
         return json.dumps(text)
-    whole, part = found.groups(default="")
+    whole, part = match.groups(default="")
     if len(part) > decimals:
         return text
     return f"{whole}.{part.ljust(decimals, '0')}" if decimals else whole
 
 
 def looked_at(sent: Mapping[str, str]) -> dict[str, str]:
-    """Return the fields of the state as the page showed them whose form was sent; it is shown again, and no more."""
+    """Return the fields of the state that the form's page showed, for display only; empty where they cannot be read."""
     try:
-        found = json.loads(sent.get("shown", "{}"))
+        shown = json.loads(sent.get("shown", "{}"))
     except (ValueError, RecursionError):
         return {}
-    return {name: text for name, text in found.items() if isinstance(text, str)} if isinstance(found, dict) else {}
+    return {name: text for name, text in shown.items() if isinstance(text, str)} if isinstance(shown, dict) else {}

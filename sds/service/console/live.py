@@ -1,7 +1,6 @@
-"""What is decided now: the last minutes of each gate's ledger, how long decisions took, who is stopped. Reading only.
+"""Read the live page's figures: each gate's decisions of the last minutes, their times, its agents, whether it is halted.
 
-The figures come from the record, so they are the same whichever of several processes is asked; what waits for a turn is that
-of the process that answers.
+The figures come from the record, so all processes show the same, but for `queued` and `deciding`.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from sds.kernel.storage.store import Row as Record
 from sds.service.console import words
 
 MINUTES = 15
-READ_MAX = 2_000  # decisions of one gate that are looked at
-ENTRIES_MAX = 8_000  # entries at the ledger's end that are looked through for them
+READ_MAX = 2_000  # decisions of one gate that are read
+ENTRIES_MAX = 8_000  # entries at the ledger's end that are searched for them
 SHOWN_MAX = 12  # decisions that are listed, newest first
-MOVES_READ_MAX = 50
+MOVES_READ_MAX = 50  # moves of agents that are searched for an agent's last one
 
 _DECIDED = """
 SELECT l.at_ms, l.dfid, f.created_at_ms, f.event_id, f.state, p.policy_kind, e.status, f.tag, v.outcome
@@ -41,7 +40,7 @@ _ACTS = "SELECT at_ms, body FROM ledger WHERE dfid = '' AND kind = ? ORDER BY id
 
 @dataclass(frozen=True, slots=True)
 class DecidedFlow:
-    """One decision. `took_ms`: from its event to its entry in the ledger."""
+    """One decision. `took_ms`: from its flow's opening to its entry in the ledger; `became`: its order's status, or its tag."""
 
     at_ms: int
     took_ms: int
@@ -54,7 +53,7 @@ class DecidedFlow:
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """One agent. `since`: its last move, where the record has it near its end."""
+    """One agent. `since`: its last move, None where it is not among the last `MOVES_READ_MAX` in the ledger."""
 
     agent_id: str
     status: str
@@ -64,8 +63,9 @@ class Agent:
 
 @dataclass(frozen=True, slots=True)
 class GateNow:
-    """One gate as it stands. `minutes`: decisions in each of the last `MINUTES`, oldest first; `p50_ms`, `p99_ms`: None
-    where nothing was decided. `queued`, `deciding`: in this process. `executor`: how it answers, in words.
+    """One gate now. `minutes`: decisions in each of the last `MINUTES`, oldest first; `p50_ms`, `p99_ms`: None without any.
+    `queued`, `deciding`: in this process. `executor`: its state in words; `answers`: whether its breaker is closed. `whole`:
+    whether all decisions of these minutes were read.
     """
 
     name: str
@@ -86,13 +86,13 @@ class GateNow:
 
 
 def gate_now(name: str, gate: Gate, now_ms: int) -> GateNow:
-    """Read how a gate stands. Raises StoreError when the record cannot be read."""
+    """Read one gate's figures. Raises StoreError where its record cannot be read."""
     store = gate.store
     rows = store.rows(_DECIDED, (ENTRIES_MAX, now_ms - MINUTES * 60_000, READ_MAX))
-    found = [_decided(row) for row in rows]
-    took = sorted(each.took_ms for each in found)
+    flows = [_decided(row) for row in rows]
+    took = sorted(each.took_ms for each in flows)
     minutes = [0] * MINUTES
-    for each in found:
+    for each in flows:
         minutes[-1 - min(MINUTES - 1, max(0, now_ms - each.at_ms) // 60_000)] += 1
     state = breaker.read(store, gate.contract.gate)
     return GateNow(
@@ -100,22 +100,22 @@ def gate_now(name: str, gate: Gate, now_ms: int) -> GateNow:
         halted=_halt(gate) if store.halted else None,
         agents=tuple(_agents(gate, now_ms)),
         waiting=cases.count_waiting(store, gate.contract.gate),
-        queued=getattr(gate, "queued", 0),
-        deciding=getattr(gate, "deciding", 0),
-        decided=len(found),
+        queued=gate.queued,
+        deciding=gate.deciding,
+        decided=len(flows),
         escalated=sum(row[8] == "ESCALATED" for row in rows),
         minutes=tuple(minutes),
         p50_ms=percentile(took, 50),
         p99_ms=percentile(took, 99),
         executor=state.text,
         answers=not state.is_open,
-        last=tuple(found[:SHOWN_MAX]),
-        whole=len(found) < READ_MAX,
+        last=tuple(flows[:SHOWN_MAX]),
+        whole=len(flows) < READ_MAX,
     )
 
 
 def percentile(ordered: Sequence[int], percent: int) -> int | None:
-    """Return the nearest-rank percentile of what is in order; None of nothing."""
+    """Return the nearest-rank percentile of sorted numbers; None of none."""
     return ordered[-(-len(ordered) * percent // 100) - 1] if ordered else None
 
 

@@ -1,8 +1,9 @@
-"""The queue: what waits for a human at every gate that somebody may review, as links sort and filter it."""
+"""The queue page: the cases that wait for a human at the gates a reviewer may see, sorted, filtered and paged by links."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -17,8 +18,8 @@ from sds.service.console import words
 from sds.service.console.case import leaning, numbers
 from sds.service.console.taken import Taken
 
-READ_MAX = 500  # cases of one gate that are looked through, oldest first
-PAGE = 50  # rows of a page
+READ_MAX = 500  # waiting cases of one gate that are read, oldest first
+PAGE = 50  # rows on a page
 
 TEXT_CHARS_MAX = 200
 _PAGE = re.compile(r"[1-9][0-9]{0,5}")
@@ -30,8 +31,8 @@ _IMPACTS: dict[Impact | None, str] = {"HIGH": "1", "LOW": "2", None: "3"}
 
 @dataclass(frozen=True, slots=True)
 class QueueRow:
-    """One case that waits. `proposed`: in words, empty where nothing is, and then what
-    the agent was `leaning` to, if it was measured; `taken`: by whom, if by anybody.
+    """One waiting case. `proposed`: the proposal in words, "" where there is none; `leaning`: then the agent's likeliest
+    decision, where that was measured; `taken`: who has taken the case.
     """
 
     gate: str
@@ -48,7 +49,7 @@ class QueueRow:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a link of the queue asks for. Empty: all of it. `page` counts from 1."""
+    """What a link of the queue asks for. An empty filter lets all cases pass. `page` counts from 1."""
 
     sort: Sort = "age"
     gate: str = ""
@@ -58,14 +59,14 @@ class Wanted:
 
     @classmethod
     def read(cls, query: Mapping[str, str]) -> Wanted:
-        """Read a query; what it asks for that there is not is left out, for a link may be an old one."""
+        """Read a query. Invalid values count as not given, since a link may be an old one."""
         sort = _SORTS.get(query.get("sort", ""), "age")
         gate, impact, reason = (query.get(name, "")[:TEXT_CHARS_MAX] for name in ("gate", "impact", "reason"))
         page = query.get("page", "")
         return cls(sort, gate, impact, reason, int(page) if _PAGE.fullmatch(page) else 1)
 
     def link(self, **changes: object) -> str:
-        """Return the query of a link that changes this; a filter that is changed begins at the first page."""
+        """Return the query of a link with these changes. It leads to the first page unless `page` is given."""
         whole = {"sort": self.sort, "gate": self.gate, "impact": self.impact, "reason": self.reason, "page": 1}
         asked = {name: value for name, value in (whole | changes).items() if value not in ("", "age", 1, 0)}
         return f"?{urlencode(asked)}" if asked else "?"
@@ -73,8 +74,8 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """What is shown. `found`: rows that the filters leave; `waiting`: all that wait, `more` where only the oldest of them
-    were looked through. `gates`, `impacts`, `reasons`: what there is to filter by, with how many each.
+    """The content of a page. `found`: number of rows after filtering; `waiting`: number of cases read; `more`: whether a gate
+    has more than `READ_MAX`. `gates`, `impacts`, `reasons`: the values to filter by, with the number of cases of each.
     """
 
     rows: tuple[QueueRow, ...]
@@ -89,7 +90,7 @@ class Queue:
 
 
 def waiting(name: str, gate: Gate, currency: str, taken: Mapping[str, Taken]) -> list[QueueRow]:
-    """Return what waits at one gate, oldest first. `taken`: by flow."""
+    """Return the rows of one gate, oldest first. `taken`: by dfid. Raises StoreError."""
     terms = human_contract(gate.contract)
     found = cases.waiting(gate.store, terms, limit=READ_MAX + 1)
     return [
@@ -118,28 +119,28 @@ def _reason(case: Case) -> str:
     return "RECORD_DAMAGED" if case.damaged else "UNKNOWN" if case.unknown else case.reason_code or ""
 
 
-def queue(found: Sequence[QueueRow], wanted: Wanted) -> Queue:
-    """Filter, sort and cut what waits."""
-    rows = [row for row in found if _fits(row, wanted)]
-    rows.sort(key=lambda row: (_first(row, wanted.sort), row.since_ms, row.dfid))
+def queue(waiting: Sequence[QueueRow], wanted: Wanted) -> Queue:
+    """Return one page of rows, filtered and sorted."""
+    rows = [row for row in waiting if _fits(row, wanted)]
+    rows.sort(key=lambda row: (_sort_key(row, wanted.sort), row.since_ms, row.dfid))
     pages = max(1, -(-len(rows) // PAGE))
     page = min(wanted.page, pages)
-    by_gate = _counts(row.gate for row in found)
+    by_gate = _counts(row.gate for row in waiting)
     return Queue(
         rows=tuple(rows[(page - 1) * PAGE : page * PAGE]),
         found=len(rows),
-        waiting=len(found),
+        waiting=len(waiting),
         more=any(count > READ_MAX for count in by_gate.values()),
         gates=by_gate,
-        impacts=_counts(row.impact or "none" for row in found),
-        reasons=_counts(row.reason for row in found),
+        impacts=_counts(row.impact or "none" for row in waiting),
+        reasons=_counts(row.reason for row in waiting),
         page=page,
         pages=pages,
     )
 
 
-def _first(row: QueueRow, sort: Sort) -> str:
-    """Return what comes before age in an order."""
+def _sort_key(row: QueueRow, sort: Sort) -> str:
+    """Return the sort key that comes before age."""
     return {"age": "", "impact": _IMPACTS[row.impact], "reason": row.reason}[sort]
 
 
@@ -151,7 +152,4 @@ def _fits(row: QueueRow, wanted: Wanted) -> bool:
 
 
 def _counts(values: Iterable[str]) -> dict[str, int]:
-    counted: dict[str, int] = {}
-    for value in values:
-        counted[value] = counted.get(value, 0) + 1
-    return dict(sorted(counted.items()))
+    return dict(sorted(Counter(values).items()))

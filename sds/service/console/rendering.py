@@ -1,4 +1,4 @@
-"""Makes pages of templates, with what a browser must know of every page; and answers what goes wrong with a page, too."""
+"""Render the console's pages from templates, with their security headers; errors are answered with a page, too."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ POLICY = "; ".join(
 )
 STATIC = {"console.css": "text/css", "console.js": "text/javascript", "icon.svg": "image/svg+xml"}
 _LINKS = (("queue", PATH, "Waiting", {"review"}), ("live", f"{PATH}/live", "Live", {"read", "operate"}))
-# What the kernel says to somebody at a terminal, said to somebody at a page.
+# The kernel's hints are for a terminal. These replace them on a page, by reason code.
 _MENDS = {
     "ACKNOWLEDGEMENT_REQUIRED": "If that is what you want, tick the box that says so, then send it again.",
     "STATE_DRIFT_DETECTED": "Look at what has changed below. What you typed is still here; send it again if it still holds.",
@@ -44,7 +44,7 @@ _MENDS = {
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What was refused, in the kernel's own line, and its mend."""
+    """A refusal as a page shows it: the kernel's message, and a hint (`mend`)."""
 
     message: str
     mend: str = ""
@@ -70,7 +70,7 @@ _PAGES = _environment()
 
 
 def render(request: Request, template: str, status: int = 200, **values: Any) -> HTMLResponse:
-    """Return a page. What every page shows comes of the request: who is logged in, and what is halted."""
+    """Return a page. Its head shows who is logged in, and which gates are halted; `values` are the template's own."""
     state: Service = service(request)
     session: ConsoleSession | None = getattr(request.state, "session", None)
     whole = {
@@ -89,15 +89,15 @@ def render(request: Request, template: str, status: int = 200, **values: Any) ->
 def _halted(state: Service, session: ConsoleSession) -> tuple[str, ...]:
     try:
         return tuple(name for name, each in state.gates_of(session.caller).items() if each.gate.store.halted)
-    except (Problem, SdsError):  # the page itself says what is wrong
+    except (Problem, SdsError):  # the page's own content shows the error
         return ()
 
 
 class ConsoleRoute(APIRoute):
-    """A route whose every answer is a page, with its headers: also of what went wrong."""
+    """A route that answers with a page and its security headers, also where an error is raised."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return the handler of the route, between these."""
+        """Return the route's handler, wrapped."""
         handle = super().get_route_handler()
 
         async def page(request: Request) -> Response:
@@ -125,7 +125,7 @@ def _refused(request: Request, problem: Problem) -> Response:
 
 @cache
 def static(name: str) -> tuple[bytes, str]:
-    """Return a file that pages need, and its ETag. Raises KeyError where there is none of this name."""
+    """Return a static file of `STATIC`, and its ETag. Raises KeyError for any other name."""
     if name not in STATIC:
         raise KeyError(name)
     data = files("sds.service.console").joinpath("static", name).read_bytes()

@@ -1,4 +1,4 @@
-"""The addresses under /console: pages that only look. What changes something is in `actions`."""
+"""The console's GET routes: pages that change nothing. `actions` has the others."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ def sessions(request: Request) -> Sessions:
 
 
 def logged_in(request: Request) -> ConsoleSession:
-    """Return who is logged in. Raises LoggedOutError, and Problem: 429, where their key asked too often."""
+    """Return the session of a request. Raises LoggedOutError, and Problem (429) where its key has asked too often."""
     cookie = cookie_of(request, SESSION)
-    found = sessions(request).find(cookie) if cookie else None
-    if found is None:
+    session = sessions(request).find(cookie) if cookie else None
+    if session is None:
         raise LoggedOutError
-    service(request).callers.take_turn(found.key_digest)
-    request.state.session = found
-    return found
+    service(request).callers.take_turn(session.key_digest)
+    request.state.session = session
+    return session
 
 
 Me = Annotated[ConsoleSession, Depends(logged_in)]
 
 
 def allowed(request: Request, me: ConsoleSession, gate: str, role: str, dfid: str = "") -> OpenGate:
-    """Return a gate at which somebody has a role. Raises Problem: they have not, or there is no such gate or flow."""
+    """Return a gate at which the session has a role. Raises Problem: it has not, or there is no such gate or flow."""
     me.caller.check(role, gate)
     opened = service(request).gate(gate)
     if dfid and review.gate_of([opened.gate], dfid) is None:
@@ -60,18 +60,18 @@ def allowed(request: Request, me: ConsoleSession, gate: str, role: str, dfid: st
 
 @router.get("")
 def waiting_page(request: Request, me: Me) -> Response:
-    """Show what waits for a human, as the query sorts and filters it."""
+    """Show the cases that wait for a human, sorted and filtered by the query."""
     if "review" not in me.roles:
         return RedirectResponse(f"{PATH}/live", 303)
-    wanted, found, failures = Wanted.read(request.query_params), list[QueueRow](), list[str]()
+    wanted, rows, failures = Wanted.read(request.query_params), list[QueueRow](), list[str]()
     state = service(request)
     for name, opened in state.gates_of(me.caller).items():
         try:
             of_gate = taken.of_gate(state.database, name, state.now_ms())
-            found += waiting(name, opened.gate, opened.definition.demo.currency, of_gate)
-        except SdsError as error:  # a record that cannot be read hides no other
+            rows += waiting(name, opened.gate, opened.definition.demo.currency, of_gate)
+        except SdsError as error:  # the other gates are shown all the same
             failures.append(f"{name}: {error}")
-    return render(request, "queue.html", here="queue", queue=queue(found, wanted), wanted=wanted, failures=failures)
+    return render(request, "queue.html", here="queue", queue=queue(rows, wanted), wanted=wanted, failures=failures)
 
 
 @router.get("/cases/{gate}/{dfid}")
@@ -90,7 +90,7 @@ def show_case(
     sent: Mapping[str, str] | None = None,
     looked: Mapping[str, str] | None = None,
 ) -> Response:
-    """Show a case. `refused`: why what was `sent` was not done; `looked`: the state that its page had shown."""
+    """Show a case. `sent`: a form that was refused, and `refused` why; `looked`: the state on the page it was sent from."""
     state = service(request)
     at = HumanReview(opened.gate.kernel, now_ms=state.now_ms)
     page = case_page(opened.gate, dfid, at, currency=opened.definition.demo.currency, looked=looked or {})
@@ -103,13 +103,13 @@ def show_case(
 
 @router.get("/live")
 def live_page(request: Request, me: Me) -> Response:
-    """Show what is decided now, and who may stop it."""
+    """Show the live figures, with the forms that halt and resume for operators."""
     return show_live(request, me)
 
 
 @router.get("/live/now")
 def now(request: Request, me: Me) -> Response:
-    """Show the part of the live page that is renewed."""
+    """Show the part of the live page that is refreshed."""
     return render(request, "now.html", **_now(request, me))
 
 
@@ -124,21 +124,21 @@ def show_live(request: Request, me: ConsoleSession, status: int = 200, **values:
 
 
 def _now(request: Request, me: ConsoleSession) -> dict[str, Any]:
-    """Return what the live page shows of each gate. Raises Problem where none may be seen."""
+    """Return the live page's values. Raises Problem where the key has neither `read` nor `operate`."""
     if not me.roles & {"read", "operate"}:
         me.caller.check("read")
-    state, found, failures = service(request), list[live.GateNow](), list[str]()
+    state, gates, failures = service(request), list[live.GateNow](), list[str]()
     for name, opened in state.gates_of(me.caller).items():
         try:
-            found.append(live.gate_now(name, opened.gate, state.now_ms()))
+            gates.append(live.gate_now(name, opened.gate, state.now_ms()))
         except SdsError as error:
             failures.append(f"{name}: {error}")
-    return {"gates": found, "failures": failures, "may_review": "review" in me.roles}
+    return {"gates": gates, "failures": failures, "may_review": "review" in me.roles}
 
 
 @router.get("/decisions/{gate}/{dfid}")
 def decision(request: Request, me: Me, gate: str, dfid: str) -> Response:
-    """Show the whole causal record of one decision; its texts to reviewers alone."""
+    """Show the whole causal record of one decision, with its texts for reviewers alone."""
     opened = allowed(request, me, gate, "read", dfid)
     texts = "review" in me.roles and me.caller.may_see(gate)
     page = decision_page(opened.gate, dfid, currency=opened.definition.demo.currency, texts=texts)
@@ -147,7 +147,7 @@ def decision(request: Request, me: Me, gate: str, dfid: str) -> Response:
 
 @router.get("/find")
 def find(request: Request, me: Me) -> Response:
-    """Find a flow by its id, or by that of its event; go there where it is the only one."""
+    """Find flows by their dfid or event id; redirect to the flow where it is the only one."""
     asked = request.query_params.get("q", "").strip()[:FIND_CHARS_MAX]
     role = "decisions" if "read" in me.roles else "cases" if "review" in me.roles else ""
     gates = service(request).gates_of(me.caller).items() if asked and role and review.can_be_held(asked) else ()
@@ -167,7 +167,7 @@ def _flows(store: Reader, gate: str, asked: str) -> list[str]:
 
 @router.get("/help")
 def help_page(request: Request) -> Response:
-    """Show which keys there are, and what words mean: to anybody."""
+    """Show the help page, also to those who are not logged in."""
     with suppress(LoggedOutError):
         logged_in(request)
     return render(request, "help.html")
@@ -175,7 +175,7 @@ def help_page(request: Request) -> Response:
 
 @router.get("/static/{name}")
 def file(request: Request, name: str) -> Response:
-    """Give a style sheet, a script or an icon; 304 to who has it."""
+    """Send a style sheet, a script or an icon; 304 where the browser's copy is current."""
     if name not in STATIC:
         raise Problem("NOT_FOUND")
     data, tag = static(name)

@@ -1,7 +1,7 @@
-"""Who is at the console: a key, given once, then a cookie; and that a form was sent by a page of ours.
+"""Sessions of the console: a key is given once, then a cookie stands for it; and the check that a form came from our page.
 
-The cookie is 256 random bits, of which the service keeps SHA-256, with the key's digest: a key that is revoked ends its
-sessions. It is HttpOnly and SameSite=Strict, and Secure but on this machine's own http.
+The cookie is 256 random bits. The service stores its SHA-256 with the key's digest, so that revoking a key ends its
+sessions. The cookie is HttpOnly and SameSite=Strict, and Secure except for plain http on this machine.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from sds.service.database import Database, sessions
 from sds.service.state import came_through_proxy
 
 PATH = "/console"
-ROLES = frozenset({"read", "review", "operate"})  # a key with none of these has nothing to do here
-IDLE_MS = 2 * 3_600_000
-WHOLE_MS = 12 * 3_600_000  # then a new log-in is asked for, whatever was done meanwhile
+ROLES = frozenset({"read", "review", "operate"})  # a key needs one of these to open a session
+IDLE_MS = 2 * 3_600_000  # a session ends after this time without use
+WHOLE_MS = 12 * 3_600_000  # a session ends after this time, used or not
 OF_KEY_MAX = 32  # sessions of one key; one more ends its oldest
-NOTED_MS = 60_000  # how exactly it is kept when a session was last used
-TRIES_MAX, TRIES_MS = 20, 60_000  # log-ins that fail, from one address
+NOTED_MS = 60_000  # how often the time of a session's last use is written at most
+TRIES_MAX, TRIES_MS = 20, 60_000  # failed log-ins from one address, within this time
 ADDRESSES_MAX = 4_096
 
 
 class LoggedOutError(Exception):
-    """Nobody is logged in, or not any more."""
+    """The request has no session, or one that has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConsoleSession:
-    """Who is logged in. `csrf`: what every form of theirs carries; `cookie`: what the browser has."""
+    """One session. `csrf`: the token that each of its forms carries; `cookie`: the browser's cookie."""
 
     caller: Caller
     key_digest: str
@@ -54,7 +54,7 @@ class ConsoleSession:
 
 
 class Sessions:
-    """Opens, finds and ends sessions. `token`: gives so many random bytes, as hexadecimal digits."""
+    """Opens, finds and ends sessions. `token(n)`: returns n random bytes as hexadecimal digits. Methods raise StoreError."""
 
     def __init__(
         self, database: Database, callers: Callers, *, now_ms: Callable[[], int], token: Callable[[int], str]
@@ -62,9 +62,9 @@ class Sessions:
         self._database, self._callers, self._now_ms, self._token = database, callers, now_ms, token
 
     def open(self, key: str) -> ConsoleSession | None:
-        """Return a new session for a key; None: it is none, unknown, revoked, or has no role here.
+        """Return a new session for a key; None: the key is malformed, unknown, revoked, or lacks `ROLES`.
 
-        What has not the form of a key is refused without the database. Raises Problem: 429, the key asked too often.
+        A malformed key is refused without reading the database. Raises Problem (429) where the key has asked too often.
         """
         if not is_key(key):
             return None
@@ -88,7 +88,7 @@ class Sessions:
         return made
 
     def find(self, cookie: str) -> ConsoleSession | None:
-        """Return the session of a cookie; None where there is none, it is over, or its key was revoked."""
+        """Return the session of a cookie; None where there is none, it has ended, or its key was revoked."""
         now_ms, digest = self._now_ms(), digest_of(cookie)
         with self._database.reading() as connection:
             row = connection.execute(sa.select(sessions).where(sessions.c.digest == digest)).first()
@@ -108,14 +108,14 @@ class Sessions:
 
 
 class Tries:
-    """Counts the log-ins that failed, by address: behind a proxy many share one, so only a wrong key has to wait."""
+    """Counts failed log-ins by address. Only wrong keys have to wait, since many users share the address of a proxy."""
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms
         self._failed = OrderedDict[str, list[int]]()
 
     def wait_s(self, address: str) -> int:
-        """Return how many seconds an address has to wait before its next try; 0: none."""
+        """Return how many seconds an address has to wait after another wrong key; 0: it need not wait."""
         now_ms = self._now_ms()
         recent = [at_ms for at_ms in self._failed.get(address, ()) if 0 <= now_ms - at_ms < TRIES_MS]
         return 0 if len(recent) < TRIES_MAX else 1 + (recent[-TRIES_MAX] + TRIES_MS - now_ms) // 1000
@@ -129,8 +129,8 @@ class Tries:
 
 
 def is_secure(request: Request) -> bool:
-    """Tell whether cookies are to be sent over TLS alone: always, but where a browser asks this machine itself by http, and no
-    proxy asks for it, which may have put this machine's name in the place of its own.
+    """Tell whether cookies are Secure: always, unless the request names a loopback host by http and came through no proxy,
+    which may have replaced the host's name.
     """
     asked_here = is_loopback(request.url.hostname or "") and not came_through_proxy(request)
     return request.url.scheme == "https" or not asked_here
@@ -141,9 +141,9 @@ def cookie_of(request: Request, name: str) -> str:
 
 
 def set_cookie(request: Request, response: Response, name: str, value: str) -> None:
-    """Give the browser a cookie of ours; an empty value takes it away."""
+    """Set a cookie in the browser; an empty value deletes it."""
     secure = is_secure(request)
-    # a name that begins with `__Host-` is taken only with Secure, this path and no domain: no neighbour can set it
+    # browsers accept `__Host-` names only with Secure, path `/` and no domain: no other host can set such a cookie
     response.set_cookie(
         _name(request, name),
         value,
@@ -160,11 +160,11 @@ def _name(request: Request, name: str) -> str:
 
 
 def login_csrf(cookie: str) -> str:
-    """Return what the log-in form carries: nobody is logged in yet, so it stands for a cookie of its own, never for none."""
+    """Return the CSRF token of the log-in form. There is no session yet, so it is derived from a cookie of its own."""
     return sha256(f"log-in form {cookie}".encode()).hexdigest()
 
 
 def is_ours(request: Request, sent: str, expected: str) -> bool:
-    """Tell whether a form comes from a page of ours: by what it carries, and by what the browser says of it."""
+    """Tell whether a form was sent by a page of ours: by its CSRF token, and by the browser's `Sec-Fetch-Site`."""
     said = request.headers.get("sec-fetch-site", "same-origin")
     return said in ("same-origin", "none") and hmac.compare_digest(sent.encode(), expected.encode())

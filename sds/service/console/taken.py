@@ -1,4 +1,4 @@
-"""Who is at work on which case, for others to see. It locks nothing: the kernel lets a case be decided exactly once."""
+"""Which reviewer has taken which case, for the others to see. It locks nothing: the kernel decides a case exactly once."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import sqlalchemy as sa
 
 from sds.service.database import Database, taken
 
-KEPT_MS = 30 * 60_000  # then it is free again
+KEPT_MS = 30 * 60_000  # after this time a taken case is free again
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """`who` took it at `at_ms`, with the key of this digest."""
+    """Who took a case, the digest of their key, and when in milliseconds since 1970."""
 
     who: str
     key_digest: str
@@ -22,14 +22,14 @@ class Taken:
 
 
 def of_gate(database: Database, gate: str, now_ms: int) -> Mapping[str, Taken]:
-    """Return the cases of a gate that are taken now, by flow."""
+    """Return the cases of a gate that are taken now, by dfid."""
     with database.reading() as connection:
         rows = connection.execute(sa.select(taken).where(taken.c.gate == gate, taken.c.at_ms > now_ms - KEPT_MS)).all()
     return {row.dfid: Taken(row.who, row.key_digest, row.at_ms) for row in rows}
 
 
 def take(database: Database, gate: str, dfid: str, by: Taken) -> None:
-    """Take a case, or take it over from whoever has it; what was forgotten long ago goes."""
+    """Take a case, also from whoever has it. Entries older than `KEPT_MS` are deleted."""
     with database.transaction() as connection:
         connection.execute(taken.delete().where(taken.c.at_ms <= by.at_ms - KEPT_MS))
         mine = {"key_digest": by.key_digest, "who": by.who, "at_ms": by.at_ms}

@@ -1,4 +1,4 @@
-"""How the console says things: codes in a sentence, times, amounts, and text that draws nothing. Pure."""
+"""Texts of the console: codes as sentences, times, amounts, untrusted text with invisible characters spelled out. Pure."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from sds.kernel.envelope.state import Value
 from sds.kernel.errors import NOT_AS_WRITTEN
 
 UNSEEN = "UNSEEN"
-FOR_REVIEWERS = "for reviewers"  # stands for a text that a key without the role `review` is not shown
-MONEY_SCALE = 2  # decimals of the amounts that a gate's currency is of: `Demo.currency`
+FOR_REVIEWERS = "for reviewers"  # shown in place of a text where the key lacks the role `review`
+MONEY_SCALE = 2  # numbers with this many decimals are amounts in the gate's currency, `Demo.currency`
 
 _WORD = re.compile(r"\w{0,40}")
 
-# Why a case waits, by the code that the record has of it. What is not here is shown as its code.
+# Why a case waits, by its code in the record. Other codes are shown as they are.
 _WHY = {
     "AGENT_SUSPENDED": "The agent was suspended when this case came, so a human decides it.",
     "APPROVAL_REQUIRED": "The contract asks a human to approve what the agent proposed.",
@@ -51,7 +51,7 @@ _WHY = {
     "UNKNOWN": "An order was sent, and nobody knows what became of it.",
 }
 
-# What an entry of the ledger says of a flow.
+# What an entry of the ledger says about a flow, by its kind.
 _ENTRIES = {
     "ADOPTED": "An order found outside was taken over",
     "CONTRADICTED": "The outside said otherwise later",
@@ -80,7 +80,7 @@ _PATTERNS = {
 
 
 def why(code: str | None) -> str:
-    """Return a sentence for the code of why a case waits; a code that has none, itself."""
+    """Return the sentence for the code of why a case waits, or the code where it has none."""
     return _WHY.get(code or "", code or "It says not why.")
 
 
@@ -93,38 +93,38 @@ def pattern(name: str) -> str:
 
 
 def plain(value: object) -> str:
-    """Return a value on one line, what cannot be seen spelled out."""
+    """Return a value as text on one line, with invisible characters spelled out."""
     return "".join(char if is_seen(char) else ascii(char)[1:-1] for char in str(value))
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece of evidence as it is shown. `marks`: what was found in it, in words; empty for ordinary text."""
+    """A piece of evidence as it is shown. `marks`: the patterns found in it, in words; empty for ordinary text."""
 
     text: str
     marks: tuple[str, ...] = ()
 
 
 def pieces(text: str) -> tuple[Piece, ...]:
-    """Cut evidence where injection patterns begin and end, and where characters cannot be seen; line ends stay."""
+    """Cut evidence into pieces at injection patterns and at invisible characters; line ends stay."""
     cuts: list[Piece] = []
     at = 0
     for start, end, names in passages(text):
-        whole = _rest_of_word(text, end)
+        whole = _end_of_word(text, end)
         cuts += _seen(text[at:start], ())
         cuts += _seen(text[max(at, start) : whole], names)
         at = max(at, whole)
     return (*cuts, *_seen(text[at:], ()))
 
 
-def _rest_of_word(text: str, at: int) -> int:
-    """Return where the word ends that a pattern may have ended in."""
-    found = _WORD.match(text, at)
-    return found.end() if found else at
+def _end_of_word(text: str, at: int) -> int:
+    """Return the end of the word at a position, since a pattern may end within a word."""
+    match = _WORD.match(text, at)
+    return match.end() if match else at
 
 
 def _seen(text: str, names: tuple[str, ...]) -> Iterator[Piece]:
-    """Yield a text as pieces, with what cannot be seen spelled out in pieces of its own."""
+    """Yield a text as pieces, with invisible characters spelled out in pieces of their own."""
     marks = tuple(map(pattern, names))
     for hidden, run in groupby(text, lambda char: not (is_seen(char) or char in "\n\t")):
         if hidden:
@@ -134,7 +134,7 @@ def _seen(text: str, names: tuple[str, ...]) -> Iterator[Piece]:
 
 
 def when(at_ms: int) -> str:
-    """Return a time of the record as people read it, in UTC; one that no calendar has, as it stands there."""
+    """Return a time, in milliseconds since 1970, as text in UTC; one that is outside the calendar as a number."""
     try:
         return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
     except (OSError, *NOT_AS_WRITTEN):
@@ -146,7 +146,7 @@ def iso(at_ms: int) -> str:
 
 
 def ago(at_ms: int, now_ms: int) -> str:
-    """Return how long ago something was, in its largest whole unit."""
+    """Return the time since `at_ms` in its largest whole unit."""
     seconds = max(0, now_ms - at_ms) // 1000
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= size:
@@ -155,7 +155,7 @@ def ago(at_ms: int, now_ms: int) -> str:
 
 
 def amount(value: int, scale: int, currency: str) -> str:
-    """Return a number with its decimals; what has those of money, with the currency where the gate names one."""
+    """Return a number with its decimals; one with `MONEY_SCALE` decimals also with the currency, if there is one."""
     text = format_literal(value, scale)
     return f"{text} {unit(scale, currency)}".rstrip()
 
@@ -165,7 +165,7 @@ def unit(scale: int, currency: str) -> str:
 
 
 def field(path: str, declared: str, value: Value | None, currency: str) -> str:
-    """Return a field of the state as a human reads it: by its declared type."""
+    """Return a field of the state as text for people, by its declared type."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -178,7 +178,7 @@ def field(path: str, declared: str, value: Value | None, currency: str) -> str:
 
 
 def bounds(allowed: Bound, currency: str) -> str:
-    """Return the values a number may have, in words."""
+    """Return the permitted values of a number in words."""
     low, high = (format_literal(end, allowed.scale) for end in (allowed.lo, allowed.hi))
     text = f"{low} to {high}" if allowed.lo < allowed.hi else low
     step = f", in steps of {format_literal(allowed.step, allowed.scale)}" if allowed.step > 1 else ""

@@ -1,1 +1,1 @@
-"""What a request for a decision says beside its event, and what was answered under a key before."""
+"""The terms of a request for a decision (deadline, waiting, idempotency key), and the answers kept under those keys."""

@@ -1,9 +1,8 @@
-"""Answers under an `Idempotency-Key` (draft-ietf-httpapi-idempotency-key-header): the same key and event give the first
-answer, byte for byte.
+"""Keep the answers under an `Idempotency-Key` (draft-ietf-httpapi-idempotency-key-header): the same key and event get the
+first answer again, byte for byte.
 
-A key is claimed for an event before that is decided, so that another event under it is refused also while the first is
-under way. A key is one caller's, at one gate. What decides only once is the event's own id: keys that are lost cost
-nothing but the first answer's wording.
+A key belongs to one caller at one gate. It is claimed before its event is decided, so that another event under it is refused
+even while the first is under way. A lost key loses only the first answer's wording: the event's id ensures one decision.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _ROW = (_KEPT.fingerprint, _KEPT.event_id, _KEPT.dfid, _KEPT.status, _KEPT.body)
 
 @dataclass(frozen=True, slots=True)
 class KeyClaim:
-    """One key of one caller at one gate, and the event it is to stand for. `fingerprint`: as the record recognises that."""
+    """One key of one caller at one gate, and its event. `fingerprint`: the record's keyed hash of that event."""
 
     caller: str
     gate: str
@@ -46,12 +45,12 @@ class KeyClaim:
     fingerprint: str
 
     def values(self, **beside: object) -> dict[str, object]:
-        """Return what a statement takes of it, and what is given beside."""
+        """Return the claim's fields as a statement's values, with those given beside."""
         return {name: getattr(self, name) for name in ("caller", "gate", "key", "event_id", "fingerprint")} | beside
 
 
 class _Statements:
-    """What is done with one key, each in one statement. `own`: a row is this key's; `same`: and stands for this event."""
+    """The prepared statements about one key. `own` selects the key's row; `same` does so where it stands for this event."""
 
     def __init__(self, database: Database) -> None:
         own = sa.and_(*(column == sa.bindparam(column.name) for column in _KEY))
@@ -65,11 +64,11 @@ class _Statements:
             _KEPT.event_id == keep.excluded.event_id,
             _KEPT.fingerprint == keep.excluded.fingerprint,
         )
-        # how long it is kept counts from the answer
+        # an answer is kept for `kept_ms` from when it was given, not from the claim
         kept = {name: keep.excluded[name] for name in (*answer, "made_at_ms")}
         self.find = database.prepared(sa.select(*_ROW).where(own))
         self.find_same = database.prepared(sa.select(*_ROW).where(same))
-        # what changes nothing where the key is there returns the row that is
+        # where the key is there this update changes nothing, and returns the row
         self.claim = database.prepared(
             claim.on_conflict_do_update(index_elements=_KEY, set_={"key": claim.excluded.key}).returning(*_ROW)
         )
@@ -82,7 +81,7 @@ class _Statements:
 
 @dataclass(frozen=True, slots=True)
 class KeptAnswer:
-    """What was answered under a key first."""
+    """The first answer under a key: HTTP status, flow, and the body's bytes."""
 
     status: int
     dfid: str
@@ -90,61 +89,61 @@ class KeptAnswer:
 
 
 class KeptAnswers:
-    """The answers of a service. `kept_ms`: how long each is. Blocks: call it in a thread."""
+    """The answers that a service keeps, each for `kept_ms`. The methods block, and raise StoreError."""
 
     def __init__(self, database: Database, *, now_ms: Callable[[], int], kept_ms: int) -> None:
         self._database, self._now_ms, self._kept_ms = database, now_ms, kept_ms
         self._statements, self._swept_at_ms = _Statements(database), 0
 
     def find(self, claim: KeyClaim, gate: Gate, event: Event) -> KeptAnswer | None:
-        """Return what was answered under a key, by reading alone. Raises Problem where it stands for another event.
+        """Return the answer under a key; None: there is none. Raises Problem where the key stands for another event.
 
-        What the record did not decide so, since it was put back from a backup meanwhile, is forgotten.
+        An answer is forgotten where its event was erased, or where the record, restored from a backup, lacks the decision.
         """
         rows = self._statements.find(claim.values())
-        found = _checked(rows[0], gate, event) if rows else None
-        if found is None:
+        kept = _checked(rows[0], gate, event) if rows else None
+        if kept is None:
             return None
         if gate.store.value(_ERASED, (claim.gate, claim.event_id)) is not None:
             self._forget(claim.gate, [claim.event_id])
             return None
-        if found.status == HTTPStatus.OK and not _is_of(gate, found):
-            self.forget(claim, found)
+        if kept.status == HTTPStatus.OK and not _is_of(gate, kept):
+            self.forget(claim, kept)
             return None
-        return found
+        return kept
 
     def claim(self, claim: KeyClaim, gate: Gate, event: Event) -> KeptAnswer | None:
-        """Claim a key for an event; return what was answered under it meanwhile. Raises Problem as `find` does."""
+        """Claim a key for an event; return the answer under it, if there is one by now. Raises Problem as `find` does."""
         self._sweep_now_and_then()
         (row,) = self._statements.claim(claim.values(made_at_ms=self._now_ms()))
         return _checked(row, gate, event)
 
     def keep(self, claim: KeyClaim, answer: KeptAnswer) -> KeptAnswer:
-        """Keep an answer, unless one is kept; return the one that is. Where the key was released meanwhile and stands for
-        another event, the answer itself is returned, and not kept.
+        """Keep an answer unless one is kept already; return the one that is kept. Where the key was released meanwhile and
+        now stands for another event, nothing is kept and `answer` is returned.
         """
         values = claim.values(made_at_ms=self._now_ms(), status=answer.status, dfid=answer.dfid, body=answer.body)
         rows = self._statements.keep(values) or self._statements.find_same(claim.values())
         return (rows and _answer(rows[0])) or answer
 
     def release(self, claim: KeyClaim) -> None:
-        """Forget a key under which nothing was answered, where it stands for the claim's own event."""
+        """Forget a key that has no answer, where it stands for the claim's event."""
         self._statements.release(claim.values())
 
     def forget(self, claim: KeyClaim, answer: KeptAnswer) -> None:
-        """Forget an answer that is kept under a key, where it is still this one."""
+        """Forget the answer under a key, where it is still this one."""
         self._statements.forget(claim.values(body=answer.body))
 
     def sweep(self) -> int:
-        """Remove up to `SWEPT_MAX` answers that were kept long enough; return how many."""
+        """Remove up to `SWEPT_MAX` answers that are older than `kept_ms`; return how many."""
         old = sa.select(*_KEY).where(_KEPT.made_at_ms < self._now_ms() - self._kept_ms).limit(SWEPT_MAX)
         with self._database.transaction() as connection:
             return connection.execute(idempotency.delete().where(sa.tuple_(*_KEY).in_(old))).rowcount
 
     def forget_erased(self, gate: Gate) -> int:
-        """Remove what was answered about events of a gate whose texts were erased since; return how many answers.
+        """Remove the answers about events of a gate whose texts were erased; return how many.
 
-        They are in no file after it: where somebody reads meanwhile, after the next time.
+        They are then in no file either, unless somebody was reading meanwhile: then the next call removes them from it.
         """
         name = gate.contract.gate
         erased = gate.store.rows(_ERASED_SINCE, (name, self._now_ms() - self._kept_ms))
@@ -169,7 +168,7 @@ class KeptAnswers:
 
 
 def claim_of(caller: str, gate: Gate, key: str, event: Event) -> KeyClaim:
-    """Return what is claimed when a caller sends an event under a key."""
+    """Return the claim of a caller that sends an event under a key."""
     return KeyClaim(caller, gate.contract.gate, key, event.id, gate.store.keyring.fingerprints(_body(event))[0])
 
 
@@ -186,14 +185,14 @@ def _answer(row: Row) -> KeptAnswer | None:
 
 
 def _is_of(gate: Gate, kept: KeptAnswer) -> bool:
-    """Tell whether the record has made the decision that was answered. What came of it since does not count."""
+    """Tell whether the record has the decision of a kept answer. What became of the decision since does not count."""
     now, said = answer(gate.store, kept.dfid), orjson.loads(kept.body)
     if now is None:
         return False
     decided = _DECIDED if said.get("resolution") == now.resolution else _DECIDED_BY_AGENT
     return all(
         said[name] == getattr(now, name) for name in decided if name in said
-    )  # another version may say other things
+    )  # another version may have other fields
 
 
 def _body(event: Event) -> str:
@@ -201,5 +200,5 @@ def _body(event: Event) -> str:
 
 
 def _dfid(gate: Gate, event_id: str) -> str:
-    found = gate.store.value("SELECT dfid FROM events WHERE gate = ? AND event_id = ?", (gate.contract.gate, event_id))
-    return str(found or "")
+    dfid = gate.store.value("SELECT dfid FROM events WHERE gate = ? AND event_id = ?", (gate.contract.gate, event_id))
+    return str(dfid or "")

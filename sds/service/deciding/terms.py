@@ -1,4 +1,4 @@
-"""What a request for a decision says beside its event: how long it may take, whether to wait, under which key it may be repeated."""
+"""Read the terms of a request for a decision from its headers and query: deadline, waiting, idempotency key, trace."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Headers = Mapping[str, Sequence[str]]  # by name in lower case, in the order in 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """`deadline_ms`: from the request's arrival; None: what the contract gives. `key`: the idempotency key, unquoted.
+    """`deadline_ms`: from the request's arrival; None: the contract's. `key`: the idempotency key, without quotes.
 
-    `traceparent`: as it was sent (W3C); what is none counts for nothing.
+    `traceparent`: the W3C header as it was sent, not checked; "" without one.
     """
 
     deadline_ms: int | None
@@ -36,15 +36,15 @@ class Terms:
 
 
 def headers_of(scope: Scope) -> Headers:
-    """Return the headers of a request, read once."""
-    found = dict[str, list[str]]()
+    """Return the headers of a request, by name."""
+    headers = dict[str, list[str]]()
     for name, value in scope["headers"]:
-        found.setdefault(name.decode("latin-1"), []).append(value.decode("latin-1"))
-    return found
+        headers.setdefault(name.decode("latin-1"), []).append(value.decode("latin-1"))
+    return headers
 
 
 def terms_of(headers: Headers, query: bytes, deadline_ms_max: int) -> Terms:
-    """Read headers and query of a request. Raises Problem: 400."""
+    """Read the headers and query of a request. Raises Problem (400)."""
     return Terms(
         _deadline(headers, query, deadline_ms_max),
         _responds_async(headers),

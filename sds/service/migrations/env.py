@@ -1,4 +1,4 @@
-"""Runs the migrations over the connection it is given, in the transaction of whoever gave it."""
+"""Run the migrations over the caller's connection, within the caller's transaction."""
 
 from alembic import context
 

@@ -1,4 +1,4 @@
-"""What a process of the service does beside answering: it measures, follows its ledgers, recovers, delivers, looks around."""
+"""What a service process does besides answering: metrics, spans, streams of changes, recovery, webhooks, health probes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sds.service.state import Service
 
 
 class Operations:
-    """The parts of one process. `streams`: how many streams of changes each caller has open."""
+    """The operational parts of one process. `streams`: the number of open streams of changes, by caller's name."""
 
     def __init__(self, service: Service) -> None:
         self.metrics, self._admission = Metrics(), service.admission
@@ -49,7 +49,7 @@ class Operations:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Do what is done in the background for a block."""
+        """Run the background threads for a block."""
         self.background.start()
         try:
             yield
@@ -58,6 +58,6 @@ class Operations:
 
 
 def operations(request: HTTPConnection) -> Operations:
-    """Return the operations of the service that a request came to."""
-    found: Operations = request.app.state.operations
-    return found
+    """Return the service's operations for a request."""
+    running: Operations = request.app.state.operations
+    return running

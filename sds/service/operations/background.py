@@ -1,6 +1,6 @@
-"""Threads of one process that work beside its requests. Nothing they meet ends them: it is logged, counted, and tried again.
+"""The background threads of one process. No error ends a thread: it is logged and counted, and the work is tried again.
 
-Recovery and deliveries are of one process at a time, for each gate (`Store.exclusively`).
+For each gate, one process at a time recovers, and one delivers webhooks (`Store.exclusively`).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from sds.service.operations.webhooks import Deliverer
 from sds.service.state import Service
 
 SAMPLE_EVERY_S = 1.0
-STOP_S_MAX = 15.0  # how long a process that ends waits for what its threads are in the middle of
+STOP_S_MAX = 15.0  # how long a process that ends waits for the work its threads have begun
 
 
 class Background:
-    """The threads of one process: recovery and deliveries of each gate, looking around, sweeping.
+    """The threads of one process: recovery and webhooks for each gate, health probes, gauges, sweeping of old answers.
 
-    `sample` sets the gauges of what this process has in hand: another may be scraped, and add them up.
+    `sample` sets the gauges of what this process has in hand, for a scrape of another process that adds them up.
     """
 
     def __init__(self, service: Service, metrics: Metrics, health: Health, sample: Callable[[], object]) -> None:
@@ -51,14 +51,14 @@ class Background:
             thread.start()
 
     def stop(self) -> None:
-        """Begin nothing more, and wait for what is under way. It may be called twice."""
+        """Start no more work, and wait up to `STOP_S_MAX` seconds for work that has begun. It may be called twice."""
         self._stopping.set()
         until_s = time.monotonic() + STOP_S_MAX
         for thread in self._threads:
             thread.join(max(0.0, until_s - time.monotonic()))
 
     def _repeat(self, name: str, every_s: float, work: Callable[[], object]) -> None:
-        """Work at once, and again `every_s` seconds after each time, until the process stops or drains."""
+        """Run `work` at once, and again `every_s` seconds after each run, until the process stops or drains."""
         while not self._stopping.is_set() and not self._service.draining:
             try:
                 work()
@@ -70,32 +70,32 @@ class Background:
             self._stopping.wait(every_s)
 
     def _recover(self, gate: Gate) -> None:
-        """Recover a gate, unless another process does."""
+        """Recover a gate, unless another process is doing so. Raises what recovery raises, once it is counted."""
         name, began_s = gate.contract.gate, time.monotonic()
         with gate.store.exclusively("recovery") as mine:
             if not mine:
                 return
             try:
-                found = gate.recover(at_once=False)
+                recovered = gate.recover(at_once=False)
             except Exception:
                 self._metrics.recovery_errors.labels(name).inc()
                 raise
         self._metrics.recovery_s.labels(name).observe(time.monotonic() - began_s)
-        self._metrics.recovery_errors.labels(name).inc(len(found.errors))
+        self._metrics.recovery_errors.labels(name).inc(len(recovered.errors))
         counts = {
-            "interrupted": found.interrupted,
-            "success": found.success,
-            "failed": found.failed,
-            "unknown": found.unknown - found.paused,
-            "sagas_ended": found.sagas_ended,
+            "interrupted": recovered.interrupted,
+            "success": recovered.success,
+            "failed": recovered.failed,
+            "unknown": recovered.unknown - recovered.paused,
+            "sagas_ended": recovered.sagas_ended,
         }
         for became, number in counts.items():
             self._metrics.recovered.labels(name, became).inc(number)
-        if any(counts.values()) or found.errors:
-            self._service.log("recovery.ran", {"gate": name, **counts, "errors": len(found.errors)})
+        if any(counts.values()) or recovered.errors:
+            self._service.log("recovery.ran", {"gate": name, **counts, "errors": len(recovered.errors)})
 
     def _sweep(self) -> None:
-        """Forget answers that were kept long enough, and those about events whose texts were erased."""
+        """Forget kept answers that are too old, and those about events whose texts were erased."""
         for each in self._service.gates.values():
             self._service.kept.forget_erased(each.gate)
         while self._service.kept.sweep() == SWEPT_MAX and not self._stopping.is_set():

@@ -1,7 +1,7 @@
-"""What has changed at a gate, read from its ledger: the outbox of the event stream and of the webhooks.
+"""Read the changes at a gate from its ledger, which is the outbox of the event stream and of the webhooks.
 
-An entry is committed in the transaction of what it is about, and their indices follow the commits: whoever has read up to
-one has missed none. A change says codes and ids, never a text: of an entry only words without spaces come through.
+An entry is committed in the transaction of the change it records, and indices follow the order of commits: a reader that
+has read up to an index has missed no entry. A change holds codes and ids, never texts: values with spaces are left out.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from sds.kernel.errors import NOT_AS_WRITTEN, StoreError
 from sds.kernel.flow.states import FINAL, UNDECIDED_TAGS
 from sds.kernel.storage.store import Reader
 
-PAGE_MAX = 200  # entries that are read at once
+PAGE_MAX = 200  # entries read at once
 
 _SHOWN = ("outcome", "action", "tag", "reason_code", "status", "agent_id", "was", "decision", "impact")
 _CODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,127}")
-_STATED = frozenset({"DECIDED", "HUMAN", "ADOPTED"})  # whose entry names the flow's state
+_STATED = frozenset({"DECIDED", "HUMAN", "ADOPTED"})  # kinds of entry that name the flow's state
 _SETTLED = frozenset({"SETTLED", "RESOLVED"})
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One entry of a gate's ledger. `idx`: its index there; `state`: of its flow, where the entry says it."""
+    """One entry of a gate's ledger. `idx`: its index; `state`: the flow's new state, None where it stays."""
 
     gate: str
     idx: int
@@ -40,14 +40,14 @@ class Change:
 
     @property
     def final(self) -> str:
-        """The state or the end that somebody may wait for: a state of `FINAL`, UNKNOWN or CONTRADICTED; else empty."""
+        """The final state that this entry brings: a state of `FINAL`, UNKNOWN or CONTRADICTED; "" where it brings none."""
         if self.kind in ("UNKNOWN", "CONTRADICTED"):
             return self.kind
         return self.state if self.kind in _STATED | _SETTLED and self.state in FINAL else ""
 
     @property
     def retryable(self) -> bool:
-        """Whether nobody has decided it and the event may be sent again."""
+        """Whether the flow ended undecided, so that its event may be sent again."""
         return self.state == "ABORTED" and self.facts.get("tag") in UNDECIDED_TAGS
 
     def as_data(self) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class Change:
 
 
 def read_changes(record: Reader, gate: str, after: int, limit: int = PAGE_MAX) -> list[Change]:
-    """Return the entries after an index, in order. Raises StoreError."""
+    """Return up to `limit` entries after an index, in order, at most `PAGE_MAX`. Raises StoreError."""
     rows = record.rows(
         "SELECT idx, at_ms, kind, dfid, body, entry_hash FROM ledger WHERE idx > ? ORDER BY idx LIMIT ?",
         (after, min(limit, PAGE_MAX)),
@@ -77,7 +77,7 @@ def _change(gate: str, idx: int, at_ms: int, kind: str, dfid: str, text: str, en
 
 
 def _state(kind: str, body: Mapping[str, Any]) -> str | None:
-    """Return the state that a flow has by an entry; None where the entry does not change it."""
+    """Return a flow's state after an entry; None where the entry does not change it."""
     if kind in _STATED:
         return str(body["state"])
     if kind in _SETTLED:
@@ -86,33 +86,33 @@ def _state(kind: str, body: Mapping[str, Any]) -> str | None:
 
 
 def entries_behind(record: Reader, gate: str, idx: int) -> Iterator[Change]:
-    """Yield the entries behind an index, a page at a time."""
+    """Yield the entries after an index. They are read a page at a time. Raises StoreError."""
     while page := read_changes(record, gate, idx):
         yield from page
         idx = page[-1].idx
 
 
 def final_changes(record: Reader, gate: str, idx: int) -> Iterator[Change]:
-    """Yield the final states behind an index."""
+    """Yield the changes after an index that bring a final state. Raises StoreError."""
     return (change for change in entries_behind(record, gate, idx) if change.final)
 
 
 def head(record: Reader) -> int:
-    """Return the index of the last entry; 0: there is none."""
+    """Return the index of the ledger's last entry; 0 where there is none."""
     return int(record.value("SELECT MAX(idx) FROM ledger") or 0)
 
 
 def parse_positions(text: str) -> dict[str, int]:
-    """Read `fraud:33,refund:120`. Raises ValueError."""
-    found = dict[str, int]()
+    """Return positions by gate, read from `fraud:33,refund:120`. Raises ValueError."""
+    parsed = dict[str, int]()
     for part in text.split(","):
         gate, _, idx = part.strip().partition(":")
-        if not re.fullmatch(r"[a-z][a-z0-9_]{0,63}", gate) or not re.fullmatch(r"[0-9]{1,18}", idx) or gate in found:
+        if not re.fullmatch(r"[a-z][a-z0-9_]{0,63}", gate) or not re.fullmatch(r"[0-9]{1,18}", idx) or gate in parsed:
             raise ValueError("not positions")
-        found[gate] = int(idx)
-    return found
+        parsed[gate] = int(idx)
+    return parsed
 
 
 def write_positions(positions: Mapping[str, int]) -> str:
-    """Write positions as an event's id: `fraud:33,refund:120`."""
+    """Return positions as the id of a server-sent event: `fraud:33,refund:120`."""
     return ",".join(f"{gate}:{idx}" for gate, idx in sorted(positions.items()))

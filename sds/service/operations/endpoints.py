@@ -1,7 +1,7 @@
-"""The endpoints that final states are delivered to, and how far each is: kept in the service's database.
+"""The endpoints of webhooks and their positions, in the service's database.
 
-A position is the last entry of a gate's ledger that is behind an endpoint: what is undelivered is in the ledger, and takes
-no room here. Their secrets lie here as they are: whoever can read this database can sign as this service.
+A position is the last entry of a gate's ledger that was delivered to an endpoint, or skipped. Undelivered changes stay in the
+ledger alone. Secrets are stored in plain text: whoever can read this database can sign as this service.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sds.service.database import Database, webhook_positions, webhooks
 
 ENDPOINTS_MAX = 64
 URL_CHARS_MAX = 2_000
-SECRET_BYTES, SECRET_BYTES_MIN, SECRET_BYTES_MAX = 32, 24, 64  # as Standard Webhooks has them
+SECRET_BYTES, SECRET_BYTES_MIN, SECRET_BYTES_MAX = 32, 24, 64  # of a new secret, and the limits of Standard Webhooks
 _PREFIX = "whsec_"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _AT = webhook_positions.c
@@ -31,7 +31,7 @@ _AT = webhook_positions.c
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where final states of some gates are sent. Its secret shows in no repr; its URL may hold a token, so it neither."""
+    """An endpoint that final states of some gates are sent to. Its repr hides the secret, and the URL, for it may hold one."""
 
     name: str
     gates: tuple[str, ...]
@@ -45,9 +45,8 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class EndpointPosition:
-    """How far an endpoint has one gate's ledger. `attempts`: at the next delivery, in vain, since `failing_since_ms`.
-
-    `entry_hash`: of the entry at `idx`, empty where that is 0. Times are milliseconds since 1970.
+    """How far an endpoint has received one gate's ledger. `idx`, `entry_hash`, `at_ms`: of the last entry that was delivered
+    or skipped; 0 and "" without one. `attempts`: failed ones at the next delivery. Times are milliseconds since 1970.
     """
 
     webhook: str
@@ -64,9 +63,9 @@ class EndpointPosition:
 def add_endpoint(
     database: Database, url: str, records: Mapping[str, Reader], *, name: str, secret: str, now_ms: int
 ) -> Endpoint:
-    """Keep an endpoint for the gates of `records`; it is sent what happens from now on. `name`, `secret`: "" makes one.
+    """Store and return an endpoint for the gates of `records`, for changes from now on. `name`, `secret`: "" makes one.
 
-    Raises UsageError for what cannot be one.
+    Raises UsageError: a URL, name or secret that is invalid, a name that is taken, no gate, `ENDPOINTS_MAX` reached.
     """
     name = name or f"wh-{secrets.token_hex(4)}"
     endpoint = Endpoint(name, tuple(records), now_ms, checked_url(url), checked_secret(secret))
@@ -97,7 +96,7 @@ def add_endpoint(
 
 
 def checked_url(url: str) -> str:
-    """Return a URL that may be sent to. Raises UsageError: not https, but for this machine; a user name; no host."""
+    """Return a URL that may be sent to. Raises UsageError: no host, a user, a fragment, no https but for loopback hosts."""
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
@@ -113,7 +112,7 @@ def checked_url(url: str) -> str:
 
 
 def checked_secret(secret: str) -> str:
-    """Return a secret in the form `whsec_` + base64, a fresh one for "". Raises UsageError, without the secret in it."""
+    """Return a secret in the form `whsec_` + base64; a new one for "". Raises UsageError; its message omits the secret."""
     if not secret:
         return _PREFIX + base64.b64encode(secrets.token_bytes(SECRET_BYTES)).decode()
     try:
@@ -126,7 +125,7 @@ def checked_secret(secret: str) -> str:
 
 
 def remove_endpoint(database: Database, name: str) -> None:
-    """Forget an endpoint; what was not delivered to it will not be. Raises UsageError where there is none."""
+    """Remove an endpoint and its positions: nothing more is delivered to it. Raises UsageError where there is none."""
     with database.transaction() as connection:
         if not connection.execute(webhooks.delete().where(webhooks.c.name == name)).rowcount:
             raise UsageError(f"there is no webhook `{name[:80]}`", hint="sds webhooks list")
@@ -134,14 +133,14 @@ def remove_endpoint(database: Database, name: str) -> None:
 
 
 def endpoints(database: Database) -> list[Endpoint]:
-    """Return every endpoint, the oldest first."""
+    """Return every endpoint, oldest first."""
     with database.reading() as connection:
         rows = connection.execute(sa.select(webhooks).order_by(webhooks.c.made_at_ms, webhooks.c.name)).all()
     return [Endpoint(row.name, tuple(row.gates.split(",")), row.made_at_ms, row.url, row.secret) for row in rows]
 
 
 def positions(database: Database, gate: str | None = None) -> list[EndpointPosition]:
-    """Return how far each endpoint is, of one gate or of all."""
+    """Return the positions of all endpoints, for one gate or for all."""
     wanted = sa.select(webhook_positions).order_by(_AT.webhook, _AT.gate)
     with database.reading() as connection:
         rows = connection.execute(wanted if gate is None else wanted.where(_AT.gate == gate)).mappings().all()
@@ -149,13 +148,13 @@ def positions(database: Database, gate: str | None = None) -> list[EndpointPosit
 
 
 def move_position(database: Database, at: EndpointPosition, idx: int, entry_hash: str, at_ms: int) -> bool:
-    """Move an endpoint on behind an entry; return False where it was removed, or somebody else moved it meanwhile."""
+    """Move a position to an entry, and reset its failures; return False where it was removed or moved meanwhile."""
     well = {"attempts": 0, "next_at_ms": 0, "failing_since_ms": None, "failure": None}
     return _update(database, at, idx=idx, entry_hash=entry_hash, at_ms=at_ms, **well)
 
 
 def write_failure(database: Database, at: EndpointPosition, failure: str, *, now_ms: int, next_at_ms: int) -> bool:
-    """Write down that a delivery failed, and when it is tried again."""
+    """Record a failed delivery and the time of the next attempt; return False as `move_position` does."""
     since_ms = now_ms if at.failing_since_ms is None else at.failing_since_ms
     return _update(
         database, at, attempts=at.attempts + 1, next_at_ms=next_at_ms, failing_since_ms=since_ms, failure=failure

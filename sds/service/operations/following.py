@@ -1,4 +1,4 @@
-"""Followers of the ledgers: each is woken when one has grown, by one look at all of them for all who follow."""
+"""Wake the streams of changes when a ledger has grown. One task reads the ledgers' heads for all of them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from sds.service.operations.changes import head
 
 
 class Tail:
-    """Looks at the heads of some ledgers every `every_s` seconds, while anybody follows them. For one event loop.
+    """Reads the heads of some ledgers every `every_s` seconds while there are followers. For one event loop.
 
-    A ledger that cannot be read has not grown; `failed` is called for each look at which one could not.
+    A ledger that cannot be read counts as not grown, and `failed` is called.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Tail:
 
     @asynccontextmanager
     async def followed(self) -> AsyncIterator[None]:
-        """Follow for a block."""
+        """Count as a follower for a block."""
         self.followers += 1
         if self._watching is None or self._watching.done():
             self._watching = asyncio.create_task(self._watch())
@@ -43,7 +43,7 @@ class Tail:
                 self._watching = None
 
     async def grown(self, positions: Mapping[str, int], within_s: float) -> None:
-        """Return when one of the ledgers has grown beyond its position, or after so long."""
+        """Return once a ledger has grown beyond its position, or after `within_s` seconds."""
         if any(self._heads.get(gate, 0) > idx for gate, idx in positions.items()):
             return
         with suppress(TimeoutError):
@@ -52,18 +52,18 @@ class Tail:
 
     async def _watch(self) -> None:
         while True:
-            found = await run_in_threadpool(self._look)
-            if any(idx > self._heads.get(gate, 0) for gate, idx in found.items()):
-                self._heads.update(found)
+            heads = await run_in_threadpool(self._look)
+            if any(idx > self._heads.get(gate, 0) for gate, idx in heads.items()):
+                self._heads.update(heads)
                 self._grown.set()
                 self._grown = asyncio.Event()
             await asyncio.sleep(self._every_s)
 
     def _look(self) -> dict[str, int]:
-        found = dict[str, int]()
+        heads = dict[str, int]()
         for gate, record in self._records().items():
             try:
-                found[gate] = head(record)
+                heads[gate] = head(record)
             except SdsError:
                 self._failed()
-        return found
+        return heads

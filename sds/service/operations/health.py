@@ -1,11 +1,11 @@
-"""Whether this process should be sent requests: looked at every few seconds in the background, answered from the last look.
+"""Readiness of this process: probed every few seconds in the background, and answered from the last probe.
 
-- model: it has proposed something for each gate since the process began
-- store: it takes a write; where it is a file, its disk has ROOM_BYTES_MIN left, for this one small write fits on a full one, too
-- clock: it is within a second of the store's; of a file, not a second before its last entry
-- record: it is not behind what its executor lists: a restored one orders nothing until that is adopted
+- model: it has made a proposal for each gate since the process began
+- store: it takes a write; a file's disk also has ROOM_BYTES_MIN left, since the probe's small write fits on a full disk
+- clock: within a second of the store's clock; for a file, at most a second before the last ledger entry
+- record: it has all orders that its executor lists; a restored record orders nothing until they are adopted
 - draining: SIGTERM has not come
-- probe: the last look is not old
+- probe: the last probe is not too old
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from sds.service.state import Service
 
 OK = "ok"
 CLOCKS_APART_MS_MAX = 1_000
-ROOM_BYTES_MIN = 4 << 20  # on the disk of a record: some decisions' worth
-CASES_MAX = 20  # of a gate's queue that are looked through for one to prove its model on
-LATE_S = 30.0  # a look that is older than this, and than three of them take, tells nothing any more
+ROOM_BYTES_MIN = 4 << 20  # free bytes on the disk of a record: enough for some decisions
+CASES_MAX = 20  # cases of a gate's queue that are tried for one with a choice to prove the model on
+LATE_S = 30.0  # a probe is too old after this time and three probe intervals
 
 _PROBE = "UPDATE meta SET value = value WHERE key = 'schema_version'"
 
 
 class Health:
-    """What the last look found: for each check and gate `ok`, or the reason code of what is wrong."""
+    """The results of the last probe: for each check and gate `ok`, or a reason code."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -45,7 +45,7 @@ class Health:
         self._looked_s: float | None = None
 
     def look(self) -> None:
-        """Look at everything. Blocks, for long where a store does not answer: each finding counts at once. For one thread."""
+        """Run all probes; each result counts at once. Blocks, for long where a store does not answer. For one thread."""
         looks: dict[str, Callable[[OpenGate], str]] = {
             "model": self._model,
             "store": self._store,
@@ -54,27 +54,27 @@ class Health:
         }
         for check, look in looks.items():
             for name, each in self._service.gates.items():
-                found = _said(partial(look, each))
+                result = _result(partial(look, each))
                 with self._lock:
-                    self._found[check][name] = found
+                    self._found[check][name] = result
         with self._lock:
             self._looked_s = time.monotonic()
 
     def checks(self) -> dict[str, str | Mapping[str, str]]:
-        """Return each check with what was found."""
+        """Return the result of each check, by gate where it is made for each gate."""
         with self._lock:
-            found, looked_s = {check: dict(of) for check, of in self._found.items()}, self._looked_s
+            results, looked_s = {check: dict(of) for check, of in self._found.items()}, self._looked_s
         late_s = max(LATE_S, 3 * self._service.settings.probe_every_s)
         fresh = looked_s is not None and time.monotonic() - looked_s <= late_s
         probe = OK if fresh else "LATE" if looked_s is not None else "NOT_YET"
-        return {**found, "draining": "DRAINING" if self._service.draining else OK, "probe": probe}
+        return {**results, "draining": "DRAINING" if self._service.draining else OK, "probe": probe}
 
     @staticmethod
     def ready(checks: Mapping[str, str | Mapping[str, str]]) -> bool:
-        return all(found == OK if isinstance(found, str) else {*found.values()} <= {OK} for found in checks.values())
+        return all(each == OK if isinstance(each, str) else {*each.values()} <= {OK} for each in checks.values())
 
     def _model(self, each: OpenGate) -> str:
-        """Have the model propose for a case of the gate, until it has done so once."""
+        """Have the model propose for a case of the gate, unless it has done so before."""
         if each.name not in self._proved:
             _prove(each)
             self._proved.add(each.name)
@@ -100,20 +100,20 @@ class Health:
         return RECORD_BEHIND if doubt is not None and doubt.code == RECORD_BEHIND else OK
 
 
-def _said(look: Callable[[], str]) -> str:
-    """Return what a look finds; what it raises is its reason code."""
+def _result(look: Callable[[], str]) -> str:
+    """Return what a probe returns, or the reason code or class of what it raises."""
     try:
         return look()
     except SdsError as error:
         return error.reason_code
-    except Exception as error:  # noqa: BLE001  a gate's own code may fail in any way: it is not ready, and says why
+    except Exception as error:  # noqa: BLE001  a gate's own code may raise anything: the gate is not ready
         return type(error).__name__
 
 
 def _prove(each: OpenGate) -> None:
-    """Propose for a case of the gate's queue where there is more than one choice, else for one that nobody knows.
+    """Have the engine propose for a case of the gate's queue that leaves it a choice, else for an unknown case.
 
-    Nothing is recorded.
+    Nothing is recorded. Raises what the gate and its engine raise.
     """
     gate, event = each.gate, each.gate.contract.event
     queue = each.definition.cases(paths.gate_home(each.name)) if each.definition.events is not None else []
@@ -124,7 +124,7 @@ def _prove(each: OpenGate) -> None:
 
 
 def clock_ms(store: Store) -> int | None:
-    """Return the time by a store that has a clock of its own, in milliseconds since 1970; None for a file."""
+    """Return the time of a PostgreSQL store's clock in milliseconds since 1970; None for a file."""
     if not store.name.startswith("postgresql"):
         return None
     return int(store.value("SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)"))

@@ -1,6 +1,6 @@
-"""What stands in the records, in the service's database and in this process, as gauges: read when somebody scrapes.
+"""Gauges over the records, the service's database and this process, read when they are scraped.
 
-A record that cannot be read leaves its gauges out and shows as `sds_store_up` 0; a scrape does not fail for it.
+A record that cannot be read has `sds_store_up` 0 and no other gauges; the scrape does not fail.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ACTIVE = "SELECT count(*) FROM reservations WHERE status = 'live'"
 
 
 class Standing:
-    """Reads gauges, at most once in `READ_EVERY_S`: a scrape that comes sooner is given the last ones."""
+    """Reads the gauges of records at most once in `READ_EVERY_S` seconds; a scrape before that gets the last values."""
 
     def __init__(self, service: Service, metrics: Metrics, streams: Counter[str]) -> None:
         self._service, self._metrics, self._streams = service, metrics, streams
@@ -34,7 +34,7 @@ class Standing:
         metrics.read_at_scrape(self._standing)
 
     def sample(self) -> None:
-        """Set the gauges of what this process has in hand: several processes' are added up."""
+        """Set the gauges of what this process has in hand. A scrape adds up those of several processes."""
         service, metrics = self._service, self._metrics
         metrics.settle()
         for name, each in service.gates.items():

@@ -1,8 +1,8 @@
-"""What the service measures, for Prometheus: the six golden signals of DIR 4.9 under their own names, and its own `sds_*`.
+"""The service's Prometheus metrics: the six golden signals of DIR 4.9 under their own names, and its own `sds_*`.
 
-Counters and histograms are of the process that counts. Where several workers share a socket a scrape reaches any of them:
-then their values lie in files that all can read (`PROMETHEUS_MULTIPROC_DIR`, set by the supervisor), and each scrape adds
-them up. What stands in a record or in the service's database is read at the scrape, by whoever is scraped.
+Each process counts for itself. Where several workers share a socket, a scrape may reach any of them: they keep their values
+in shared files (`PROMETHEUS_MULTIPROC_DIR`, set by the supervisor), and each scrape adds them up. Gauges over a record or
+the service's database are read at the scrape, by the process that answers it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STAGES = ("open", "propose", "decide", "dispatch")
 
 
 class Metrics:
-    """The metrics of one process. Each is counted where it happens; `render` gives them all."""
+    """The metrics of one process, counted where things happen; `render` returns them all."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -82,16 +82,16 @@ class Metrics:
         )
 
     def was_shed(self, code: str, took_s: float) -> None:
-        """Count a request that was refused at the door, before any route."""
+        """Count a request that load shedding refused, before any route."""
         self.refused.labels(code).inc()
         self._shed_s.observe(took_s)
 
     def put_off(self, count: Callable[[], object]) -> None:
-        """Have something counted when `settle` is called next: soon, but by nobody whom somebody waits for."""
+        """Have `count` called by the next `settle`, so that no answer waits for it."""
         self._put_off.append(count)
 
     def settle(self) -> None:
-        """Count what was put off."""
+        """Call all that `put_off` was given. Thread-safe."""
         while self._put_off:
             with suppress(IndexError):  # another thread has just taken the last
                 self._put_off.popleft()()
@@ -107,11 +107,11 @@ class Metrics:
         return Gauge(name, what, labels, registry=self._registry, multiprocess_mode=how)
 
     def read_at_scrape(self, read: Callable[[], Iterable[Metric]]) -> None:
-        """Have `read` called at each scrape for what stands elsewhere. It must not raise."""
+        """Have `read` called at each scrape for further metrics. It must not raise."""
         self._read.append(read)
 
     def render(self) -> bytes:
-        """Return all there is in Prometheus' text format. Blocks on what is read at the scrape."""
+        """Return all metrics in Prometheus' text format. Blocks while the gauges are read."""
         self.settle()
         if not os.environ.get(SHARED):
             return generate_latest(self._registry)
@@ -123,7 +123,7 @@ class Metrics:
 
 @contextmanager
 def shared_values() -> Iterator[None]:
-    """Have the processes that are started within the block keep what they count in files that each of them can add up."""
+    """Have the processes started within the block keep their values in shared files, which `render` adds up."""
     with TemporaryDirectory(prefix="sds-metrics-") as folder:
         before = os.environ.get(SHARED)
         os.environ[SHARED] = folder
@@ -137,7 +137,7 @@ def shared_values() -> Iterator[None]:
 
 
 def forget_process(pid: int) -> None:
-    """Take what a process that has ended had in hand out of the sums; what it has counted stays."""
+    """Remove the gauges of a process that has ended from the sums; its counters and histograms stay."""
     mark_process_dead(pid, os.environ.get(SHARED))  # type: ignore[no-untyped-call]
 
 
@@ -154,8 +154,8 @@ class _AtScrape(Collector):
 
 
 def gauge(name: str, what: str, labels: tuple[str, ...], samples: Iterable[tuple[tuple[str, ...], float]]) -> Metric:
-    """Return a gauge that was read."""
-    found = GaugeMetricFamily(name, what, labels=labels)
+    """Return a gauge with its samples: (label values, value)."""
+    family = GaugeMetricFamily(name, what, labels=labels)
     for values, number in samples:
-        found.add_metric(values, number)
-    return found
+        family.add_metric(values, number)
+    return family

@@ -1,9 +1,9 @@
-"""Listens to gates and measures each stage of a decision: metrics always, spans where a tracer is there.
+"""Measure each stage of a decision from the events of a gate's log, for metrics, and for spans where there is a tracer.
 
     begun ─ open ─ opened ─ propose ─ proposed ─ decide (the gates, the drift check, one transaction) ─ committed ─ dispatch
 
-It hears of the end of each stage in the thread at work, where it only notes the time: who waits for the answer does not wait until
-that is counted. Facts are codes and ids.
+The deciding thread reports the end of each stage, and only the time is noted then. Metrics are counted later, so that the
+answer does not wait for them. An event's facts are codes and ids.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functools import partial
 
 from sds.service.operations.metrics import STAGES, Metrics
 
-FLOWS_MAX = 4_096  # flows that are being measured at once
+FLOWS_MAX = 4_096  # flows measured at once; one more drops the oldest
 DRIFT = "STATE_DRIFT_DETECTED"
 
 Facts = Mapping[str, object]
@@ -25,7 +25,7 @@ Facts = Mapping[str, object]
 
 @dataclass(slots=True)
 class Flow:
-    """One decision flow as it is measured: (stage, from, to) in nanoseconds of `perf_counter_ns`."""
+    """The measurements of one flow. `stages`: (stage, start, end) by `perf_counter_ns`; `rows`: a mean for each proposal."""
 
     gate: str
     dfid: str
@@ -40,7 +40,7 @@ class Flow:
 
     @property
     def took_ms(self) -> float:
-        """How long it took, once it has ended."""
+        """The flow's time from its beginning to the end of its last stage."""
         return (self.last_ns - self.began_ns) / 1e6
 
 
@@ -48,7 +48,7 @@ Ended = Callable[[Flow], None]
 
 
 class Observer:
-    """Measures the flows of one gate. `ended` is called with each that has ended, in the thread that decided it."""
+    """Measures the flows of one gate. `ended` is called with each flow that has ended, in the thread that decided it."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Observer:
         return dfid in self._flows
 
     def __call__(self, event: str, facts: Facts) -> None:
-        """Hear of an event of the gate's log."""
+        """Take an event of the gate's log."""
         if (heard := self._heard.get(event)) is not None:
             heard(facts, self._now_ns())
 
@@ -128,7 +128,7 @@ class Observer:
             self._stale.inc()
         if facts["state"] == "ACTIVE" or (flow := self._flows.pop(str(facts["dfid"]), None)) is None:
             return
-        if len(flow.stages) == 1:  # what proposes failed, or got no turn
+        if len(flow.stages) == 1:  # the engine failed, or got no turn
             self._end(flow, "propose", now_ns)
         flow.facts = facts
         self._metrics.put_off(partial(self._count, flow, now_ns))
@@ -140,7 +140,7 @@ class Observer:
         flow.last_ns = now_ns
 
     def _count(self, flow: Flow, ended_ns: int) -> None:
-        """Count a flow that has ended, and all of its stages."""
+        """Add a flow that has ended to the metrics, with all of its stages."""
         state, tag = str(flow.facts["state"]), str(flow.facts["tag"] or "")
         if state == "ESCALATED":
             self._metrics.escalations.labels(self._agent_id, str(flow.facts["reason_code"] or tag)).inc()

@@ -1,7 +1,7 @@
-"""Load shedding: while a decision could not be had in time, a request for one is refused at the door, as cheaply as can be.
+"""Load shedding: refuse a request for a decision as cheaply as possible while a decision could not be made in time.
 
-Otherwise what is refused would take the time of what was let in. No key is looked at, and no body read: that the service is
-full is no secret. Some are let through all the same, `LOOKS_PER_S`: an event that is known is answered by reading alone.
+Otherwise refused requests would take the time of admitted ones. No key is checked and no body read: that the service is full
+is no secret. `LOOKS_PER_S` requests pass all the same, since an event that is known is answered by reading alone.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Refusal = tuple[int, Headers, bytes]  # status, headers and body of an answer
 
 
 class LoadShedding:
-    """Is asked by a connection about each POST, once its head is there. `now_s`: a monotonic clock. `refused` is called with
-    the reason code of what is refused, and how many seconds that took.
+    """A connection asks it about each POST once it has read the head. `now_s`: a monotonic clock. `refused` is called with
+    the reason code of each refusal, and the seconds that the refusal took.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class LoadShedding:
         self._looks, self._at_s = LOOKS_PER_S, now_s()
 
     def refusal(self, url: bytes, headers: Headers) -> Refusal | None:
-        """Return how a request is refused; None: it is none for a decision, or there may be time for it."""
+        """Return the answer that refuses a request; None: it may pass, or asks for no decision of a gate that is served."""
         began_s, admission = time.perf_counter(), self._service.admission
         if admission.calm:
             return None
@@ -51,12 +51,12 @@ class LoadShedding:
             problem = admission.refusal(gate.name, _left_ms(headers, gate.deadline_ms_max))
             if problem is None or self._may_look():
                 return None
-        found = _answer(problem.code, math.ceil(problem.retry_after_s or 0))
+        answer = _answer(problem.code, math.ceil(problem.retry_after_s or 0))
         self._refused(problem.code, time.perf_counter() - began_s)
-        return found
+        return answer
 
     def _may_look(self) -> bool:
-        """Take one look of those that a second has; a second's worth is the most that is saved up."""
+        """Take a token from a bucket that gains and holds `LOOKS_PER_S`; return whether there was one."""
         now_s = self._now_s()
         self._looks = min(LOOKS_PER_S, self._looks + (now_s - self._at_s) * LOOKS_PER_S)
         self._at_s = now_s
@@ -68,12 +68,12 @@ class LoadShedding:
 
 @lru_cache(256)
 def _answer(code: str, retry_after_s: int) -> Refusal:
-    """Return what is sent to refuse, made once: while a service is full it is sent a thousand times a second."""
+    """Return the answer that refuses a request. It is cached: a full service sends it a thousand times a second."""
     response = response_of(Problem(code, retry_after_s=retry_after_s, headers=SAFE_HEADERS))
     return response.status_code, response.raw_headers, bytes(response.body)
 
 
 def _left_ms(headers: Headers, most_ms: int) -> int:
-    """Return how much time a request gives; what cannot be read is for the route to refuse."""
+    """Return a request's deadline; the longest where its headers have none, or an invalid one, which the route refuses."""
     given = next((value for name, value in headers if name == _DEADLINE), b"")
     return int(given) if given.isdigit() and len(given) <= 12 else most_ms

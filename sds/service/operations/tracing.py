@@ -1,8 +1,8 @@
-"""One span a decision with its DFID, its stages as children: OpenTelemetry, where the operator has set a tracer up.
+"""OpenTelemetry: one span for each decision, with its DFID, and its stages as child spans.
 
-Only the API is used, and nothing is exported by this program: `opentelemetry-instrument`, or a TracerProvider that is set
-before the service starts, does that by the operator's `OTEL_*`. Where there is none nothing is made and nothing costs.
-What the caller sent as `traceparent` (W3C) is the parent. Spans hold ids and codes, never a text.
+This uses OpenTelemetry's API alone and exports nothing. The operator sets up a TracerProvider before the service starts, or
+runs it under `opentelemetry-instrument`, configured by `OTEL_*`. Without one no span is made. The caller's `traceparent`
+(W3C) is the parent. Spans hold ids and codes, never texts.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, TraceFl
 
 from sds.service.operations.observing import Flow
 
-PARENTS_MAX = 4_096  # requests whose decision has not ended yet
+PARENTS_MAX = 4_096  # parents kept of events that are not decided yet; one more drops the oldest
 
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?")
 _SHOWN = ("state", "tag", "action", "reason_code", "execution")
 
 
 class Spans:
-    """Makes spans of flows that have ended. `tracer`: None makes none."""
+    """Makes the spans of flows that have ended. `tracer`: None makes no spans."""
 
     def __init__(self, tracer: Tracer | None, *, wall_ns: Callable[[], int] = time.time_ns) -> None:
         self._tracer, self._wall_ns = tracer, wall_ns
         self._parents = OrderedDict[tuple[str, str], SpanContext]()
 
     def asked(self, gate: str, event_id: str, traceparent: str) -> None:
-        """Remember whose trace an event belongs to, until it is decided."""
+        """Remember the parent span of an event until it is decided."""
         if self._tracer is None or not traceparent:
             return
         if (parent := parent_of(traceparent)) is not None:
@@ -40,7 +40,7 @@ class Spans:
                 self._parents.popitem(last=False)
 
     def ended(self, flow: Flow) -> None:
-        """Make the spans of a flow: its times are moved from the clock that measures to the one on the wall."""
+        """Make the spans of a flow. Its times are converted from `perf_counter_ns` to the wall clock."""
         if self._tracer is None:
             return
         shift_ns = self._wall_ns() - time.perf_counter_ns()
@@ -64,16 +64,16 @@ class Spans:
 
 
 def parent_of(traceparent: str) -> SpanContext | None:
-    """Return the span that a `traceparent` header names; None where it is not one."""
-    found = _TRACEPARENT.fullmatch(traceparent.strip())
-    if found is None:
+    """Return the span that a `traceparent` header names; None where the header is invalid."""
+    match = _TRACEPARENT.fullmatch(traceparent.strip())
+    if match is None:
         return None
-    context = SpanContext(int(found[1], 16), int(found[2], 16), True, TraceFlags(int(found[3], 16)))
+    context = SpanContext(int(match[1], 16), int(match[2], 16), True, TraceFlags(int(match[3], 16)))
     return context if context.is_valid else None
 
 
 def configured_tracer() -> Tracer | None:
-    """Return the tracer of a TracerProvider that was set up; None where there is none."""
+    """Return a tracer of the TracerProvider that was set up; None where there is none."""
     provider = trace.get_tracer_provider()
     if isinstance(provider, trace.ProxyTracerProvider | trace.NoOpTracerProvider):
         return None

@@ -1,8 +1,8 @@
-"""Delivers final states to endpoints: at least once, in the order of each gate's ledger, signed (Standard Webhooks).
+"""Deliver final states to webhook endpoints: at least once, in the order of each gate's ledger, signed (Standard Webhooks).
 
-The ledger is the outbox: an endpoint is as far as its position, and the next delivery is the next final state behind it.
-One that fails is tried again, later and later, and nothing behind it is sent before: order is kept, and an endpoint that
-is down holds up no other. What is sent names dfid, gate and state: no text, no amount.
+The ledger is the outbox: the next delivery to an endpoint is the next final state after its position. A failed delivery is
+tried again after growing pauses, and later ones wait for it, so that order is kept. An endpoint that is down delays no other.
+A message names dfid, gate and state, and holds no text and no amount.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from sds.service.state import Service
 
 BACKOFF_MS, BACKOFF_MS_MAX = 1_000, 300_000
 DOUBLINGS_MAX = 16
-LOOK_S = 0.2  # while deliveries are under way others are looked for so often
-AT_ONCE_MAX = 100  # deliveries to one endpoint before others are looked at again
-EXACTLY = "webhooks"  # the lock under which one process at a time delivers for a gate
+LOOK_S = 0.2  # pause between two looks for further due deliveries while some are under way
+AT_ONCE_MAX = 100  # deliveries to one endpoint in a row
+EXACTLY = "webhooks"  # the name of the lock under which one process at a time delivers for a gate
 
 
 class Deliverer:
-    """Delivers one gate's final states to every endpoint that wants them, several endpoints at once."""
+    """Delivers one gate's final states to its endpoints, to several at once."""
 
     def __init__(
         self, service: Service, gate: str, metrics: Metrics, stopping: threading.Event, *, random: Random | None = None
@@ -49,7 +49,7 @@ class Deliverer:
         self._random = random or Random()  # noqa: S311  when to try again is no secret
 
     def run(self) -> None:
-        """Deliver until nothing is due, unless another process does. A slow endpoint holds up no other."""
+        """Deliver until nothing is due, unless another process is doing so. A slow endpoint delays no other."""
         record = self._service.gates[self._gate].gate.store
         if not self._due(record):
             return
@@ -69,7 +69,7 @@ class Deliverer:
                         done.result()
 
     def _due(self, record: Reader) -> list[tuple[Endpoint, EndpointPosition]]:
-        """Return the endpoints that lag behind the ledger, or behind a record that was put back, and whose time has come."""
+        """Return the endpoints whose position is not the ledger's head, and whose next attempt is due."""
         last, now_ms = head(record), self._service.now_ms()
         behind = [at for at in endpoints.positions(self._service.database, self._gate) if at.idx != last]
         if not behind:
@@ -78,33 +78,33 @@ class Deliverer:
         return [(known[at.webhook], at) for at in behind if at.next_at_ms <= now_ms and at.webhook in known]
 
     def deliver(self, endpoint: Endpoint, at: EndpointPosition, record: Reader) -> None:
-        """Deliver up to `AT_ONCE_MAX` final states behind a position, in order, until one fails."""
-        at, sent = self._found_again(at, record), 0
-        passed: Change | None = None  # the last entry that is behind it, too, without having been sent
+        """Deliver up to `AT_ONCE_MAX` final states after a position, in order, until one fails."""
+        at, sent = self._in_record(at, record), 0
+        skipped: Change | None = None  # the last entry since the last delivery: no final state, so nothing is sent
         with self._client() as client:
             for change in entries_behind(record, self._gate, at.idx):
                 if self._stopping.is_set() or sent >= AT_ONCE_MAX:
                     break
                 if not change.final:
-                    passed = change
+                    skipped = change
                     continue
-                sent, passed = sent + 1, None
+                sent, skipped = sent + 1, None
                 if failure := self._post(client, endpoint, change):
                     self._failed(at, failure)
                     return
                 if not self._moved(at, change):
                     return
                 at = replace(at, idx=change.idx, attempts=0, failing_since_ms=None)
-        if passed is not None:
-            self._moved(at, passed)
+        if skipped is not None:
+            self._moved(at, skipped)
 
     def _client(self) -> httpx2.Client:
-        """Return what sends: no redirect is followed, no proxy of the environment used, certificates are verified."""
+        """Return an HTTP client that follows no redirects, uses no proxy of the environment, and verifies certificates."""
         timeout_s = self._settings.webhook_within_s
         return httpx2.Client(follow_redirects=False, trust_env=False, timeout=timeout_s, verify=_certificates())
 
-    def _found_again(self, at: EndpointPosition, record: Reader) -> EndpointPosition:
-        """Return a position that is the record's. In one that was put back from a backup it is found by its time."""
+    def _in_record(self, at: EndpointPosition, record: Reader) -> EndpointPosition:
+        """Return a position in this record. Where the record was restored from a backup, it is moved there by its time."""
         if not at.idx or record.value("SELECT entry_hash FROM ledger WHERE idx = ?", (at.idx,)) == at.entry_hash:
             return at
         sql = "SELECT idx, entry_hash, at_ms FROM ledger WHERE at_ms <= ? ORDER BY idx DESC LIMIT 1"
@@ -119,19 +119,19 @@ class Deliverer:
         return endpoints.move_position(self._service.database, at, behind.idx, behind.entry_hash, behind.at_ms)
 
     def _post(self, client: httpx2.Client, endpoint: Endpoint, change: Change) -> str:
-        """Send one change; return why it was not taken, in one word, "" where it was."""
+        """Send one change; return "" where it was accepted, else `HTTP_` and the status, `TIMEOUT`, or the error's class."""
         body, headers = signed(endpoint.secret, change, self._service.now_ms())
 
         def send() -> int:
             with client.stream("POST", endpoint.url, content=body, headers=headers) as response:
-                return int(response.status_code)  # nobody reads what it says
+                return int(response.status_code)  # the body is not read
 
         try:
             status = within(self._settings.webhook_within_s, send)
             failure = "" if 200 <= status < 300 else f"HTTP_{status}"
         except LateError:
             failure = "TIMEOUT"
-        except Exception as error:  # noqa: BLE001  its words may hold the URL
+        except Exception as error:  # noqa: BLE001  its message may hold the URL
             failure = type(error).__name__
         self._metrics.delivered.labels(endpoint.name, "failed" if failure else "delivered").inc()
         return failure
@@ -147,14 +147,14 @@ class Deliverer:
 
 @cache
 def _certificates() -> ssl.SSLContext:
-    """Return what certificates are verified with: making it takes longer than most deliveries."""
+    """Return the TLS context that verifies certificates. It is cached: making one takes longer than most deliveries."""
     return httpx2.create_ssl_context(trust_env=False)
 
 
 def signed(secret: str, change: Change, now_ms: int) -> tuple[bytes, dict[str, str]]:
-    """Return what is sent of a final state: its body, and the headers of Standard Webhooks.
+    """Return the message of a final state: its body, and the headers of Standard Webhooks.
 
-    The id is that of the change, at every attempt and for every endpoint.
+    `webhook-id` is the same at every attempt and for every endpoint.
     """
     data = {**change.as_data(), "retryable": change.retryable}
     message = {"type": f"decision.{change.final.lower()}", "timestamp": when(change.at_ms), "data": data}
@@ -170,19 +170,19 @@ def signed(secret: str, change: Change, now_ms: int) -> tuple[bytes, dict[str, s
 
 
 def undelivered(service: Service) -> Iterator[Metric]:
-    """Yield how far each endpoint lags, and how long it has been failing, as gauges. It does not raise."""
+    """Yield gauges: by how many entries each endpoint lags, and for how long it has been failing. Does not raise."""
     try:
-        found = endpoints.positions(service.database)
+        positions = endpoints.positions(service.database)
         heads = {name: head(each.gate.store) for name, each in service.gates.items()}
     except SdsError:
         return
     now_ms = service.now_ms()
     labels = ("webhook", "gate")
-    behind = [((at.webhook, at.gate), float(max(0, heads[at.gate] - at.idx))) for at in found if at.gate in heads]
+    behind = [((at.webhook, at.gate), float(max(0, heads[at.gate] - at.idx))) for at in positions if at.gate in heads]
     yield gauge(
         "sds_webhook_behind_entries", "Entries of the ledger that an endpoint is not behind yet", labels, behind
     )
-    since = [((at.webhook, at.gate), _seconds(at.failing_since_ms, now_ms)) for at in found]
+    since = [((at.webhook, at.gate), _seconds(at.failing_since_ms, now_ms)) for at in positions]
     yield gauge("sds_webhook_failing_seconds", "For how long deliveries have failed", labels, since)
 
 

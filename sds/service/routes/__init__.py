@@ -1,1 +1,1 @@
-"""What is asked of the service, one file a resource: each has a `router`."""
+"""The service's routes, one module for each resource. Each has a `router`."""

@@ -1,4 +1,4 @@
-"""Agents: looking, suspending, reactivating, retiring. Nothing an agent does lifts its suspension."""
+"""/v1/agents: show, suspend, reactivate and retire agents. Nothing an agent does lifts its suspension."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ async def agents(request: Request, who: Viewer) -> dict[str, list[dict[str, Any]
     """List the agents of the gates that the key may see, their state and their contract."""
     gates = service(request).gates_of(who).values()
 
-    def found() -> list[dict[str, Any]]:
+    def read() -> list[dict[str, Any]]:
         return [agent for each in gates for agent in review.agents(each.gate)]
 
-    return {"agents": await run_in_threadpool(found)}
+    return {"agents": await run_in_threadpool(read)}
 
 
 @router.get("/{agent_id}")
@@ -36,10 +36,10 @@ async def agent(request: Request, agent_id: str, who: Viewer) -> dict[str, Any]:
     """Show one agent: who answers for it, where it stands since when and why, its contracts, its history."""
     state = service(request)
 
-    def found() -> dict[str, Any]:
+    def read() -> dict[str, Any]:
         return review.agent(_gate_of(request, who, agent_id), agent_id, now_ms=state.now_ms())
 
-    return await run_in_threadpool(found)
+    return await run_in_threadpool(read)
 
 
 @router.post("/{agent_id}/{move}", openapi_extra=body_schema(_REQUIRED, {}))
@@ -56,7 +56,7 @@ async def move(request: Request, agent_id: str, move: Move, who: Operator) -> di
 
 
 def _gate_of(request: Request, who: Caller, agent_id: str) -> Gate:
-    """Return the gate whose record has an agent, among those that the caller may see. Raises Problem: 404."""
+    """Return the gate that the caller may see whose record has an agent. Raises Problem (404)."""
     gates = [each.gate for each in service(request).gates_of(who).values()]
     found = next((gate for gate in gates if review.has_agent(gate, agent_id)), None)
     if found is None:

@@ -1,4 +1,4 @@
-"""What this service serves: its gates with their contracts, and the page of its errors."""
+"""/v1/gates: the gates that this service serves; /errors: the page of its reason codes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def errors() -> PlainTextResponse:
 
 
 def described(gate: OpenGate) -> dict[str, Any]:
-    """Return what a caller needs to know of a gate."""
+    """Return a gate as JSON data: what a caller needs to ask it for decisions."""
     contract = gate.gate.contract
     event = contract.event
     fields = {"id": event.id, "key": event.key, "evidence": event.evidence}

@@ -1,4 +1,4 @@
-"""Decisions: asking for one."""
+"""POST /v1/gates/{gate}/decisions: ask a gate for a decision."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ async def decide(gate: str, who: Submitter) -> Response:
 
     `Prefer: respond-async` answers 202 as soon as the event is on record.
     """
-    raise NotImplementedError(gate, who.name)  # the route describes what `Decisions` answers
+    raise NotImplementedError(gate, who.name)  # never called: this route describes what `Decisions` answers
 
 
 def gate_asked(path: str) -> str:
-    """Return the gate of which a path asks for a decision; "": it asks for none."""
+    """Return the gate that a path asks for a decision; "" for any other path."""
     asked = _ASKED.fullmatch(path)
     return "" if asked is None else asked[1]
 
 
 class Decisions:
-    """The ASGI application that answers requests for decisions, from the first header to the last byte, and measures them."""
+    """The ASGI application that answers and measures requests for decisions, without FastAPI's layers."""
 
     def __init__(self, service: Service, metrics: Metrics, token: Callable[[int], str]) -> None:
         self._service, self._metrics, self._token = service, metrics, token
@@ -78,7 +78,7 @@ class Decisions:
 
     async def _body(self, scope: Scope, headers: Headers, receive: Receive) -> bytes:
         limit, within_s = self._service.settings.body_bytes_max, self._service.settings.body_within_s
-        # most are: a timer for each would take as long as all that is read of it
+        # true for most requests: a timer would take as long as reading the body does
         if BODY_IS_THERE in scope.get("state", ()):
             return await received_body(headers, receive, limit)
         try:
@@ -88,9 +88,7 @@ class Decisions:
             raise Problem("TOO_SLOW", headers=CLOSE) from None
 
     def _problem(self, error: Exception) -> Response:
-        """Count and answer what went wrong. Of what nobody foresaw only that there was something is said: the log has its kind
-        and place.
-        """
+        """Count an error and return its response. An unforeseen one says nothing; the log line has its type and place."""
         if isinstance(error, Problem | SdsError):
             problem = foreseen(error, draining=self._service.draining, again=True)
             self._metrics.refused.labels(problem.code).inc()
@@ -102,9 +100,9 @@ class Decisions:
 
 
 def _headers_of(reply: DecisionReply) -> list[tuple[bytes, bytes]]:
-    found = [(b"content-length", b"%d" % len(reply.body)), *_HEADERS]
+    headers = [(b"content-length", b"%d" % len(reply.body)), *_HEADERS]
     if reply.replayed:
-        found.append((b"idempotent-replayed", b"true"))
+        headers.append((b"idempotent-replayed", b"true"))
     if reply.status == 202:
-        found += [(b"location", f"/v1/decisions/{reply.dfid}".encode()), (b"preference-applied", b"respond-async")]
-    return found
+        headers += [(b"location", f"/v1/decisions/{reply.dfid}".encode()), (b"preference-applied", b"respond-async")]
+    return headers

@@ -1,4 +1,4 @@
-"""What /openapi.json says: answers and problems as they are, and of each gate that is served its own path and event."""
+"""The document at /openapi.json: the schemas of answers and problems, and for each gate a path with its own event."""
 
 from __future__ import annotations
 
@@ -116,12 +116,12 @@ ASKING: Schema = {
 
 
 def describe(app: FastAPI, gates: Mapping[str, OpenGate]) -> None:
-    """Have an application describe itself: instead of the path of any gate that of each, with its own event."""
+    """Have an application describe each gate's path, with its own event, in place of the path with `{gate}`."""
     generated = app.openapi
 
     def openapi() -> Schema:
         if app.openapi_schema is None:
-            document = generated()  # kept by the application, which shows it from then on
+            document = generated()  # the application keeps this object and returns it from then on
             components = document.setdefault("components", {}).setdefault("schemas", {})
             components.update(_components())
             anyone = document["paths"].pop(DECIDE)
@@ -139,12 +139,12 @@ def describe(app: FastAPI, gates: Mapping[str, OpenGate]) -> None:
 
 
 def _methods(document: Schema, path: str) -> str:
-    """Return the methods of a path as `Allow` names them; empty where the path is not described."""
-    found = set[str]()
+    """Return the methods of a path as the value of `Allow`; "" where the path is not described."""
+    allowed = set[str]()
     for template, methods in document["paths"].items():
         if re.fullmatch(_PARAMETER.sub("[^/]+", template), path):
-            found.update(method.upper() for method in methods)
-    return ", ".join(sorted(found))
+            allowed.update(method.upper() for method in methods)
+    return ", ".join(sorted(allowed))
 
 
 def _of_gate(anyone: Schema, gate: OpenGate) -> Schema:
@@ -161,7 +161,7 @@ def _of_gate(anyone: Schema, gate: OpenGate) -> Schema:
 
 
 def event_schema(gate: OpenGate) -> Schema:
-    """Return the JSON Schema of a gate's event. `identifier`: printable, in NFC, no digits but 0 to 9, no blanks around."""
+    """Return the JSON Schema of a gate's event. `identifier`: printable, in NFC, no digits but 0 to 9, no outer blanks."""
     event = gate.gate.contract.event
     identifier = {"type": "string", "minLength": 1, "maxLength": ID_CHARS_MAX, "format": "identifier"}
     properties: Schema = {event.id: identifier, event.key: identifier}

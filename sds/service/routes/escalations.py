@@ -1,4 +1,4 @@
-"""Cases that wait for a human: looking, and deciding. What the texts of a case say only the role `review` is shown."""
+"""/v1/escalations: list, show and resolve cases that wait for a human. Only the role `review` sees a case's texts."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ async def waiting(
     who.check("read", gate)
     gates = [state.gate(gate)] if gate is not None else state.gates_of(who).values()
 
-    def found() -> list[dict[str, Any]]:
+    def read() -> list[dict[str, Any]]:
         now_ms = state.now_ms()
         listed = [case for each in gates for case in review.waiting(each.gate, limit=limit, now_ms=now_ms)]
         return sorted(listed, key=lambda case: (-case["age_ms"], case["dfid"]))[:limit]
 
-    return {"escalations": await run_in_threadpool(found)}
+    return {"escalations": await run_in_threadpool(read)}
 
 
 @router.get("/{dfid}")
@@ -48,10 +48,10 @@ async def show(request: Request, dfid: str, who: Reviewer) -> dict[str, Any]:
     """Show one case with all that is needed to decide it: packet, evidence, alternatives, what changed since."""
     state = service(request)
 
-    def found() -> dict[str, Any]:
+    def read() -> dict[str, Any]:
         return review.case(_gate_of(request, who, dfid), dfid, now_ms=state.now_ms())
 
-    return await run_in_threadpool(found)
+    return await run_in_threadpool(read)
 
 
 @router.post("/{dfid}/resolution", openapi_extra=body_schema(_REQUIRED, _OPTIONAL))
@@ -83,9 +83,9 @@ def _decision(given: dict[str, Any], who: Caller) -> HumanDecision:
 
 
 def _gate_of(request: Request, who: Caller, dfid: str) -> Gate:
-    """Return the gate that has a flow, among those that the caller may see. Raises Problem: 404."""
+    """Return the gate that the caller may see whose record has a flow. Raises Problem (404)."""
     gates = [each.gate for each in service(request).gates_of(who).values()]
-    found = review.gate_of(gates, dfid)
-    if found is None:
-        raise Problem("DFID_UNKNOWN", retryable=False)  # what waits for a human is on record
-    return found
+    gate = review.gate_of(gates, dfid)
+    if gate is None:
+        raise Problem("DFID_UNKNOWN", retryable=False)  # a case that waits for a human is always on record
+    return gate

@@ -1,6 +1,6 @@
-"""Changes as they happen, as server-sent events: the ledgers are the outbox, and an event's id says how far each was read.
+"""/v1/events: changes as server-sent events. The ledgers are the outbox; an event's id holds the position in each of them.
 
-Whoever comes back with `Last-Event-ID` goes on behind it, with no loss and nothing twice. No text of a case is sent.
+A client that comes back with `Last-Event-ID` goes on after it and gets each change once. No text of a case is sent.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from sds.service.operations.following import Tail
 from sds.service.problems import Problem
 from sds.service.state import Service, service
 
-SEND_S_MAX = 30.0  # a reader that takes nothing for so long is let go
+SEND_S_MAX = 30.0  # a client that reads nothing for this time is disconnected
 
-# The service ends its streams itself when it drains; what the library would set for that stays set in the whole process.
+# The service ends its streams itself when it drains. The library's own way would stay in force for the whole process.
 AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
 
 router = APIRouter(prefix="/v1/events", tags=["events"])
 
 
 class ChangeStream(EventSourceResponse):
-    """A stream whose reader may go or fall asleep without that being a fault."""
+    """A stream of events that ends without an error where its client is gone or does not read. `ping_s`: of heartbeats."""
 
     def __init__(self, content: AsyncIterator[ServerSentEvent], ping_s: float) -> None:
         super().__init__(content, ping=ping_s, send_timeout=SEND_S_MAX)
@@ -46,10 +46,10 @@ class ChangeStream(EventSourceResponse):
 
 
 async def place(request: Request, who: Viewer) -> AsyncIterator[None]:
-    """Take one of the places for streams for as long as a request lasts, however it ends. Raises Problem: there is none."""
+    """Count a stream for as long as its request lasts. Raises Problem where as many are open as may be."""
     streams = operations(request).streams
     _check_room(service(request), streams, who)
-    streams[who.name] += 1  # with nothing awaited since the check: of requests that come together each is counted
+    streams[who.name] += 1  # no await since the check, so that requests at the same time are all counted
     try:
         yield
     finally:
@@ -83,7 +83,7 @@ async def events(
 
 
 def _check_room(state: Service, streams: Counter[str], who: Caller) -> None:
-    """Raise Problem where there are as many streams as may be, of this key or at all."""
+    """Raise Problem where the service drains, or this key or all keys have as many streams as they may have."""
     settings = state.settings
     if state.draining:
         raise Problem("DRAINING")
@@ -94,7 +94,7 @@ def _check_room(state: Service, streams: Counter[str], who: Caller) -> None:
 
 
 def _start(records: Mapping[str, Reader], behind: str | None) -> dict[str, int]:
-    """Return from where to go on at each gate: behind the event that was seen last, else from now on."""
+    """Return each gate's position to go on from: that of the event id `behind`, else the ledger's head. Raises Problem."""
     try:
         known = parse_positions(behind) if behind else {}
     except ValueError:
@@ -110,14 +110,14 @@ def _start(records: Mapping[str, Reader], behind: str | None) -> dict[str, int]:
 async def _sent(
     state: Service, tail: Tail, digest: str, records: Mapping[str, Reader], positions: dict[str, int]
 ) -> AsyncIterator[ServerSentEvent]:
-    """Send the changes behind `positions`, which move on with them, as long as the key is good."""
+    """Yield the changes after `positions`, which move on with them, until the key is revoked or the service drains."""
     check_s = state.settings.stream_check_s
     yield ServerSentEvent(id=write_positions(positions), retry=2_000)
     async with tail.followed():
         while not state.draining:
             try:
                 page = await run_in_threadpool(_page, state, digest, records, positions)
-            except SdsError:  # the reader comes back, and goes on where it was
+            except SdsError:  # the client reconnects and goes on from its last event
                 return
             if page is None:
                 return
@@ -132,7 +132,7 @@ async def _sent(
 def _page(
     state: Service, digest: str, records: Mapping[str, Reader], positions: Mapping[str, int]
 ) -> list[Change] | None:
-    """Return what changed next: of each gate in the order of its ledger, of several in none. None: the key is not good."""
+    """Return the next changes of all gates; each gate's are in the order of its ledger. None: the key is not valid now."""
     known = state.callers.look_up(digest)
     if known is None or not all(known.may_see(gate) for gate in records):
         return None

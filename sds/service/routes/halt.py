@@ -1,4 +1,4 @@
-"""Halting and resuming: one gate, or all that the key is for. It binds from the next transaction on, in every process."""
+"""/v1/halt: halt and resume one gate or all of the key's. It takes effect in every process with the next transaction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the process lives, and whether it should be sent requests; what it measures."""
+"""/livez: whether the process lives; /readyz: whether it should be sent requests; /metrics: what it measures."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ async def metrics(request: Request) -> Response:
 
 
 def _is_local(request: Request) -> bool:
-    """Tell whether this machine asks for itself: not where a proxy on it says that it asks for another, and not under
-    another's name, which a page in a browser here may have had resolved to this machine.
+    """Tell whether a request comes from this machine, through no proxy, and names a loopback host. Another host name may be
+    that of a web page whose name was made to resolve to this machine (DNS rebinding).
     """
     if came_through_proxy(request) or not is_loopback(request.url.hostname or ""):
         return False

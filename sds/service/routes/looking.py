@@ -1,4 +1,4 @@
-"""Looking at decisions: one with its audit facts, and pages of them. Texts of customers and models are for reviewers alone."""
+"""/v1/decisions: show one decision with its audit facts, or pages of them. Only reviewers see texts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sds.service.routes.described import LISTED, SHOWN
 from sds.service.state import service
 
 LIMIT, LIMIT_MAX = 50, 200
-FLOWS_READ_MAX = 10_000  # of each record, for one page of one state
+FLOWS_READ_MAX = 10_000  # flows of each record that are looked at for one page of one state
 CURSOR_CHARS_MAX = 200
 MS_MAX = 1 << 53
 _DFID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -89,7 +89,7 @@ async def decisions(
 
 @dataclass(frozen=True, order=True, slots=True)
 class Cursor:
-    """A place in the list: after the flow that was opened then and has this id."""
+    """A place in the list of decisions: after the flow with this opening time (milliseconds since 1970) and id."""
 
     at_ms: int
     dfid: str
@@ -99,7 +99,7 @@ class Cursor:
 
     @classmethod
     def parse(cls, text: str) -> Cursor:
-        """Read a cursor. Raises Problem for what is none of ours."""
+        """Read a cursor. Raises Problem for a text that is no cursor of this service."""
         try:
             if len(text) > CURSOR_CHARS_MAX or not re.fullmatch(r"[A-Za-z0-9_-]+", text):
                 raise Problem("CURSOR_INVALID")
@@ -113,7 +113,7 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Which flows are asked for: opened at or after `since_ms`, before `after` in the list, in a state or in any."""
+    """The flows that a request asks for: opened at or after `since_ms`, after the place `after`, in one state or in any."""
 
     since_ms: int
     after: Cursor
@@ -121,7 +121,7 @@ class Page:
     limit: int
 
     def last(self, store: Reader) -> Cursor | None:
-        """Return down to which of one record's flows, itself included, this page looks; None: to the end."""
+        """Return the last flow of one record, in the list's order, that this page looks at; None: it looks at all."""
         if self.state is None:
             return None
         values = (self.since_ms, "", self.after.at_ms, self.after.dfid, 1, FLOWS_READ_MAX - 1)
@@ -129,7 +129,7 @@ class Page:
         return Cursor(*row) if row else None
 
     def rows(self, store: Reader, last: Cursor | None) -> list[tuple[int, str]]:
-        """Return (opened, dfid) of one record's flows, newest first, down to `last`."""
+        """Return (opened, dfid) of one record's flows on this page, newest first, down to `last` inclusive."""
         begin = last or Cursor(self.since_ms, "")
         between = (begin.at_ms, begin.dfid, self.after.at_ms, self.after.dfid)
         if self.state is None:
@@ -139,7 +139,7 @@ class Page:
         return [(row[0], row[1]) for row in rows]
 
     def flows(self, stores: Sequence[Reader]) -> tuple[list[tuple[int, str, Reader]], Cursor | None]:
-        """Return (opened, dfid, record) of all records' flows, newest first, and after which the next page goes on."""
+        """Return (opened, dfid, record) of all records' flows on this page, newest first, and the next page's cursor."""
         last = max((each for store in stores if (each := self.last(store))), default=None)
         listed = merge(
             *([(*row, store) for row in self.rows(store, last)] for store in stores),
@@ -151,8 +151,8 @@ class Page:
 
 
 def _page(gates: Iterable[OpenGate], page: Page) -> dict[str, Any]:
-    found, following = page.flows([gate.gate.store for gate in gates])
-    shown = [{"opened_at_ms": at_ms, **without_texts(known_answer(store, dfid))} for at_ms, dfid, store in found]
+    flows, following = page.flows([gate.gate.store for gate in gates])
+    shown = [{"opened_at_ms": at_ms, **without_texts(known_answer(store, dfid))} for at_ms, dfid, store in flows]
     return {"decisions": shown, "next": str(following) if following else None}
 
 
@@ -168,7 +168,7 @@ def _shown(gates: Iterable[OpenGate], dfid: str, *, texts: bool) -> dict[str, An
 
 
 def _facts(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what an audit needs of a flow and no text: numbers, hashes, codes and times."""
+    """Return a flow's facts for an audit, without texts: numbers, hashes, codes and times."""
     tables = {table: record[table] for table in _FACTS}
     facts = {
         table: None if row is None else {name: row[name] for name in _FACTS[table]} for table, row in tables.items()
@@ -177,7 +177,7 @@ def _facts(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_texts(answer: Answer) -> dict[str, Any]:
-    """Return an answer as JSON data, of its justification and reasons the codes alone: a model may quote what it read."""
+    """Return an answer as JSON data. Of its justification and reasons only the codes stay: a model may quote what it read."""
     code = None if answer.justification is None else answer.justification.partition(":")[0]
     reasons = [":".join(each.split(":")[:2]) for each in answer.reasons]
     return {**answer.as_data(), "justification": code, "reasons": reasons}

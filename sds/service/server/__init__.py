@@ -1,1 +1,1 @@
-"""What runs the application: sockets, connections, processes."""
+"""Run the application: sockets, connections and worker processes."""

@@ -1,9 +1,9 @@
-"""HTTP/1.1 connections that cannot be held for nothing: who is silent, slow to speak or slow to listen is closed in time.
+"""HTTP/1.1 connections with limits: a client that is silent, sends slowly or reads slowly is disconnected in time.
 
-uvicorn's own protocol bounds the silence between two requests. Here the head of a request has a length and a time as well, and
-what a client does not take off its connection; beyond `connections_max` the one that has been silent longest makes place.
-llhttp reads the requests (`httptools`): a quarter of what a reader written in Python takes. What it lets through and HTTP/1.1
-does not is refused here.
+uvicorn's protocol limits only the silence between two requests. This one also limits the length and time of a request's head,
+the time a client may leave an answer unread, and the number of connections: one more than `connections_max` closes the one
+that has been silent longest. llhttp (`httptools`) parses requests in a quarter of the time of a parser in Python. What llhttp
+accepts and HTTP/1.1 forbids is refused here.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
         Scope,
     )
 
-REQUEST_BYTES_MAX = 8 << 20  # as they come: of a body within its limit the frames of the smallest chunks, too
-WAITING_MAX = 16  # requests of one connection behind the one that is answered; beyond them nothing more is read of it
-_TAKEN = frozenset({("1.1", 1), ("1.0", 1), ("1.0", 0)})  # which version, with how many headers `Host` (RFC 9112, 3.2)
+REQUEST_BYTES_MAX = 8 << 20  # on the wire, with the framing of a body within its limit in the smallest chunks
+WAITING_MAX = 16  # pipelined requests behind the one that is being answered; one more is a 400
+_ACCEPTED = frozenset({("1.1", 1), ("1.0", 1), ("1.0", 0)})  # (version, number of `Host` headers) (RFC 9112, 3.2)
 _CLOSE = (b"connection", b"close")
 
 
 class BoundedConnection(HttpToolsProtocol):
-    """One connection; `settings`, `shedding` and `by_silence` are set by `connection_class`."""
+    """One connection. `connection_class` sets `settings`, `shedding` and `by_silence`, the one silent longest first."""
 
     settings: ClassVar[ServiceSettings]
     shedding: ClassVar[LoadShedding]
@@ -54,52 +54,52 @@ class BoundedConnection(HttpToolsProtocol):
         super().__init__(*given, **named)
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
-        self._came = 0  # bytes of the request that is being read
-        self._in_head, self._upgrades, self._refused = True, False, False
-        self._over = False  # nothing more is read: what was asked is answered, and then it is closed
-        self._answered: RequestResponseCycle | None = None  # the oldest request that is not yet; `cycle` is the latest
+        self._received_bytes = 0  # bytes received of the request that is being read
+        self._in_head, self._upgrades, self._shed = True, False, False
+        self._closing_after = False  # nothing more is read; the connection closes once the requests before are answered
+        self._answered: RequestResponseCycle | None = None  # the request being answered; `cycle` is the latest one read
 
     @property
     def asking(self) -> bool:
-        """Whether a request is there that has not been answered."""
+        """Whether a request was read and is not answered yet."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.by_silence[self] = None
-        self._await_head()
+        self._start_head_timer()
         if len(self.by_silence) > self.settings.connections_max:
             silent = next((each for each in self.by_silence if not each.asking), self)
             silent.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.by_silence.pop(self, None)
-        self._heard()
-        self._listened()
-        self._gone()
+        self._stop_head_timer()
+        self._stop_write_timer()
+        self._end_answered()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self.parser is None or self._over or self.transport.is_closing():  # it is lost, or was refused
+        if self.parser is None or self._closing_after or self.transport.is_closing():
             return
         self.by_silence.move_to_end(self)
         self._unset_keepalive_if_required()
-        self._came += len(data)
+        self._received_bytes += len(data)
         try:
             self._read(data)
-            if self._in_head and self._came > self.settings.head_bytes_max:
+            if self._in_head and self._received_bytes > self.settings.head_bytes_max:
                 raise httptools.HttpParserError("its head is too long")
         except httptools.HttpParserError as error:
             self.send_400_response(str(error))
-        if self._came > REQUEST_BYTES_MAX:
+        if self._received_bytes > REQUEST_BYTES_MAX:
             self.transport.abort()
         if self.asking:
-            self._heard()
+            self._stop_head_timer()
         elif self._head_timer is None and self.timeout_keep_alive_task is None and not self.transport.is_closing():
-            self._await_head()
+            self._start_head_timer()
 
     def _read(self, data: bytes) -> None:
-        """Read what came. A request that asks for another protocol is read once more without asking: this is HTTP/1.1."""
+        """Parse `data`. A request to upgrade to another protocol is parsed again without its `Upgrade` header."""
         while data:
             try:
                 self.parser.feed_data(data)
@@ -108,7 +108,7 @@ class BoundedConnection(HttpToolsProtocol):
                 data = self._without_upgrade() + data[upgrade.args[0] :]
 
     def _without_upgrade(self) -> bytes:
-        """Begin to read anew; return the head that was read, without what asks for another protocol."""
+        """Start a new parser; return the head that was read, without `Upgrade`. Raises HttpParserError for CONNECT."""
         method, version = self.parser.get_method(), self.parser.get_http_version().encode()
         if method == b"CONNECT":
             raise httptools.HttpParserError("this is no proxy")
@@ -118,15 +118,15 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._unset_keepalive_if_required()  # what came before it may have been refused at once
+        self._unset_keepalive_if_required()  # the request before it, if shed, has just set the timer
         self._in_head = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:  # a trailer adds nothing to what was asked
+        if self._in_head:  # trailers are ignored
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Begin to answer a request. What is raised is a 400."""
+        """Check a request's head and start to answer it. Raises HttpParserError: it is answered with a 400."""
         size, hosts, version = len(self.url), 0, self.parser.get_http_version()
         for name, value in self.headers:
             size += len(name) + len(value)
@@ -135,42 +135,41 @@ class BoundedConnection(HttpToolsProtocol):
                 raise httptools.HttpParserError("its body is encoded in a way that nothing here reads")
         if size > self.settings.head_bytes_max:
             raise httptools.HttpParserError("its head is too long")
-        if (version, hosts) not in _TAKEN:
+        if (version, hosts) not in _ACCEPTED:
             raise httptools.HttpParserError("it is no HTTP/1.1, or names no host, or two")
         if len(self.pipeline) >= WAITING_MAX:
             raise httptools.HttpParserError("too many wait behind another")
         self.expect_100_continue = self.expect_100_continue and version == "1.1"
         self._upgrades = self.parser.should_upgrade()
-        self._refused = not self._upgrades and self._refuses()
-        if not self._upgrades and not self._refused:
-            super().on_headers_complete()  # raises for a target that is none
+        self._shed = not self._upgrades and self._sheds()
+        if not self._upgrades and not self._shed:
+            super().on_headers_complete()  # raises for an invalid target
         self._in_head = False
 
-    def _refuses(self) -> bool:
-        """Answer a request that the service sheds at once, before a task is made for it: its body is read, and kept by nobody.
-
-        One behind another, the last of its connection, or one that expects 100-continue takes the way of all.
+    def _sheds(self) -> bool:
+        """Answer a request that the service sheds, before a task is made for it; return whether that was done. Its body is
+        read and dropped. A request behind another, the last of its connection or one that expects 100-continue is let pass.
         """
         last = self.parser.get_http_version() == "1.0" or not self.parser.should_keep_alive()
         waits = self.asking or self.expect_100_continue or self.flow.write_paused
         if last or waits or self.parser.get_method() != b"POST":
             return False
-        found = self.shedding.refusal(self.url, self.headers)
-        if found is None:
+        refusal = self.shedding.refusal(self.url, self.headers)
+        if refusal is None:
             return False
-        status, headers, body = found
+        status, headers, body = refusal
         lines = map(b": ".join, (*self.server_state.default_headers, *headers))
         self.transport.write(STATUS_LINE[status] + b"\r\n".join((*lines, b"", body)))
         return True
 
     def on_body(self, body: bytes) -> None:
-        if not self._refused:
+        if not self._shed:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._came, self._in_head = 0, True
-        if self._refused:
-            self._heard()
+        self._received_bytes, self._in_head = 0, True
+        if self._shed:
+            self._stop_head_timer()
             self.on_response_complete()
         elif not self._upgrades:
             self.scope["state"][BODY_IS_THERE] = True
@@ -183,50 +182,50 @@ class BoundedConnection(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._listened()
+        self._stop_write_timer()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002  as uvicorn calls it
-        """Answer what is no HTTP with a problem, where there is somebody to be answered."""
-        if self.asking and not self.cycle.more_body:  # what was asked before it is answered first
-            self.cycle.keep_alive, self._over = False, True
+        """Answer what is not HTTP/1.1 with a problem where no answer has been started, and close the connection."""
+        if self.asking and not self.cycle.more_body:  # a whole request came before it: that is answered first
+            self.cycle.keep_alive, self._closing_after = False, True
             return
-        # what is wrong in a body belongs to a request, which may be answered
+        # a fault in a body is the answer to its request, unless that has been answered
         unasked = self._in_head and not self.asking
         if unasked or (self.asking and self._answered is self.cycle and not self.cycle.response_started):
             problem = response_of(Problem("USAGE", "the request is no HTTP/1.1"))
             lines = [b"%b: %b\r\n" % each for each in (*problem.raw_headers, _CLOSE)]
             self.transport.write(b"".join([STATUS_LINE[problem.status_code], *lines, b"\r\n", bytes(problem.body)]))
-        self._gone()
+        self._end_answered()
         self.transport.close()
 
-    def _gone(self) -> None:
-        """Tell the request that is being answered that nobody listens any more."""
+    def _end_answered(self) -> None:
+        """Tell the request that is being answered that its client is gone."""
         if self._answered is not None and not self._answered.response_complete:
             self._answered.disconnected = True
             self._answered.message_event.set()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answered = cycle
-        super()._start_asgi_task(cycle, _in_one(cycle, app))
+        super()._start_asgi_task(cycle, _joined(cycle, app))
 
-    def _await_head(self) -> None:
+    def _start_head_timer(self) -> None:
         self._head_timer = self.loop.call_later(self.settings.head_within_s, self.transport.abort)
 
-    def _heard(self) -> None:
+    def _stop_head_timer(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
 
-    def _listened(self) -> None:
+    def _stop_write_timer(self) -> None:
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
 
 
-def _in_one(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
-    """Wrap an application so that an answer that is there as a whole is written at once: uvicorn writes its head first, looks at
-    each header by itself, and wakes the client twice. HTTP/1.0 knows no chunks: an answer without a length ends with its
-    connection.
+def _joined(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
+    """Wrap an application so that a response whose body comes in one message is written at once. uvicorn would write the head
+    first, check each header by itself, and wake the client twice. HTTP/1.0 has no chunks: there a response without a length
+    ends with its connection.
     """
     heads, chunks = cycle.scope["method"] == "HEAD", cycle.scope["http_version"] == "1.1"
 
@@ -245,9 +244,9 @@ def _in_one(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Applicat
                 cycle.chunked_encoding = False if endless else None
             elif message["type"] == "http.response.body":
                 if endless:
-                    cycle.expected_content_length = len(message.get("body", b""))  # of each part its own
+                    cycle.expected_content_length = len(message.get("body", b""))  # uvicorn checks each part against it
                 begun, start = start, None
-                if begun is not None and _written(cycle, begun, message):
+                if begun is not None and _write_joined(cycle, begun, message):
                     return
                 if begun is not None:
                     await send(begun)
@@ -258,9 +257,9 @@ def _in_one(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Applicat
     return wrapped
 
 
-def _written(cycle: RequestResponseCycle, start: HTTPResponseStartEvent, message: HTTPResponseBodyEvent) -> bool:
-    """Write an answer whose head and body are given; return False where that is for uvicorn: it is no whole one, closes its
-    connection, or has to wait for its client.
+def _write_joined(cycle: RequestResponseCycle, start: HTTPResponseStartEvent, message: HTTPResponseBodyEvent) -> bool:
+    """Write a response's head and body at once. Return False, with nothing written, where uvicorn has to write it: the body is
+    not whole, a header is invalid, the connection closes after it, or the client is gone or not reading.
     """
     headers, body = list(start.get("headers", ())), message.get("body", b"")
     names, values = zip(*headers, strict=True)
@@ -279,6 +278,6 @@ def _written(cycle: RequestResponseCycle, start: HTTPResponseStartEvent, message
 
 
 def connection_class(settings: ServiceSettings, shedding: LoadShedding) -> type[BoundedConnection]:
-    """Return the class of one server's connections, with its limits."""
+    """Return the connection class of one server, with its limits."""
     own = {"settings": settings, "shedding": shedding, "by_silence": OrderedDict()}
     return type("Connection", (BoundedConnection,), own)

@@ -1,4 +1,4 @@
-"""One process that serves: opens gates and database, runs the server, and ends what is under way when it is to stop."""
+"""Serve in one process: open gates and database, run the server, and drain when it is asked to stop."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ from sds.service.state import Service
 
 BACKLOG = 1_024
 FILES_BESIDE_CONNECTIONS = 256
-SWITCH_S = 0.0005  # a thread that decides gives the interpreter's lock to the event loop after so long, not after ten times that
-LAST_ANSWERS_S = 5  # for answers that are being written, and streams, once everything is decided
+SWITCH_S = 0.0005  # a deciding thread hands the interpreter's lock to the event loop after this time; Python's is 0.005
+LAST_ANSWERS_S = 5  # for writing answers and ending streams, once everything is decided
 
 
 def log(event: str, facts: Mapping[str, object]) -> None:
-    """Write one line of JSON to standard error: facts that were chosen for it, never an event, a key or a URL."""
+    """Write one line of JSON to standard error. The caller chooses the facts: never an event, a key or a URL."""
     line = {"event": event, "timestamp": datetime.now(UTC).isoformat(timespec="milliseconds"), **facts}
     try:
         sys.stderr.write(orjson.dumps(line, default=str).decode() + "\n")
-    except (OSError, ValueError):  # nobody reads it any more
+    except (OSError, ValueError):  # standard error is closed
         return
 
 
 def open_model(settings: ServiceSettings) -> Engine:
-    """Open the language model of a process: the chain of the file of engines, else the embedded one."""
+    """Open a process's language model: the chain in the file of engines, else the embedded model. Raises SdsError."""
     if settings.engines is not None:
         return open_chain(load_engines(settings.engines), now_ms=now_ms)
     return open_parallel(None, parallel=settings.parallel, now_ms=now_ms)
@@ -64,37 +64,37 @@ def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT. `started` is called once requests are answered.
 
-    Raises UsageError, ModelError, StoreError where something does not open.
+    Raises UsageError, ModelError or StoreError where something does not open, SdsError where the server does not start.
     """
     if settings.store:
         os.environ["SDS_STORE"] = settings.store
-    _permit_files(settings.connections_max + FILES_BESIDE_CONNECTIONS)
+    _raise_file_limit(settings.connections_max + FILES_BESIDE_CONNECTIONS)
     with ExitStack() as opened:
         database = open_database(settings.store)
         opened.callback(database.close)
         gates = open_gates(settings, open_model=lambda: open_model(settings), now_ms=now_ms)
         opened.callback(gates.close)
         server = server_over(create_app(settings, gates, database, now_ms=now_ms, log=log), started)
-        _spare_the_collector()
+        _freeze_objects()
         sys.setswitchinterval(SWITCH_S)
         server.run(sockets=[listener])
     if not server.started:
         raise SdsError("the service did not start")
 
 
-def _spare_the_collector() -> None:
-    """Have the garbage collector leave alone what was opened, which stays to the end.
+def _freeze_objects() -> None:
+    """Exempt all objects that exist now from garbage collection: they stay until the process ends.
 
-    Else a full service that refuses requests spends the event loop's time on walking through all of it, again and again.
+    Otherwise a full service that refuses requests spends the event loop's time on collections that walk through them all.
     """
     gc.collect()
     gc.freeze()
 
 
 def server_over(app: FastAPI, started: Callable[[], None]) -> Server:
-    """Return what serves an application, within the limits of its settings."""
+    """Return the server of an application, with the limits of its settings."""
     settings: ServiceSettings = app.state.service.settings
-    logging.getLogger("uvicorn").setLevel(logging.CRITICAL + 1)  # its tracebacks may quote what was asked
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL + 1)  # its tracebacks may quote requests
     config = uvicorn.Config(
         app,
         http=connection_class(settings, app.state.shedding),
@@ -112,8 +112,8 @@ def server_over(app: FastAPI, started: Callable[[], None]) -> Server:
     return Server(config, app.state.service, started)
 
 
-def _permit_files(wanted: int) -> None:
-    """Raise how many files this process may have open, as far as it may be raised."""
+def _raise_file_limit(wanted: int) -> None:
+    """Raise this process's soft limit of open files to `wanted`, or to the hard limit where that is lower."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < allowed:
@@ -121,9 +121,8 @@ def _permit_files(wanted: int) -> None:
 
 
 class Server(uvicorn.Server):
-    """A server that, when it is to stop, goes on answering until what is under way has ended or `drain_s` is over.
-
-    The second SIGINT ends it at once.
+    """A server that drains on the first SIGTERM or SIGINT: it goes on answering until the decisions under way have ended, or
+    `drain_s` is over. A SIGINT after that stops it at once.
     """
 
     def __init__(self, config: uvicorn.Config, service: Service, started: Callable[[], None]) -> None:
@@ -148,7 +147,7 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def _drain(self) -> None:
-        """Take nothing new, wait for what is under way, and end the rest NOT_DECIDED; then let the server stop."""
+        """Refuse new events, wait for decisions under way, end the rest NOT_DECIDED, then let the server stop."""
         service, began_s = self._service, time.monotonic()
         service.draining = True
         service.log("service.draining", {"in_hand": service.admission.in_hand})
@@ -165,9 +164,9 @@ class Server(uvicorn.Server):
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """Return a socket that listens; port 0 takes any. Raises SdsError."""
+    """Return a listening socket that child processes can inherit; port 0 takes any free one. Raises SdsError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # named as TCP: else asyncio takes it for something else, and answers wait 40 ms for Nagle's algorithm
+    # with the protocol named: otherwise asyncio does not set TCP_NODELAY, and answers wait 40 ms for Nagle's algorithm
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -184,6 +183,6 @@ def bound(host: str, port: int) -> socket.socket:
 
 
 def address_of(listener: socket.socket) -> str:
-    """Return the URL that a socket listens at."""
+    """Return the URL of a listening socket."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

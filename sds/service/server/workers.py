@@ -1,7 +1,7 @@
-"""Several processes that serve on one socket; each opens gates, engines and database of its own.
+"""Serve with several worker processes on one socket. Each opens its own gates, engines and database.
 
-Whoever dies is replaced. Whoever cannot start ends them all before the service was announced; after that, another is tried
-again and again, after pauses that grow, and the others serve on. When the parent is gone, its children drain and end.
+A worker that dies is replaced. One that cannot start ends them all, unless all have served once: after that another is
+tried after growing pauses, while the others go on serving. When the parent process is gone, the workers drain and end.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from sds.service.settings import ServiceSettings
 
 POLL_S = 0.2
 REPLACED_AFTER_S = 1.0
-RESTART_S, RESTART_S_MAX, DOUBLINGS_MAX = 1.0, 60.0, 6  # the pauses before one more is tried that could not start
-CLOSING_S = 10.0  # beside `drain_s`: to close files, models and connections
+RESTART_S, RESTART_S_MAX, DOUBLINGS_MAX = 1.0, 60.0, 6  # the pauses between attempts to start a worker
+CLOSING_S = 10.0  # after `drain_s` and `LAST_ANSWERS_S`: for closing files, models and connections
 
 _spawn = multiprocessing.get_context("spawn")
 
@@ -37,7 +37,7 @@ Work = Callable[[ServiceSettings, socket.socket, Connection, Connection], None]
 
 
 class Worker:
-    """One child. It has the reading end of `lifeline`: when the parent dies, that ends, and the child drains."""
+    """One child process. It reads from a pipe, `lifeline`, that ends when the parent dies: then the child drains."""
 
     def __init__(self, settings: ServiceSettings, listener: socket.socket, work: Work) -> None:
         lifeline, self._held = _spawn.Pipe(duplex=False)
@@ -46,8 +46,8 @@ class Worker:
         self.began_s = time.monotonic()
         self.next_s: float | None = None  # when it is replaced, once it is known to be dead
         self.process: SpawnProcess = _spawn.Process(target=work, args=(settings, listener, says, lifeline))
-        resource_tracker.ensure_running()  # which a first child begins, and lets signals through again after that
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until it knows to ignore it
+        resource_tracker.ensure_running()  # else starting the first child starts it, which unblocks the signals again
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # in the child until `_work` ignores it
         try:
             self.process.start()
         finally:
@@ -60,7 +60,7 @@ class Worker:
         return self.process.exitcode is not None
 
     def hear(self) -> None:
-        """Take what the child has said: that it serves, or why it could not start."""
+        """Read the child's messages: that it serves, or why it could not start."""
         with suppress(EOFError, OSError):
             while self.said.poll():
                 word = self.said.recv()
@@ -73,8 +73,8 @@ class Worker:
 
 
 def _work(settings: ServiceSettings, listener: socket.socket, says: Connection, lifeline: Connection) -> None:
-    """Serve in a child. What it cannot start for is said to the parent in one line."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all: the parent decides
+    """Serve in a child process. Where it cannot start, send the error and its hint to the parent, and exit with 1."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to parent and children: the parent acts on it
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=end_with, args=(lifeline,), daemon=True).start()
     try:
@@ -86,19 +86,19 @@ def _work(settings: ServiceSettings, listener: socket.socket, says: Connection, 
 
 
 def end_with(lifeline: Connection) -> None:
-    """Have this process stop in order once whoever holds the other end is gone."""
+    """Send SIGTERM to this process once the pipe's other end is closed. Blocks until then."""
     with suppress(EOFError, OSError):
         lifeline.recv()
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def restart_pause_s(failures: int) -> float:
-    """Return how long to wait before one more is tried, after so many in a row that could not start."""
+    """Return the pause in seconds before the next attempt, after `failures` failed ones in a row."""
     return min(RESTART_S_MAX, RESTART_S * 2.0 ** min(failures, DOUBLINGS_MAX))
 
 
 class Supervisor:
-    """Keeps so many workers running until SIGTERM or SIGINT. `work`: what each does in its process."""
+    """Keeps `settings.workers` workers running until SIGTERM or SIGINT. `work`: what each runs in its process."""
 
     def __init__(
         self, settings: ServiceSettings, listener: socket.socket, started: Callable[[], None], work: Work = _work
@@ -139,10 +139,10 @@ class Supervisor:
         return Worker(self._settings, self._listener, self._work)
 
     def _look(self) -> str:
-        """Replace who died; return why one could not start, before the service was announced."""
+        """Replace dead workers; return why one could not start, where the service was not announced yet, else ""."""
         for place, worker in enumerate(self._workers):
             dead = worker.dead
-            worker.hear()  # after that: what it said before it died is heard
+            worker.hear()  # after reading `dead`, so that its last message is not missed
             if not dead:
                 self._failures[place] = 0 if worker.started else self._failures[place]
                 continue
@@ -156,7 +156,7 @@ class Supervisor:
         return ""
 
     def _replace(self, place: int) -> None:
-        """Begin another in the place of one that is dead; where the machine has no process to give, later."""
+        """Start a worker in the place of a dead one; where the system gives no process, try again later."""
         dead = self._workers[place]
         try:
             self._workers[place] = self._begun()
@@ -166,7 +166,7 @@ class Supervisor:
             dead.close()
 
     def _next_s(self, place: int, failure: str) -> float:
-        """Log that a worker is dead; return when it is to be replaced, by `time.monotonic`."""
+        """Log that a worker is dead; return the `time.monotonic` at which it is to be replaced."""
         worker = self._workers[place]
         forget_process(worker.process.pid or 0)
         facts = {"pid": worker.process.pid, "exit": worker.process.exitcode}

@@ -1,4 +1,4 @@
-"""`sds`, but the language model is a script: `python -m tests.load.scripted serve --gate tests/load/scripted`."""
+"""`sds` with a script for the language model: `python -m tests.load.scripted serve --gate tests/load/scripted`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A toll that a script waives, without a model: what the load of the service is tried on in a few seconds.
+"""A gate about tolls that a script waives without a model, to test the service under load within seconds.
 
-Its state takes `LOOK_S` to read, so that a few requests a second are more than it can decide.
+Reading its state takes `LOOK_S`, so that a few requests a second are more than it can decide.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from threading import Lock
 from sds import ExecutionIntent, GateDefinition, Receipt, StateRead, parse_contract
 
 LOOK_S = 0.02
-KEYS_MAX = 10_000  # nobody asks about an order that so many others came after
+KEYS_MAX = 10_000  # orders remembered; older ones are not looked up any more
 CONTRACT = parse_contract("""
 gate: toll
 agent_id: toll-agent
@@ -39,7 +39,7 @@ spend:
 
 
 class Toll:
-    """Knows every car, and what was waived lately, for what it holds must not grow: an order with the same key is one order."""
+    """State source and idempotent executor. It remembers the last KEYS_MAX orders only, so that its memory does not grow."""
 
     idempotent = True
 

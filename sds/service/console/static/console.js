@@ -1,6 +1,6 @@
 "use strict";
 
-// The list: j and k, while a case of it has the focus.
+// The queue's list: j and k move to the next and previous case while one has the focus.
 {
   const list = document.querySelector("[data-list]");
   list?.addEventListener("keydown", (event) => {
@@ -15,7 +15,7 @@
   });
 }
 
-// The live page: its figures are renewed, but not while they are read by keyboard, in the background, or paused.
+// The live page: refresh its figures, unless the keyboard focus is in them, the page is hidden, or it is paused.
 {
   const EVERY_MS = 3000;
   const now = document.querySelector("[data-live]");
@@ -33,7 +33,7 @@
       if (!now.contains(document.activeElement)) now.replaceChildren(...fresh.childNodes);
       now.classList.remove("stale");
     } catch {
-      now.classList.add("stale"); // what stands there is no longer now
+      now.classList.add("stale"); // the figures shown are old
     }
   };
 
@@ -47,7 +47,7 @@
   }
 }
 
-// A form is sent once, however often its button is pressed.
+// Send a form once, however often its button is pressed.
 document.addEventListener("submit", (event) => {
   if (event.target.dataset.sent) event.preventDefault();
   event.target.dataset.sent = "yes";

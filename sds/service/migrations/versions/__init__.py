@@ -1,1 +1,1 @@
-"""One file a step; a step that was released is never altered."""
+"""The migrations, one file each. A migration that was released is never altered."""

@@ -1,4 +1,4 @@
-"""Keys of callers, idempotency, webhooks and how far they are, sessions of the console."""
+"""Make the tables of API keys, idempotency keys, webhooks with their positions, and console sessions."""
 
 from alembic import op
 

@@ -1,4 +1,4 @@
-"""Cases that somebody has taken at the console."""
+"""Make the table of the cases that somebody has taken at the console."""
 
 from alembic import op
 
