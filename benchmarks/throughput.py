@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import queue
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -153,7 +154,7 @@ def theirs(
         started = [contender.start(opened, model, threads, log=log, overlays=overlays) for log in logs]
         if why := next(filter(None, (process.missing or process.failed for process in started)), ""):
             return {"per_s": None, "notes": why}
-        free, living, notes = queue.SimpleQueue[PeerProcess](), len(started), ""
+        free, failing, living, notes = queue.SimpleQueue[PeerProcess](), threading.Lock(), len(started), ""
         for process in started:
             free.put(process)
 
@@ -162,9 +163,10 @@ def theirs(
             process = free.get()
             answer = process.ask(task.request, timeout_s=TIMEOUT_S)
             notes = notes or answer.get("error", "")
-            if process.failed and living > 1:  # else it would fail all tasks at once, while the others idle
-                living -= 1
-            else:
+            with failing:  # a process that failed gets no more tasks, unless it is the last: somebody has to fail them
+                leaves = bool(process.failed) and living > 1
+                living -= leaves
+            if not leaves:
                 free.put(process)
             return "error" if "error" in answer else "inside" if task.permits(answer["text"]) else "outside"
 

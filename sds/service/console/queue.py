@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby, islice
 from typing import Literal
 from urllib.parse import urlencode
 
@@ -120,7 +121,9 @@ def _reason(case: Case) -> str:
 
 
 def queue(waiting: Sequence[QueueRow], wanted: Wanted) -> Queue:
-    """Return one page of rows, filtered and sorted."""
+    """Return one page of rows, filtered and sorted. `waiting`: of each gate at most one row more than are listed."""
+    more = any(count > READ_MAX for count in Counter(row.gate for row in waiting).values())
+    waiting = [row for _, rows in groupby(waiting, lambda row: row.gate) for row in islice(rows, READ_MAX)]
     rows = [row for row in waiting if _fits(row, wanted)]
     rows.sort(key=lambda row: (_sort_key(row, wanted.sort), row.since_ms, row.dfid))
     pages = max(1, -(-len(rows) // PAGE))
@@ -130,7 +133,7 @@ def queue(waiting: Sequence[QueueRow], wanted: Wanted) -> Queue:
         rows=tuple(rows[(page - 1) * PAGE : page * PAGE]),
         found=len(rows),
         waiting=len(waiting),
-        more=any(count > READ_MAX for count in by_gate.values()),
+        more=more,
         gates=by_gate,
         impacts=_counts(row.impact or "none" for row in waiting),
         reasons=_counts(row.reason for row in waiting),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import html
 import re
 
+import pytest
+
 from sds.kernel.audit.verify import verify
 from sds.kernel.executor.statement import Difference
 from sds.kernel.human.statement_cases import open_cases
@@ -61,6 +63,19 @@ def test_a_long_queue_has_pages(office: Office, ada: Visitor) -> None:
     first, second = (ada.get(f"/console{query}").text for query in ("", "?page=2"))
     assert (50, 3) == (first.count('class="event"'), second.count('class="event"'))
     assert "?page=2" in first
+
+
+def test_of_more_cases_than_are_read_the_oldest_are_listed_and_it_says_so(
+    office: Office, ada: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sds.service.console.queue.READ_MAX", 3)
+    for number in range(3):
+        office.hand_over(f"C-{number}")
+    assert "only the oldest" not in ada.get("/console").text
+    office.hand_over("C-3")
+    page = ada.get("/console").text
+    assert (3, True) == (page.count('class="event"'), "3 cases; only the oldest" in page)
+    assert "C-3" not in page
 
 
 def test_only_cases_of_gates_that_the_key_is_for_are_shown(office: Office) -> None:
