@@ -132,8 +132,14 @@ async def _sent(
 def _page(
     state: Service, digest: str, records: Mapping[str, Reader], positions: Mapping[str, int]
 ) -> list[Change] | None:
-    """Return the next changes of all gates; each gate's are in the order of its ledger. None: the key is not valid now."""
+    """Return the next changes of all gates; each gate's are in the order of its ledger.
+
+    None: the key is not valid now, or a ledger ends before its position, for its record was put back or a standby took over.
+    """
     known = state.callers.look_up(digest)
     if known is None or not all(known.may_see(gate) for gate in records):
         return None
-    return [change for gate, record in records.items() for change in read_changes(record, gate, positions[gate])]
+    changes = [change for gate, record in records.items() for change in read_changes(record, gate, positions[gate])]
+    if not changes and any(head(record) < positions[gate] for gate, record in records.items()):
+        return None
+    return changes

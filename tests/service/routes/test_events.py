@@ -75,6 +75,20 @@ def settled(count: int) -> Callable[[list[Sent]], bool]:
     return lambda found: sum(each.event == "settled" for each in found) == count
 
 
+def test_a_stream_ends_when_the_ledger_ends_before_what_it_has_sent(
+    streaming: tuple[Bed, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A standby took over that had not heard of the last entries: what it writes next would have been seen already."""
+    bed, url = streaming
+    decided(bed, 1)
+    with stream(url, bed.key) as sent:
+        (first,) = take(sent, lambda found: len(found) == 1)
+        monkeypatch.setattr("sds.service.routes.events.head", lambda _record: 1)
+        assert [] == list(sent)
+    assert parse_positions(first.id)["toll"] > 1
+    assert (400, "CURSOR_INVALID") == refused(url, bed.key, first.id)
+
+
 def test_changes_are_sent_as_they_happen_and_say_codes_and_ids_but_no_text(streaming: tuple[Bed, str]) -> None:
     bed, url = streaming
     bed.client.put("/v1/halt", json={"halted": True, "reason": "before"})
