@@ -53,8 +53,9 @@ class Tail:
     async def _watch(self) -> None:
         while True:
             heads = await run_in_threadpool(self._look)
-            if any(idx > self._heads.get(gate, 0) for gate, idx in heads.items()):
-                self._heads.update(heads)
+            grown = any(idx > self._heads.get(gate, 0) for gate, idx in heads.items())
+            self._heads.update(heads)  # also where one has become shorter, as after a restore
+            if grown:
                 self._grown.set()
                 self._grown = asyncio.Event()
             await asyncio.sleep(self._every_s)
