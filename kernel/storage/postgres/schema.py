@@ -95,6 +95,11 @@ def _text(file: str, schema: str) -> str:
 def create(db: Connection, schema: str) -> None:
     """Make an empty record in the caller's transaction. The search path must name `schema` already."""
     db.execute(f"CREATE SCHEMA {schema}", prepare=False)
+    fill(db, schema)
+
+
+def fill(db: Connection, schema: str) -> None:
+    """Make an empty record in a schema that holds nothing."""
     complete(db, schema, {})
     db.execute("INSERT INTO meta VALUES ('schema_version', %s), ('halted', '0')", (SCHEMA_VERSION,))
 

@@ -192,8 +192,11 @@ class PostgresStore(_CatalogueReader, Store):
             schemas.create(db, self._schema_name)
             return
         found = schemas.catalogue(db, self._schema_name)
+        if not found:  # made beforehand, for a user that may not make one
+            schemas.fill(db, self._schema_name)
+            return
         if not {"meta", "ledger"} <= found.keys():
-            raise StoreError("it is the schema of another program")
+            raise StoreError("it is the schema of another program", hint="name another database, or rename that schema")
         version = db.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
         if version is not None and version[0] in UPGRADABLE:
             schemas.complete(db, self._schema_name, found)
