@@ -172,7 +172,8 @@ class Database:
         with self.transaction() as connection:
             if self.is_postgresql:
                 connection.execute(sa.text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATION_LOCK})
-                connection.execute(sa.schema.CreateSchema(SCHEMA, if_not_exists=True))
+                if not sa.inspect(connection).has_schema(SCHEMA):  # IF NOT EXISTS would need the right to make one
+                    connection.execute(sa.schema.CreateSchema(SCHEMA))
             config.attributes["connection"] = connection
             try:
                 command.upgrade(config, "head")

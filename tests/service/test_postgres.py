@@ -29,7 +29,7 @@ from tests.service.operations.exposition import scraped, value
 from tests.service.operations.receiver import receiving
 from tests.service.operations.waiting import wait_until
 from tests.service.testbed import EVENT, Bed, check, opened_bed
-from tests.stores.server import by_hand, own_database
+from tests.stores.server import by_hand, own_database, user_with_a_schema
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -220,3 +220,10 @@ def test_of_two_services_one_delivers_at_a_time_and_nothing_twice(two: tuple[Bed
         assert dfids == [json.loads(body)["data"]["dfid"] for _, body in receiver.took]
         (at,) = positions(second.database)
         assert at.idx == second.gate.store.value("SELECT MAX(idx) FROM ledger")
+
+
+def test_a_schema_that_was_made_beforehand_is_filled_by_a_user_who_may_not_make_one() -> None:
+    with own_database() as url, user_with_a_schema(url, "sds_service") as own:
+        for _ in range(2):
+            with closing(open_database(own)) as database:
+                assert [] == stored_keys(database)

@@ -53,6 +53,20 @@ def own_database() -> Iterator[str]:
         by_hand(f"DROP DATABASE {name} WITH (FORCE)")
 
 
+@contextmanager
+def user_with_a_schema(url: str, schema: str) -> Iterator[str]:
+    """Make an empty schema for a user who may not make one, and yield the user's URL."""
+    role = fresh_schema()
+    by_hand(f"CREATE ROLE {role} LOGIN")
+    try:
+        with psycopg.connect(url, autocommit=True) as db:
+            db.execute(f"CREATE SCHEMA {schema} AUTHORIZATION {role}")
+            yield urlsplit(url)._replace(netloc=f"{role}@").geturl()
+            db.execute(f"DROP SCHEMA {schema} CASCADE")
+    finally:
+        by_hand(f"DROP ROLE {role}")
+
+
 def by_hand(statement: str, schema: str = "public") -> list[tuple[Any, ...]]:
     with psycopg.connect(server_url(), autocommit=True) as db:
         db.execute(f"SET search_path = {schema}")
