@@ -304,7 +304,8 @@ class Watched:
 def watched(world: World, embedded: LlamaBackend) -> Iterator[tuple[Watched, NativeEngine]]:
     backend = Watched(embedded)
     yield backend, (engine := NativeEngine(backend, now_ms=world.clock))  # type: ignore[arg-type]  # a backend, and more
-    engine._scheduler._stop(ModelError("the test is over"))  # the backend is of all tests
+    engine._scheduler._stop(ModelError("the test is over"))  # the backend is of all tests, so it is not closed ...
+    engine._scheduler._worker.join()  # ... and the pass under way must be over before the next test has one
 
 
 def test_a_decision_has_the_next_pass_of_the_model_however_long_a_rationale_is(
