@@ -69,7 +69,7 @@ _TyperError: type[Exception] = typer.BadParameter.__mro__[2]
 
 app = typer.Typer(
     name="sds",
-    help="A local model decides, and cannot step outside its authority.\n\nExample: sds run refund --limit 20",
+    help="Decide events with a local model that cannot exceed its authority.\n\nExample: sds run refund --limit 20",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -105,11 +105,11 @@ COMMANDS: dict[str, Callable[..., None]] = {
 }
 GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
     "ledger": (
-        "Check the append-only ledger.\n\nExample: sds ledger verify",
+        "Verify the ledger and print its head.\n\nExample: sds ledger verify",
         {"verify": record.verify, "head": record.head},
     ),
     "agents": (
-        "List, show, suspend, reactivate and retire agents, and revoke a contract.\n\nExample: sds agents list",
+        "Manage agents and revoke their contracts.\n\nExample: sds agents list",
         {
             "list": agents.list_agents,
             "show": agents.show,
@@ -120,20 +120,20 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
         },
     ),
     "escalations": (
-        "What waits for a human, and their decision.\n\nExample: sds escalations list",
+        "List, show and resolve cases for a human.\n\nExample: sds escalations list",
         {"list": escalations.list_cases, "show": escalations.show_case, "resolve": escalations.resolve},
     ),
-    "labels": ("Labels from the record.\n\nExample: sds labels export refund > labels.jsonl", {"export": label.export}),
+    "labels": ("Export recorded labels.\n\nExample: sds labels export refund > labels.jsonl", {"export": label.export}),
     "artifacts": (
-        "Put, list and retire the reference texts a model reads with its contract.\n\nExample: sds artifacts list",
+        "Manage the reference texts of contracts.\n\nExample: sds artifacts list",
         {"put": context.put, "list": context.list_artifacts, "retire": context.retire},
     ),
     "retention": (
-        'Remove what is past its time.\n\nExample: sds retention sweep --reason "monthly"',
+        'Remove artifact texts past their retention.\n\nExample: sds retention sweep --reason "monthly"',
         {"sweep": context.sweep},
     ),
     "keys": (
-        "Show and renew the keys that sign orders and the ledger.\n\nExample: sds keys show",
+        "Manage signing keys and callers' keys.\n\nExample: sds keys show",
         {
             "show": keys.show,
             "rotate": keys.rotate,
@@ -143,15 +143,15 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
         },
     ),
     "webhooks": (
-        "Add, list and remove the endpoints that final states are sent to.\n\nExample: sds webhooks list",
+        "Manage the endpoints for final states.\n\nExample: sds webhooks list",
         {"add": webhooks.add, "list": webhooks.list_webhooks, "remove": webhooks.remove},
     ),
     "record": (
-        "Where a gate's record is kept.\n\nExample: sds record move --to postgresql://sds@db.example/sds --reason ...",
+        "Move a record to another store.\n\nExample: sds record move --to postgresql://sds@db.example/sds --reason ...",
         {"move": move.move},
     ),
     "contracts": (
-        "Check, compare and register contracts.\n\nExample: sds contracts check contract.yaml",
+        "Check, compare, register and list contracts.\n\nExample: sds contracts check contract.yaml",
         {
             "check": contracts.check,
             "diff": contracts.compare,
@@ -160,10 +160,7 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
         },
     ),
     "models": (
-        (
-            "List models, show what one is, check whether it can say a contract's decisions, prepare it for this machine."
-            "\n\nExample: sds models list"
-        ),
+        "List, show, check and prepare models.\n\nExample: sds models list",
         {"list": models.list_models, "show": models.show, "check": models.check, "prepare": models.prepare},
     ),
 }

@@ -38,18 +38,18 @@ def as_words(text: str | None) -> str | None:
     return os.fsencode(text).decode("utf-8", "backslashreplace")
 
 
-GateOption = Annotated[str, typer.Option("--gate", help="Which gate: its name, or its path.", callback=as_name)]
-OpenedGate = Annotated[str, typer.Option("--gate", help="Which gate: its name, or its path.")]
-EventFile = Annotated[str, typer.Option("--event", help="A JSON file with one event, or - for standard input.")]
-Reason = Annotated[str, typer.Option("--reason", help="Why, for the record.", callback=as_words)]
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else on standard output.")]
+GateOption = Annotated[str, typer.Option("--gate", help="The gate's name or path.", callback=as_name)]
+OpenedGate = Annotated[str, typer.Option("--gate", help="The gate's name or path.")]
+EventFile = Annotated[str, typer.Option("--event", help="A JSON file with one event; - reads standard input.")]
+Reason = Annotated[str, typer.Option("--reason", help="The reason, kept in the record.", callback=as_words)]
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print only JSON on standard output.")]
 GgufPath = Annotated[
-    Path | None, typer.Option("--model", help="A GGUF file; without it, the embedded model.", show_default=False)
+    Path | None, typer.Option("--model", help="A GGUF file. Default: the embedded model.", show_default=False)
 ]
 ModelPath = Annotated[
     Path | None,
     typer.Option(
-        "--model", help="A GGUF file or a checkpoint folder; without it, the embedded model.", show_default=False
+        "--model", help="A GGUF file or a checkpoint folder. Default: the embedded model.", show_default=False
     ),
 ]
 
@@ -60,9 +60,9 @@ class ChosenGate:
 
     gate: Annotated[
         str | None,
-        typer.Argument(help="Which gate: refund, another that is installed, or the path of one.", metavar="GATE"),
+        typer.Argument(help="The name of an installed gate, such as refund, or the path of a gate.", metavar="GATE"),
     ] = None
-    gate_option: Annotated[str | None, typer.Option("--gate", help="The same as an option.", show_default=False)] = None
+    gate_option: Annotated[str | None, typer.Option("--gate", help="GATE, as an option.", show_default=False)] = None
 
     def find(self) -> GateDefinition:
         """Return the gate's definition. Raises UsageError where none or two are given, or there is no such gate."""

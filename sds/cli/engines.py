@@ -32,16 +32,17 @@ class EngineOptions:
     model: ModelPath = None
     engine: Annotated[
         Literal["native", "outlines"] | None,
-        typer.Option("--engine", help="Who drives the model; without it, native.", show_default=False),
+        typer.Option("--engine", help="The engine that drives the model. Default: native.", show_default=False),
     ] = None
     backend: Annotated[
-        Processing | None, typer.Option("--backend", help="What constrains it under Outlines.", show_default=False)
+        Processing | None,
+        typer.Option("--backend", help="Outlines' constraint library. Default: outlines_core.", show_default=False),
     ] = None
     library: Annotated[
         LibraryChoice | None,
         typer.Option(
             "--library",
-            help="What runs it; without it, transformers for a folder, for a GGUF what it was prepared for, or llama.cpp.",
+            help="The library that runs the model. Default: transformers for a folder; for a GGUF, the prepared one or llamacpp.",
             show_default=False,
         ),
     ] = None
@@ -49,24 +50,24 @@ class EngineOptions:
         str | None,
         typer.Option(
             "--device",
-            help="Where transformers or, natively, llama.cpp runs it: cpu, cuda, cuda:1.",
+            help="The device for transformers, or for llama.cpp under native: cpu, cuda or cuda:1. Default: cpu.",
             show_default=False,
         ),
     ] = None
     dtype: Annotated[
         Dtype | None,
-        typer.Option("--dtype", help="In which numbers transformers or OpenVINO runs it.", show_default=False),
+        typer.Option("--dtype", help="The number type for transformers, OpenVINO or integer.", show_default=False),
     ] = None
     mode: Annotated[
         Literal["greedy", "exact-kinds", "exact"] | None,
         typer.Option(
             "--mode",
-            help="exact: score whole alternatives and numbers, not their first tokens; exact-kinds: only those of the kind.",
+            help="greedy (default): token by token; exact: score whole alternatives and numbers; exact-kinds: score whole kinds.",
             show_default=False,
         ),
     ] = None
     as_is: Annotated[
-        bool, typer.Option("--as-is", help="Run the file itself, not what `sds models prepare` made of it.")
+        bool, typer.Option("--as-is", help="Run the file itself, not the weights that `sds models prepare` made of it.")
     ] = False
     engines: Annotated[
         Path | None, typer.Option("--engines", help="A YAML file with a chain of engines.", show_default=False)

@@ -24,8 +24,8 @@ TOKEN_CHARS_MAX = 1024
 
 
 def sandbox_gateway(
-    port: Annotated[int, typer.Option("--port", min=0, max=65_535, help="On 127.0.0.1; 0: any free one.")] = 0,
-    file: Annotated[Path, typer.Option("--file", help="Its own SQLite file; what was paid stays in it.")] = Path(
+    port: Annotated[int, typer.Option("--port", min=0, max=65_535, help="Port on 127.0.0.1; 0: any free port.")] = 0,
+    file: Annotated[Path, typer.Option("--file", help="The gateway's SQLite file. It keeps what was paid.")] = Path(
         "gateway.db"
     ),
     faults: Annotated[
@@ -33,16 +33,16 @@ def sandbox_gateway(
         typer.Option(
             "--faults",
             metavar="NAME=VALUE,...",
-            help="down, drop, fail, refuse, lose-replies, cut-replies, answer-twice (shares), delay-ms, forget-keys-ms, seed.",
+            help="Shares (0 to 1): down, drop, fail, refuse, lose-replies, cut-replies, answer-twice; delay-ms, forget-keys-ms, seed.",
         ),
     ] = "",
     token_file: Annotated[
-        Path | None, typer.Option("--token-file", help="Ask for the token in this file.", show_default=False)
+        Path | None, typer.Option("--token-file", help="Require the token in this file.", show_default=False)
     ] = None,
 ) -> None:
-    """Play a payment gateway that loses replies, is slow, answers twice or forgets keys: to see that nothing is paid twice.
+    """Run a payment gateway with faults. Nothing may be paid twice when it loses replies, is slow, answers twice, forgets keys.
 
-    Prints one JSON line when it is ready, and what it has paid when it is ended. `GET /payments` tells that at any time.
+    It prints one JSON line when it is ready, and what it paid when it ends. `GET /payments` shows that at any time.
 
     Example: sds sandbox-gateway --port 8099 --faults lose-replies=0.1,delay-ms=200
     """

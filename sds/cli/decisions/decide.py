@@ -28,10 +28,10 @@ def decide(
     event: EventFile,
     options: EngineOptions = NO_OPTIONS,
     deadline_ms: Annotated[
-        int | None, typer.Option("--deadline-ms", min=1, help="How long it may take: past it nothing is sent.")
+        int | None, typer.Option("--deadline-ms", min=1, help="The deadline in milliseconds. Nothing is sent after it.")
     ] = None,
 ) -> None:
-    """Decide one event and print the answer as JSON. The same event again prints the stored answer.
+    """Decide one event; print the answer as JSON. The same event again prints the stored answer.
 
     Example: sds events refund | head -1 | sds decide refund --event -
     """
@@ -50,11 +50,11 @@ def decide(
 
 
 def retry(
-    dfid: Annotated[str, typer.Argument(help="The flow's id, as `sds flows --undecided` shows it.", metavar="DFID")],
+    dfid: Annotated[str, typer.Argument(help="The flow's id, as `sds flows --undecided` lists it.", metavar="DFID")],
     gate: OpenedGate = "refund",
     options: EngineOptions = NO_OPTIONS,
 ) -> None:
-    """Decide the case of a flow that ended without a decision once more, and print the answer as JSON.
+    """Decide an undecided case again. Its flow ended without a decision. The answer is printed as JSON.
 
     Example: sds retry 550e8400-e29b-81d4-a716-446655440000
     """
@@ -68,8 +68,10 @@ def retry(
         print_json(opened.retry(dfid).as_data())
 
 
-def events(gate: ChosenGate, limit: Annotated[int, typer.Option("--limit", min=1, help="How many.")] = 3) -> None:
-    """Print the next undecided events of the queue, one JSON object a line.
+def events(
+    gate: ChosenGate, limit: Annotated[int, typer.Option("--limit", min=1, help="The maximum number of events.")] = 3
+) -> None:
+    """Print the queue's next undecided events. Each line is one JSON object.
 
     Example: sds events refund --limit 1 > event.json
     """
@@ -85,7 +87,7 @@ def events(gate: ChosenGate, limit: Annotated[int, typer.Option("--limit", min=1
 
 
 def envelope(gate: ChosenGate, event: EventFile, as_json: JsonFlag = False) -> None:
-    """Show what may be decided about an event now: kinds, exact bounds, reasons. Nothing is recorded.
+    """Show what may be decided about an event now. It shows kinds, exact bounds and reasons, and records nothing.
 
     Example: sds envelope refund --event event.json
     """
@@ -102,9 +104,9 @@ def envelope(gate: ChosenGate, event: EventFile, as_json: JsonFlag = False) -> N
 def grammar(
     gate: ChosenGate,
     event: EventFile,
-    form: Annotated[str, typer.Option("--format", help="regex, lark, gbnf or json-schema.")] = "regex",
+    form: Annotated[str, typer.Option("--format", help="The form: regex, lark, gbnf or json-schema.")] = "regex",
 ) -> None:
-    """Print the language of an event's envelope: everything the model may say, and nothing else.
+    """Print the language of an event's envelope. It contains exactly what the model may write.
 
     Example: sds grammar refund --event event.json --format lark
     """

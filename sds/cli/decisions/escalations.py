@@ -28,15 +28,15 @@ from sds.kernel.human import cases
 from sds.kernel.human.cases import Case
 from sds.kernel.human.review import CaseView, HumanReview
 
-Dfid = Annotated[str, typer.Argument(help="The flow's id, or how it begins.", metavar="DFID")]
+Dfid = Annotated[str, typer.Argument(help="The flow's id, or its first characters.", metavar="DFID")]
 
 
 def list_cases(
     gate: GateOption = "refund",
-    limit: Annotated[int, typer.Option("--limit", min=1, max=10_000, help="How many, oldest first.")] = 100,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=10_000, help="The maximum number of cases.")] = 100,
     as_json: JsonFlag = False,
 ) -> None:
-    """List what waits for a human, oldest first: since when, dfid, event, why, what is proposed, its impact.
+    """List the cases that wait for a human. Oldest first, each with time, dfid, event, reason, proposed decision and impact.
 
     Example: sds escalations list
     """
@@ -54,7 +54,7 @@ def list_cases(
 
 
 def show_case(dfid: Dfid, gate: OpenedGate = "refund", as_json: JsonFlag = False) -> None:
-    """Show a case as a human needs it: state then and now, what was proposed and why not done, what may be decided.
+    """Show one case. It shows the state then and now, the proposal, why it was not carried out, and what may be decided.
 
     Example: sds escalations show 550e8400
     """
@@ -145,21 +145,21 @@ def resolve(
     reason: Reason,
     override: Annotated[bool, typer.Option("--override", help="Carry out what the agent proposed.")] = False,
     modify: Annotated[
-        str | None, typer.Option("--modify", metavar="JSON", help="Decide this instead, as `show` prints it.")
+        str | None, typer.Option("--modify", metavar="JSON", help="Decide this instead, in the form `show` prints.")
     ] = None,
-    abort: Annotated[bool, typer.Option("--abort", help="End the case; nothing is carried out.")] = False,
+    abort: Annotated[bool, typer.Option("--abort", help="End the case. Nothing is carried out.")] = False,
     settled: Annotated[
-        str | None, typer.Option("--settled", metavar="REFERENCE", help="An unknown order was carried out, as this.")
+        str | None, typer.Option("--settled", metavar="REFERENCE", help="The UNKNOWN order was settled under this id.")
     ] = None,
-    rejected: Annotated[bool, typer.Option("--rejected", help="An unknown order was not carried out.")] = False,
-    seen: Annotated[str, typer.Option("--seen", metavar="ID", help="The state you have seen: `now` of `show`.")] = "",
+    rejected: Annotated[bool, typer.Option("--rejected", help="The UNKNOWN order was not carried out.")] = False,
+    seen: Annotated[str, typer.Option("--seen", metavar="ID", help="The state you saw: `now` of `show`.")] = "",
     acknowledge: Annotated[
-        bool, typer.Option("--acknowledge", help="I know that this is of HIGH impact and cannot be undone.")
+        bool, typer.Option("--acknowledge", help="Accept an impact that is HIGH and cannot be undone.")
     ] = False,
     gate: OpenedGate = "refund",
     as_json: JsonFlag = False,
 ) -> None:
-    """Resolve a case, once, by exactly one of --override, --modify, --abort, --settled, --rejected.
+    """Resolve a case, once. Give exactly one of --override, --modify, --abort, --settled and --rejected.
 
     Example: sds escalations resolve 550e8400 --abort --reason "the customer withdrew"
     """

@@ -36,22 +36,22 @@ OTHERWISE_SHOWN = 3  # decisions other than the rule's that are listed; `--json`
 LAST_ROWS = ("aborted", "waiting", "unknown")  # outcomes that are shown only where there are any
 
 
-Limit = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="How many cases to decide.")]
+Limit = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="The maximum number of cases.")]
 Parallel = Annotated[
-    int, typer.Option("--parallel", min=1, max=PARALLEL_MAX, help="How many claims to decide at once.")
+    int, typer.Option("--parallel", min=1, max=PARALLEL_MAX, help="The number of cases to decide at once.")
 ]
 ChaosName = Annotated[
     Literal["drift", "agent-drift", "fail-second"] | None,
     typer.Option(
         "--chaos",
-        help="drift: move the state before execution; agent-drift: the agent denies everyone, within its bounds, until a "
-        "monitor stops it; fail-second: the rail declines a saga's second step.",
+        help="A fault to cause. drift: the state moves before execution; agent-drift: the agent denies everyone, within its "
+        "bounds, until a monitor stops it; fail-second: the rail declines the second step of a saga.",
     ),
 ]
 SagaName = Annotated[
-    str | None, typer.Option("--saga", help="Decide each claim in the steps of this saga.", show_default=False)
+    str | None, typer.Option("--saga", help="Decide each case in the steps of this saga.", show_default=False)
 ]
-Reset = Annotated[bool, typer.Option("--reset", help="Set the gate's folder aside first and start anew.")]
+Reset = Annotated[bool, typer.Option("--reset", help="Rename the gate's folder first, and start anew.")]
 
 
 def run(
@@ -64,7 +64,7 @@ def run(
     saga: SagaName = None,
     reset: Reset = False,
 ) -> None:
-    """Decide the next claims of the queue with a real local model.
+    """Decide the next cases of a gate's queue. Without an engine option, the contract's policy decides if there is one.
 
     Example: sds run refund --limit 20 --chaos drift
     """

@@ -24,7 +24,7 @@ LabelsPath = Annotated[
     Path | None,
     typer.Option(
         "--labels",
-        help="Labels, one JSON object a line: a file, or a folder with train, calibrate and test.jsonl; without it, the gate's own.",
+        help="Labels, one JSON object a line: a file, or a folder with train.jsonl, calibrate.jsonl, test.jsonl. Default: the gate's.",
         show_default=False,
     ),
 ]

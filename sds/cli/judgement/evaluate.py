@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from sds.policy.judgement import Judgement
 
 
-PartName = Annotated[Literal["train", "calibrate", "test", "all"], typer.Option("--part", help="Which labels.")]
-WithModel = Annotated[bool, typer.Option("--with-model", help="Ask the language model as well, which takes its time.")]
+PartName = Annotated[Literal["train", "calibrate", "test", "all"], typer.Option("--part", help="The labels to use.")]
+WithModel = Annotated[bool, typer.Option("--with-model", help="Also ask the language model. This takes longer.")]
 ReadersFolder = Annotated[
     Path | None,
-    typer.Option("--readers", help="Fitted readers; without it, those that the gate decides with.", show_default=False),
+    typer.Option("--readers", help="A folder of fitted readers. Default: those of the gate.", show_default=False),
 ]
 HtmlFile = Annotated[
-    Path | None, typer.Option("--html", help="Write one page with pictures as well.", show_default=False)
+    Path | None, typer.Option("--html", help="Also write an HTML page with plots.", show_default=False)
 ]
 
 
@@ -45,7 +45,7 @@ def evaluate(
     html: HtmlFile = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Measure the fitted readers of a gate and the decisions that follow from them, beside what is simpler.
+    """Measure a gate's fitted readers. It also measures the decisions that follow, and compares both with simpler methods.
 
     Example: sds eval refund --html eval.html
     """

@@ -22,20 +22,20 @@ from sds.policy.judgement import Manifest
 if TYPE_CHECKING:
     from sds.judgement.fitting import Fitters
 
-Head = Annotated[bool, typer.Option("--head", help="Only a head on the encoder as it is: seconds, and less exact.")]
+Head = Annotated[bool, typer.Option("--head", help="Fit only a head on the unchanged encoder: faster, less exact.")]
 BaseEncoder = Annotated[
     Path | None,
     typer.Option(
         "--base",
-        help="The encoder to begin with: a folder with config.json, model.safetensors and tokenizer.json; without it, MiniLM.",
+        help="The encoder to start from: a folder with config.json, model.safetensors and tokenizer.json. Default: MiniLM.",
         show_default=False,
     ),
 ]
 LanguageModelReads = Annotated[
-    bool, typer.Option("--language-model", help="Fit no reader of texts: calibrate the language model as one.")
+    bool, typer.Option("--language-model", help="Fit no reader of texts; calibrate the language model instead.")
 ]
 Out = Annotated[
-    Path | None, typer.Option("--out", help="Where to; without it, where the gate looks first.", show_default=False)
+    Path | None, typer.Option("--out", help="The folder to write. Default: $SDS_HOME/fitted/GATE.", show_default=False)
 ]
 
 
@@ -48,7 +48,7 @@ def fit(
     out: Out = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Fit the readers of a gate's contract on labels, calibrate them, and choose its thresholds for `max_error`.
+    """Fit a gate's readers on labels. It also calibrates them and chooses the thresholds for the contract's `max_error`.
 
     Example: sds fit refund --labels labels.jsonl
     """

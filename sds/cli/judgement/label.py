@@ -30,19 +30,19 @@ if TYPE_CHECKING:
 
 Out = Annotated[
     Path | None,
-    typer.Option("--out", help="The file that grows; without it, one in $SDS_HOME/labels.", show_default=False),
+    typer.Option("--out", help="The file to append to. Default: one in $SDS_HOME/labels.", show_default=False),
 ]
 CasesFile = Annotated[
     Path | None,
-    typer.Option("--cases", help="Events, one JSON object a line; without it, the gate's queue.", show_default=False),
+    typer.Option("--cases", help="Events, one JSON object a line. Default: the gate's queue.", show_default=False),
 ]
 ReadingName = Annotated[
-    str | None, typer.Option("--reading", help="Which reading; without it, the contract's first.", show_default=False)
+    str | None, typer.Option("--reading", help="The reading. Default: the contract's first.", show_default=False)
 ]
 
 
 def label(gate: ChosenGate, out: Out = None, cases: CasesFile = None, reading: ReadingName = None) -> None:
-    """Label cases by a key each, those first of which the fitted reader is least certain. Stop and go on at any time.
+    """Label cases, one key each. Those that the fitted reader is least certain of come first. Stop and continue at any time.
 
     Example: sds label refund --out labels.jsonl
     """
@@ -141,7 +141,7 @@ def _key() -> str:
 
 
 def export(gate: ChosenGate) -> None:
-    """Print what humans decided of escalated cases as labels, one JSON object a line.
+    """Print the decisions of humans as labels. Each line is a JSON object for one escalated case.
 
     Example: sds labels export refund > labels.jsonl
     """

@@ -23,16 +23,14 @@ from sds.kernel.errors import UsageError
 
 
 def backup(
-    to: Annotated[
-        Path, typer.Option("--to", help="A folder that is not there yet; one file, where the name ends with .tar.")
-    ],
+    to: Annotated[Path, typer.Option("--to", help="The new folder, or the new file if it ends with .tar.")],
     gate: GateOption = "refund",
     with_key: Annotated[
-        bool, typer.Option("--with-key", help="Put kernel.key in, too: whoever has both reads every text.")
+        bool, typer.Option("--with-key", help="Include kernel.key: with it, every text can be read.")
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Back up a gate's record, at one moment, while gates go on deciding: verified, with SHA-256s and the signed head.
+    """Back up a gate's record at one moment. Gates go on deciding. The copy is verified, with SHA-256 sums and the signed head.
 
     Example: sds backup --gate refund --to backups/refund-2026-11-27
     """
@@ -47,20 +45,20 @@ def backup(
 
 
 def restore(
-    source: Annotated[Path, typer.Option("--from", help="What `sds backup` made: a folder, or a .tar file.")],
+    source: Annotated[Path, typer.Option("--from", help="The folder or .tar file that `sds backup` made.")],
     gate: GateOption = "refund",
     public_key: Annotated[
         Path | None,
         typer.Option(
             "--public-key",
-            help="Whose signatures it must have: a copy of the gate's `ledger.pub`; without it, those in its folder,"
-            " else in the backup.",
+            help="The keys that must have signed it: a copy of the gate's `ledger.pub`. Default: those in the gate's folder,"
+            " else those in the backup.",
             show_default=False,
         ),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Put a backup back, once its sums, its whole ledger and its head are verified. What knows more is never overwritten.
+    """Restore a gate's record from a backup. It verifies sums, ledger and head first, and overwrites no record that knows more.
 
     Example: sds restore --gate refund --from backups/refund-2026-11-27
     """

@@ -17,14 +17,14 @@ from sds.kernel.operations.erasure import Erased
 
 
 def erase(
-    event: Annotated[str, typer.Option("--event", metavar="ID", help="The event's id, as the gate was given it.")],
+    event: Annotated[str, typer.Option("--event", metavar="ID", help="The id of the event.")],
     reason: Reason,
     gate: GateOption = "refund",
     as_json: JsonFlag = False,
 ) -> None:
-    """Erase the texts of a case for good: its evidence, prompts, proposals, rationales. What was decided and paid stays.
+    """Erase the texts of a case for good. These are evidence, prompts, proposals, rationales. What was decided and paid stays.
 
-    A case that is open, waits for a human or has an order in flight is ended first.
+    End the case first if it is open, waits for a human or has an order in flight.
 
     Example: sds erase --event C-00017 --reason "the customer asked for it"
     """

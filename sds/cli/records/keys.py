@@ -17,9 +17,9 @@ from sds.kernel.canonical import sha256_hex
 
 
 def show(gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
-    """List a record's keys, the newest first: of each kind the first one signs, the others verify what they signed.
+    """List a record's signing keys, newest first. The first key of each kind signs. The others verify what they signed.
 
-    Of a key that signs orders its SHA-256 is shown, of one that signs the ledger its public half.
+    Keys for orders are shown by their SHA-256, keys for the ledger by their public half.
 
     Example: sds keys show
     """
@@ -42,10 +42,10 @@ def rotate(
     reason: Reason,
     gate: GateOption = "refund",
     lost: Annotated[
-        bool, typer.Option("--lost", help="The old keys are gone for good: orders in flight are left to a human.")
+        bool, typer.Option("--lost", help="The old keys are lost for good. Orders in flight go to a human.")
     ] = False,
 ) -> None:
-    """Make new keys, on the record; the old ones go on verifying what they signed. Running gates take the new ones up.
+    """Make new signing keys. The record notes this. The old keys still verify what they signed. Running gates use the new ones.
 
     Example: sds keys rotate --reason "once a year"
     """

@@ -18,14 +18,14 @@ SQLITE = "sqlite"
 
 
 def move(
-    to: Annotated[str, typer.Option("--to", metavar="URL", help="postgresql://..., or `sqlite`: the gate's file.")],
+    to: Annotated[str, typer.Option("--to", metavar="URL", help="A postgresql:// URL, or `sqlite`: the gate's file.")],
     reason: Reason,
     gate: GateOption = "refund",
     as_json: JsonFlag = False,
 ) -> None:
-    """Copy a halted gate's record from where $SDS_STORE says it is into an empty one, compare and verify it.
+    """Copy a halted gate's record to another store. It copies from $SDS_STORE into an empty record, compares and verifies.
 
-    Both records stay halted: resume the new one, and nobody ever the old one. A password belongs into PGPASSWORD or ~/.pgpass.
+    Both records stay halted. Resume only the new one, never the old one. Put a password into PGPASSWORD or ~/.pgpass.
 
     Example: sds record move --gate refund --to postgresql://sds@db.example/sds --reason "more machines"
     """

@@ -20,20 +20,20 @@ from sds.kernel.executor.statement import Comparison
 def reconcile(
     gate: ChosenGate,
     since: Annotated[
-        str | None, typer.Option("--since", metavar="ISO", help="From when on, UTC unless it says otherwise.")
+        str | None, typer.Option("--since", metavar="ISO", help="The start, in ISO 8601. UTC if it has no offset.")
     ] = None,
-    until: Annotated[str | None, typer.Option("--until", metavar="ISO", help="Until when.")] = None,
+    until: Annotated[str | None, typer.Option("--until", metavar="ISO", help="The end. Default: now.")] = None,
     adopt: Annotated[
-        bool, typer.Option("--adopt", help="Take over the orders that the record does not know, as after a backup.")
+        bool, typer.Option("--adopt", help="Take over the orders that the record lacks, as after a restore.")
     ] = False,
     reason: Annotated[
-        str | None, typer.Option("--reason", help="Why they are taken over, for the record.", callback=as_words)
+        str | None, typer.Option("--reason", help="The reason for --adopt, kept in the record.", callback=as_words)
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Compare the record with the executor's own list, order by order. Exits with 1 when they differ.
+    """Compare the record with the executor's list. It compares order by order. Exit code 1: they differ.
 
-    Every difference is a case for a human: `sds escalations list`. Nothing else is changed, unless with --adopt.
+    Each difference becomes a case for a human (`sds escalations list`). Only --adopt changes anything else.
 
     Example: sds reconcile refund --since 2026-01-01
     """

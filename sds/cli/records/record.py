@@ -37,12 +37,12 @@ _SIGNED_HEAD = re.compile(r"([0-9]{1,18}):([0-9a-f]{64}):([0-9]{1,18}):([0-9]{1,
 
 def audit(
     dfid: Annotated[
-        str, typer.Argument(help="The flow's id, as every answer names it, or how it begins.", metavar="DFID")
+        str, typer.Argument(help="The flow's id, as every answer names it, or its first characters.", metavar="DFID")
     ],
     gate: GateOption = "refund",
     as_json: JsonFlag = False,
 ) -> None:
-    """Show the whole causal record of one decision, from trigger to receipt.
+    """Show the causal record of one decision. It begins with the event and ends with the receipt.
 
     Example: sds audit 550e8400-e29b-41d4-a716-446655440000
     """
@@ -61,16 +61,16 @@ def audit(
 
 def flows(
     gate: GateOption = "refund",
-    limit: Annotated[int, typer.Option("--limit", min=1, max=10_000, help="How many, newest first.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=10_000, help="The maximum number of flows.")] = 20,
     state: Annotated[
-        str | None, typer.Option("--state", help=f"Only those in this state: {', '.join(get_args(State))}.")
+        str | None, typer.Option("--state", help=f"Only flows in this state: {', '.join(get_args(State))}.")
     ] = None,
     undecided_only: Annotated[
-        bool, typer.Option("--undecided", help="Only those that nobody has decided and no human is asked about.")
+        bool, typer.Option("--undecided", help="Only flows that nobody has decided and no human is asked about.")
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """List the latest flows: when, dfid, event, state, action, what became of it.
+    """List flows, the newest first. Each line has the time, dfid, event, state, action and outcome.
 
     Example: sds flows --limit 5
     """
@@ -104,13 +104,13 @@ def verify(
         Path | None,
         typer.Option(
             "--public-key",
-            help="The public keys: a copy of the gate's `ledger.pub`; without it, those in the gate's folder.",
+            help="The public keys: a copy of the gate's `ledger.pub`. Default: those in the gate's folder.",
             show_default=False,
         ),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Verify the hash chain, the tables against it, and the signatures. Exits with 1 when anything is wrong.
+    """Verify a record against its ledger. It checks the hash chain, the tables and the signatures. Exit code 1: a fault.
 
     Example: sds ledger verify --public-key ledger.pub --head "$(cat head.txt)"
     """
@@ -136,9 +136,9 @@ def _report_lines(report: auditing.Report, public_key: Path | None) -> Iterator[
 
 def head(
     gate: GateOption = "refund",
-    sign: Annotated[bool, typer.Option("--sign", help="Sign it, and print it with its signature.")] = False,
+    sign: Annotated[bool, typer.Option("--sign", help="Sign the head and print it with its signature.")] = False,
 ) -> None:
-    """Print the ledger's head. Keep it where the ledger's keeper cannot write.
+    """Print the head of the ledger. Keep it where the ledger's keeper cannot write.
 
     Example: sds ledger head --sign > head.txt
     """
@@ -158,9 +158,9 @@ def recover(
     reason: Reason = "after a crash",
     as_json: JsonFlag = False,
 ) -> None:
-    """After a crash: end what nobody holds any more, resolve every order in flight by its key.
+    """Recover a gate after a crash. It ends flows whose lease is over, and resolves each order in flight by its key.
 
-    A saga that was half done is taken back or handed to a human, as the model chooses from the contract's menu.
+    A half-done saga is taken back or goes to a human, as the model chooses from the contract's menu.
 
     Example: sds recover
     """
@@ -193,7 +193,7 @@ def _compensated(gate: GateDefinition, before: Recovered) -> Recovered:
 
 
 def halt(reason: Reason, gate: GateOption = "refund") -> None:
-    """Stop every reservation from the next transaction on. Running flows are aborted, new ones escalate.
+    """Halt a gate from its next transaction on. Nothing is reserved, running flows are aborted, and new cases go to a human.
 
     Example: sds halt --reason "wrong fares in the ticket system"
     """
@@ -201,7 +201,7 @@ def halt(reason: Reason, gate: GateOption = "refund") -> None:
 
 
 def resume(reason: Reason, gate: GateOption = "refund") -> None:
-    """Lift a halt.
+    """Lift the halt of a gate.
 
     Example: sds resume --reason "fares corrected"
     """

@@ -25,15 +25,15 @@ NOT_RECORDED, NONE_HERE = "not recorded", "none"
 
 def replay(
     dfid: Annotated[
-        str, typer.Argument(help="The flow's id, as every answer names it, or how it begins.", metavar="DFID")
+        str, typer.Argument(help="The flow's id, as every answer names it, or its first characters.", metavar="DFID")
     ],
     gate: GateOption = "refund",
     model: ModelPath = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Decide a recorded flow again, from its record alone: identical, or what differs. Nothing is changed or sent.
+    """Decide a recorded flow again and compare. It reads the record alone, and neither changes nor sends anything.
 
-    Exits with 0 when it is identical, 1 when anything differs or the record cannot be read, 2 when it cannot be replayed.
+    Exit code 0: identical. 1: something differs, or the record cannot be read. 2: the flow cannot be replayed.
 
     Example: sds replay 550e8400-e29b-41d4-a716-446655440000
     """

@@ -17,19 +17,19 @@ from sds.kernel.errors import UsageError
 
 EVERY_GATE = "all"
 
-Named = Annotated[str, typer.Argument(help="Whose key it is: the name that the record has.", metavar="NAME")]
+Named = Annotated[str, typer.Argument(help="The caller's name, as the record will have it.", metavar="NAME")]
 
 
 def add(
     name: Named,
-    role: Annotated[list[str], typer.Option("--role", help="submit, read, review, operate; several with a comma.")],
-    gate: Annotated[list[str], typer.Option("--gate", help="For which gates: names or paths, or all.")],
+    role: Annotated[list[str], typer.Option("--role", help="submit, read, review, operate; separated by commas.")],
+    gate: Annotated[list[str], typer.Option("--gate", help="The gates: names or paths separated by commas, or all.")],
     store: StoreUrl = "",
 ) -> None:
-    """Make a key for a caller of the service and print it, this once: only its SHA-256 is kept.
+    """Make a key for a caller of the service. It is printed once: only its SHA-256 is kept.
 
-    submit: asks for decisions; read: looks at them; review: decides what waits for a human, and sees texts; operate: halts,
-    resumes, reactivates.
+    submit: ask for decisions. read: look at them. review: see texts and decide cases that wait for a human. operate: halt
+    and resume gates; suspend, reactivate and retire agents.
 
     Example: sds keys add shop --role submit,read --gate refund
     """
@@ -56,7 +56,7 @@ def _refuse_unknown(gates: Iterable[str]) -> None:
 
 
 def list_keys(store: StoreUrl = "", as_json: JsonFlag = False) -> None:
-    """List the keys of callers, the oldest first, revoked ones too. No key is shown: none is kept.
+    """List the keys of callers, oldest first. Revoked keys are listed, too. No key is shown, because none is kept.
 
     Example: sds keys list
     """
@@ -83,7 +83,7 @@ def _line(key: Mapping[str, Any]) -> str:
 
 
 def revoke(name: Named, store: StoreUrl = "") -> None:
-    """Revoke a key for good: running services refuse it within a second. Its name is never given again.
+    """Revoke a key for good. Running services refuse it within a second. Its name is never given again.
 
     Example: sds keys revoke shop
     """

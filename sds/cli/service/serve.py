@@ -17,7 +17,7 @@ from sds.service.settings import PARALLEL_MAX, WORKERS_MAX, ServiceSettings
 StoreUrl = Annotated[
     str,
     typer.Option(
-        "--store", envvar="SDS_STORE", help="postgresql://...; without it, files in the home.", show_default=False
+        "--store", envvar="SDS_STORE", help="A postgresql:// URL. Default: files in $SDS_HOME.", show_default=False
     ),
 ]
 
@@ -26,15 +26,15 @@ StoreUrl = Annotated[
 class Listening:
     """The options about the service's address and its processes."""
 
-    host: Annotated[str, typer.Option("--host", help="The address to listen at.")] = "127.0.0.1"
-    port: Annotated[int, typer.Option("--port", min=0, max=65_535, help="The port; 0 takes any.")] = 8080
+    host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, typer.Option("--port", min=0, max=65_535, help="The port; 0: any free port.")] = 8080
     workers: Annotated[
-        int, typer.Option("--workers", min=1, max=WORKERS_MAX, help="Processes; each loads its own model.")
+        int, typer.Option("--workers", min=1, max=WORKERS_MAX, help="Processes. Each loads its own model.")
     ] = 1
     metrics_open: Annotated[
         bool,
         typer.Option(
-            "--metrics-open", help="Show /metrics without a key to who asks from this machine, through no proxy."
+            "--metrics-open", help="Serve /metrics without a key to requests from this machine, not through a proxy."
         ),
     ] = False
 
@@ -44,29 +44,29 @@ class Limits:
     """The options that limit one process."""
 
     parallel: Annotated[
-        int, typer.Option("--parallel", min=1, max=PARALLEL_MAX, help="Decisions at once of one process's model.")
+        int, typer.Option("--parallel", min=1, max=PARALLEL_MAX, help="Decisions at once, in each process.")
     ] = 1
-    queue_max: Annotated[int, typer.Option("--queue", min=1, help="Decisions in hand at once, in one process.")] = 256
+    queue_max: Annotated[int, typer.Option("--queue", min=1, help="Decisions waiting or under way in a process.")] = 256
     rate_per_s: Annotated[
         float,
-        typer.Option("--rate", min=0.01, help="Requests a second of one key, in one process; bursts of twice that."),
+        typer.Option("--rate", min=0.01, help="Requests a second of one key in one process. Bursts may be twice that."),
     ] = 1_000.0
     drain_s: Annotated[
-        float, typer.Option("--drain-s", min=0.0, max=3_600.0, help="Seconds that what is under way has after SIGTERM.")
+        float, typer.Option("--drain-s", min=0.0, max=3_600.0, help="Seconds to end decisions under way after SIGTERM.")
     ] = 25.0
 
 
 def serve(
-    gate: Annotated[list[str], typer.Option("--gate", help="A gate: its name, or its path. Once for each.")],
+    gate: Annotated[list[str], typer.Option("--gate", help="A gate's name or path. Give it once for each gate.")],
     listening: Listening,
     limits: Limits,
     store: StoreUrl = "",
     engines: Annotated[
         Path | None, typer.Option("--engines", help="A YAML file with a chain of engines.", show_default=False)
     ] = None,
-    dev: Annotated[bool, typer.Option("--dev", help="On this machine alone: makes a key and prints it.")] = False,
+    dev: Annotated[bool, typer.Option("--dev", help="Serve this machine only, with a key that is printed.")] = False,
 ) -> None:
-    """Serve gates over HTTP until SIGTERM. Callers have keys: sds keys add.
+    """Serve gates over HTTP until SIGTERM. Callers need keys: sds keys add.
 
     Example: sds serve --gate refund --dev
     """

@@ -25,15 +25,15 @@ SECRET_CHARS_MAX = 200
 
 
 def add(
-    url: Annotated[str, typer.Argument(help="Where to: https, or http on this machine.", metavar="URL")],
-    gate: Annotated[list[str], typer.Option("--gate", help="Of which gates: names or paths, several with a comma.")],
-    name: Annotated[str, typer.Option("--name", help="What it is called; without it, one is made.")] = "",
+    url: Annotated[str, typer.Argument(help="Its URL: https, or http on this machine.", metavar="URL")],
+    gate: Annotated[list[str], typer.Option("--gate", help="The gates: names or paths separated by commas.")],
+    name: Annotated[str, typer.Option("--name", help="Its name. Default: a generated one.")] = "",
     secret_file: Annotated[
-        str, typer.Option("--secret-file", help="A file with its secret, or -; without it, one is made and printed.")
+        str, typer.Option("--secret-file", help="A file with its secret, or -. Default: a new one, which is printed.")
     ] = "",
     store: StoreUrl = "",
 ) -> None:
-    """Send the final states of decisions to an endpoint, from now on: signed, at least once, in order.
+    """Add an endpoint for final states. It gets the final states of decisions from now on: signed, at least once, in order.
 
     Example: sds webhooks add https://shop.example/decided --gate refund
     """
@@ -50,7 +50,7 @@ def add(
 
 
 def list_webhooks(store: StoreUrl = "", as_json: JsonFlag = False) -> None:
-    """List the endpoints: for which gates, how much is undelivered, since when deliveries fail and why.
+    """List the endpoints. Each line has the gate, how much is undelivered, and since when and why deliveries fail.
 
     Example: sds webhooks list
     """
@@ -70,9 +70,9 @@ def _line(row: Mapping[str, object]) -> str:
 
 
 def remove(
-    name: Annotated[str, typer.Argument(help="What it is called.", metavar="NAME")], store: StoreUrl = ""
+    name: Annotated[str, typer.Argument(help="The endpoint's name.", metavar="NAME")], store: StoreUrl = ""
 ) -> None:
-    """Remove an endpoint: what was not delivered to it will not be.
+    """Remove an endpoint. It gets nothing more, not even what is undelivered.
 
     Example: sds webhooks remove wh-1a2b3c4d
     """

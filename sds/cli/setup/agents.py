@@ -20,11 +20,11 @@ from sds.kernel.registry.registry import Status
 
 _HALTED = "  (halted by an operator)"
 
-AgentId = Annotated[str, typer.Argument(help="The agent, as its contract names it.", metavar="AGENT")]
+AgentId = Annotated[str, typer.Argument(help="The agent's id, as its contract states it.", metavar="AGENT")]
 
 
 def list_agents(gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
-    """List the agents of a gate's record, their state and their contract.
+    """List the agents of a gate's record. Each line has the state and the contract.
 
     Example: sds agents list
     """
@@ -35,7 +35,7 @@ def list_agents(gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
 
 
 def show(agent_id: AgentId, gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
-    """Show one agent: who answers for it, where it stands since when and why, its contracts, its whole history.
+    """Show one agent. It shows the owner, the state with its time and reason, the contracts and the whole history.
 
     Example: sds agents show refund-agent
     """
@@ -66,7 +66,7 @@ def _shown(record: AgentRecord) -> Iterator[str]:
 
 
 def suspend(agent_id: AgentId, reason: Reason, gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
-    """Suspend an agent: from the next transaction on it decides nothing, and its cases go to a human.
+    """Suspend an agent. From the next transaction on it decides nothing, and its cases go to a human.
 
     Example: sds agents suspend refund-agent --reason "too many vouchers"
     """
@@ -82,7 +82,7 @@ def reactivate(agent_id: AgentId, reason: Reason, gate: GateOption = "refund", a
 
 
 def retire(agent_id: AgentId, reason: Reason, gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
-    """Retire an agent, for good: its gate's cases go to a human from the next transaction on.
+    """Retire an agent for good. From the next transaction on its gate's cases go to a human.
 
     Example: sds agents retire refund-agent --reason "the office is closed"
     """
@@ -98,7 +98,7 @@ def revoke(
     gate: GateOption = "refund",
     as_json: JsonFlag = False,
 ) -> None:
-    """Revoke a contract, for good: every flow under it ends. Only a higher version can take its place.
+    """Revoke a contract for good. Every flow under it ends. Only a higher version can take its place.
 
     Example: sds agents revoke refund-agent 1.1.0 --reason "wrong table of amounts"
     """

@@ -14,18 +14,18 @@ from sds.cli.common import JsonFlag
 from sds.kernel.errors import UsageError
 
 QUESTIONS = {
-    "hotpath": "a decision from trigger to durable receipt, by stage, over its floor",
-    "gate": "a gate's own queue, any gate's: --gate NAME_OR_PATH",
-    "readings": "what a fitted reader costs, and a decision where the policy decides: --gate NAME_OR_PATH",
-    "peers": "one decision, ours and every peer's",
-    "throughput": "decisions a second by how many are asked for at once, ours and the best peer's",
-    "grammar": "new bounds, ours and every grammar engine's",
+    "hotpath": "one decision, from event to durable receipt, by stage and over its floor",
+    "gate": "the queue of any gate (--gate NAME_OR_PATH)",
+    "readings": "one fitted reader, and one decision by policy (--gate NAME_OR_PATH)",
+    "peers": "one decision, ours and that of every peer",
+    "throughput": "decisions a second by the number asked for at once, ours and the best peer's",
+    "grammar": "a packet with new bounds, ours and that of every grammar engine",
     "kernel": "drift check, verdict, durable verdict, and the rule of Cedar and dir-core",
-    "service": "what HTTP adds to a decision, and what a duplicate takes: --gate NAME_OR_PATH",
-    "scaling": "growth with prompt, alternatives, contract, and a ledger of a million entries",
-    "store": "decisions a second on one record by several processes, PostgreSQL and SQLite, over bare commits",
+    "service": "what HTTP adds to a decision, and a duplicate (--gate NAME_OR_PATH)",
+    "scaling": "growth with the prompt, the alternatives, the contract and a ledger of a million entries",
+    "store": "decisions a second of several processes on one record, PostgreSQL and SQLite, over bare commits",
     "gpu": "hot path and throughput on a CUDA device",
-    "report": "one page of all that was kept with --save",
+    "report": "one page of all documents that --save kept",
 }
 
 # `python -m`, except that Ctrl-C during the imports ends the process without a traceback
@@ -38,7 +38,7 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 
 def _questions() -> str:
-    return "Which question: " + "; ".join(f"{name}: {what}" for name, what in QUESTIONS.items()) + "."
+    return "The benchmark. " + "; ".join(f"{name}: {what}" for name, what in QUESTIONS.items()) + "."
 
 
 def bench(
@@ -46,13 +46,13 @@ def bench(
     question: Annotated[str, typer.Argument(help=_questions(), metavar="QUESTION")],
     as_json: JsonFlag = False,
     save: Annotated[
-        Path | None, typer.Option("--save", help="A folder that also keeps the document.", show_default=False)
+        Path | None, typer.Option("--save", help="Also write the JSON document into this folder.", show_default=False)
     ] = None,
 ) -> None:
-    """Measure one thing. It wants the machine alone: with anything beside it, the figures mean nothing.
+    """Run one benchmark. The machine must be idle: under other load the figures mean nothing.
 
-    What else a question takes is handed to it: --n 5, --model FILE, --gate PATH; for report, --results FOLDER and --page FILE.
-    `sds bench QUESTION -h` lists it.
+    The benchmark takes more options: --n 5, --model FILE, --gate PATH; report takes --results FOLDER and --page FILE.
+    `sds bench QUESTION -h` lists them.
 
     Example: sds bench kernel --json --save benchmarks/results
     """

@@ -17,16 +17,16 @@ from sds.kernel.context import memory
 from sds.kernel.context.artifacts import ARTIFACT_BYTES_MAX, Listed
 from sds.kernel.errors import UsageError, cause_of
 
-ArtifactName = Annotated[str, typer.Argument(help="The artifact, as contracts name it.", metavar="NAME")]
+ArtifactName = Annotated[str, typer.Argument(help="The artifact's name in contracts.", metavar="NAME")]
 
 
 def put(
     name: ArtifactName,
-    file: Annotated[Path, typer.Argument(help="A file with its text, UTF-8.", metavar="FILE")],
+    file: Annotated[Path, typer.Argument(help="A file with the text, in UTF-8.", metavar="FILE")],
     reason: Reason,
     gate: GateOption = "refund",
 ) -> None:
-    """Put a text in force under a name, in place of its last version; the next decision reads it.
+    """Put a reference text in force. It replaces the last version of its name. The next decision reads it.
 
     Example: sds artifacts put fare_rules rules.txt --reason "winter timetable"
     """
@@ -37,7 +37,7 @@ def put(
 
 
 def list_artifacts(gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
-    """List every version of every artifact of a gate's record.
+    """List the artifacts of a gate's record. Every version has a line.
 
     Example: sds artifacts list
     """
@@ -52,7 +52,7 @@ def _line(one: Listed) -> str:
 
 
 def retire(name: ArtifactName, reason: Reason, gate: GateOption = "refund") -> None:
-    """Take an artifact out of force: what a contract names and is not there leaves every case to a human.
+    """Take an artifact out of force. If a contract names it, every case of that contract then goes to a human.
 
     Example: sds artifacts retire fare_rules --reason "withdrawn by legal"
     """
@@ -62,7 +62,7 @@ def retire(name: ArtifactName, reason: Reason, gate: GateOption = "refund") -> N
 
 
 def sweep(reason: Reason, gate: GateOption = "refund") -> None:
-    """Remove artifact texts that are out of force for longer than any contract remembers. Sealed rows stay.
+    """Remove artifact texts past their retention. No contract's memory reaches back to them. Sealed rows stay.
 
     Example: sds retention sweep --reason "monthly"
     """

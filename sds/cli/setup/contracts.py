@@ -31,19 +31,17 @@ SEED = 1  # of the search for snapshots, so that equal files give equal answers
 READS_MAX = 200
 _SIGNS = {"wider": "+", "narrower": "-", "different": "~"}
 
-ContractFile = Annotated[Path, typer.Argument(help="A contract, a YAML file.", metavar="FILE")]
+ContractFile = Annotated[Path, typer.Argument(help="The contract, a YAML file.", metavar="FILE")]
 
 
 def check(
     file: ContractFile,
-    source: Annotated[
-        str | None, typer.Option("--source", help="Compare the fields with this gate's own state.")
-    ] = None,
+    source: Annotated[str | None, typer.Option("--source", help="Compare the fields with this gate's state.")] = None,
     model: GgufPath = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Warnings fail, too.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Fail on warnings, too.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Say what a contract does that its author may not have meant. Exit code 1 when there is an error.
+    """Check a contract for likely mistakes. It reports what its author may not have meant. Exit code 1: an error.
 
     Example: sds contracts check contract.yaml --source refund --strict
     """
@@ -65,12 +63,12 @@ def check(
 
 
 def compare(
-    a: Annotated[Path, typer.Argument(help="The contract as it was.", metavar="A")],
-    b: Annotated[Path, typer.Argument(help="The contract as it shall be.", metavar="B")],
-    gate: Annotated[str | None, typer.Option("--gate", help="Try this gate's own state, too.")] = None,
+    a: Annotated[Path, typer.Argument(help="The old contract.", metavar="A")],
+    b: Annotated[Path, typer.Argument(help="The new contract.", metavar="B")],
+    gate: Annotated[str | None, typer.Option("--gate", help="Also try this gate's state.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show which decisions become possible or impossible from one contract to another, each with a snapshot.
+    """Compare the decisions of two contracts. It shows those that become possible or impossible, each with a snapshot.
 
     Example: sds contracts diff contract.yaml contract-new.yaml --gate refund
     """
@@ -82,14 +80,16 @@ def compare(
 def register(
     file: ContractFile,
     reason: Reason,
-    gate: Annotated[str | None, typer.Option("--gate", help="Its gate, to be sure; default: what it says.")] = None,
-    sha256: Annotated[str | None, typer.Option("--sha256", help="What the file's SHA-256 must be.")] = None,
-    acknowledge: Annotated[bool, typer.Option("--acknowledge", help="It may permit more than the one before.")] = False,
+    gate: Annotated[str | None, typer.Option("--gate", help="The gate that it must be for. Default: any.")] = None,
+    sha256: Annotated[str | None, typer.Option("--sha256", help="The SHA-256 that the file must have.")] = None,
+    acknowledge: Annotated[
+        bool, typer.Option("--acknowledge", help="Accept that it permits more than before.")
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Put a contract in force in its gate's record. One with errors is refused, whatever one says.
+    """Put a contract in force in its gate's record. A contract with errors is refused in any case.
 
-    One that permits more than the registered one needs --acknowledge.
+    A contract that permits more than the registered one needs --acknowledge.
 
     Example: sds contracts register contract.yaml --reason "vouchers up to 200" --acknowledge
     """
@@ -114,7 +114,7 @@ def register(
 
 
 def list_contracts(gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
-    """List every contract version of a gate's record: in force, superseded or revoked, by whom and why.
+    """List a record's contract versions. Each line says if it is in force, superseded or revoked, who registered it and why.
 
     Example: sds contracts list --gate refund
     """

@@ -57,7 +57,7 @@ _REQUIRED = ("llama-cpp-python", "common-expression-language", "pydantic", "orjs
 
 
 def doctor(options: EngineOptions = NO_OPTIONS, gate: OpenedGate = "refund") -> None:
-    """Check model, mask, store, data and versions.
+    """Check that a gate can decide on this machine. It checks versions, model, mask, readers, store, data, contract, executor.
 
     Example: sds doctor --model /models/mine.gguf
     """

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 PathArgument = Annotated[Path, typer.Argument(help="A GGUF file or a checkpoint folder.", metavar="PATH")]
 ContractFile = Annotated[
-    Path | None, typer.Option("--contract", help="A contract; without it, the refund gate's.", show_default=False)
+    Path | None, typer.Option("--contract", help="A contract file. Default: the refund gate's.", show_default=False)
 ]
 LINE_CHARS_MAX = 500
 
 
 def list_models(as_json: JsonFlag = False) -> None:
-    """List the embedded model, each GGUF and folder in $SDS_MODELS (or models in $SDS_HOME), and what was prepared.
+    """List the models here. They are the embedded one, prepared ones, and those in $SDS_MODELS (default: models in $SDS_HOME).
 
     Example: sds models list
     """
@@ -61,7 +61,7 @@ def list_models(as_json: JsonFlag = False) -> None:
 
 
 def show(path: PathArgument, as_json: JsonFlag = False) -> None:
-    """Show what a GGUF file or a checkpoint folder is. Its weights are not loaded.
+    """Describe a GGUF file or a checkpoint folder. Its weights are not loaded.
 
     Example: sds models show /models/mine.gguf
     """
@@ -78,7 +78,7 @@ def show(path: PathArgument, as_json: JsonFlag = False) -> None:
 
 
 def check(path: PathArgument, contract: ContractFile = None, as_json: JsonFlag = False) -> None:
-    """Check whether every decision of a contract can be said in a model. Exit code 1 when one check says no.
+    """Check that a model fits a contract. The model must be able to write every decision. Exit code 1: a check failed.
 
     Example: sds models check /models/mine.gguf --contract contract.yaml
     """
@@ -101,19 +101,19 @@ def check(path: PathArgument, contract: ContractFile = None, as_json: JsonFlag =
 
 
 PreparedPath = Annotated[
-    Path | None, typer.Argument(help="A GGUF file; without it, the embedded model.", metavar="[PATH]")
+    Path | None, typer.Argument(help="A GGUF file. Default: the embedded model.", metavar="[PATH]")
 ]
-Layers = Annotated[int | None, typer.Option("--layers", min=1, help="Keep only the first layers.", show_default=False)]
+Layers = Annotated[int | None, typer.Option("--layers", min=1, help="Keep this many first layers.", show_default=False)]
 KlMax = Annotated[
     float | None,
     typer.Option(
         "--kl-max",
         min=0.0,
-        help="Keep nothing further from the exact weights (mean KL, in nats) but the file's own type.",
+        help="The greatest mean KL from the exact weights, in nats. The file's own type may exceed it.",
         show_default="0.02",
     ),
 ]
-Again = Annotated[bool, typer.Option("--again", help="Measure anew what was measured.")]
+Again = Annotated[bool, typer.Option("--again", help="Measure again, even what was measured before.")]
 
 
 def prepare(
@@ -123,9 +123,9 @@ def prepare(
     again: Again = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Measure which weight type and library are fastest here, and keep them: every decision with this model then uses them.
+    """Find and keep the fastest form of a model. It measures weight types and libraries. The model's decisions then use it.
 
-    Kept in $SDS_CACHE, or the user's cache folder. With --layers, keep a model without its upper layers.
+    It is kept in $SDS_CACHE, else in the user's cache folder. With --layers, keep a model without its upper layers.
 
     Example: sds models prepare
     """

@@ -19,12 +19,12 @@ CALLED, AGENT = "my_gate", "my-gate"  # the template's names of gate and agent
 
 
 def new(
-    name: Annotated[str, typer.Argument(help="What it is called, in_lower_case.", metavar="NAME")],
+    name: Annotated[str, typer.Argument(help="The gate's name, in_lower_case.", metavar="NAME")],
     folder: Annotated[
-        Path | None, typer.Option("--folder", help="Where it is written; without it, ./NAME.", show_default=False)
+        Path | None, typer.Option("--folder", help="The folder to write. Default: ./NAME.", show_default=False)
     ] = None,
 ) -> None:
-    """Write a gate that runs: contract, state in SQLite, an executor that does everything once, a queue, its tests.
+    """Write a gate that runs. It has a contract, state in SQLite, an executor that does everything once, a queue, and tests.
 
     Example: sds new held_payments && sds run ./held_payments --limit 3
     """

@@ -22,7 +22,7 @@ router = APIRouter(prefix="/v1/agents", tags=["agents"])
 
 @router.get("")
 async def agents(request: Request, who: Viewer) -> dict[str, list[dict[str, Any]]]:
-    """List the agents of the gates that the key may see, their state and their contract."""
+    """List the agents of the gates that the key may see, each with its state and its contract."""
     gates = service(request).gates_of(who).values()
 
     def read() -> list[dict[str, Any]]:
@@ -33,7 +33,7 @@ async def agents(request: Request, who: Viewer) -> dict[str, list[dict[str, Any]
 
 @router.get("/{agent_id}")
 async def agent(request: Request, agent_id: str, who: Viewer) -> dict[str, Any]:
-    """Show one agent: who answers for it, where it stands since when and why, its contracts, its history."""
+    """Show one agent: its owner, its state (since when, by whom and why), its contracts and its history."""
     state = service(request)
 
     def read() -> dict[str, Any]:
@@ -44,7 +44,7 @@ async def agent(request: Request, agent_id: str, who: Viewer) -> dict[str, Any]:
 
 @router.post("/{agent_id}/{move}", openapi_extra=body_schema(_REQUIRED, {}))
 async def move(request: Request, agent_id: str, move: Move, who: Operator) -> dict[str, Any]:
-    """Suspend, reactivate or retire an agent, with a `reason` for the record."""
+    """Suspend, reactivate or retire an agent. The record keeps the `reason`."""
     given = await read_fields(request, _REQUIRED, {})
     state = service(request)
 

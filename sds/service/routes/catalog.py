@@ -17,7 +17,7 @@ router = APIRouter(tags=["catalog"])
 
 @router.get("/v1/gates")
 async def gates(request: Request, who: Viewer) -> dict[str, list[dict[str, Any]]]:
-    """List the gates of this service that the key may see: contract, kinds, the fields of an event."""
+    """List the gates that the key may see, each with its contract, its kinds and the fields of its event."""
     return {"gates": [described(gate) for gate in service(request).gates_of(who).values()]}
 
 

@@ -29,9 +29,9 @@ _HEADERS = ((b"content-type", b"application/json"), *SAFE)
 
 @router.post(described.DECIDE, responses=described.DECIDED, openapi_extra=described.ASKING, response_class=Response)
 async def decide(gate: str, who: Submitter) -> Response:
-    """Decide one event of a gate and answer with the decision, whatever it is; the same event again gives the same one.
+    """Decide one event of a gate. The answer is the decision, whatever it is. The same event again gets the same decision.
 
-    `Prefer: respond-async` answers 202 as soon as the event is on record.
+    With `Prefer: respond-async` the answer is 202 as soon as the event is on record.
     """
     raise NotImplementedError(gate, who.name)  # never called: this route describes what `Decisions` answers
 

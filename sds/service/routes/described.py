@@ -38,30 +38,30 @@ def _problem(description: str) -> Schema:
 
 
 PROBLEMS: dict[int | str, Schema] = {
-    "4XX": _problem("The request cannot be answered as it is: `reason_code` says why, /errors what it means."),
-    "5XX": _problem("Not now: `retryable` and `Retry-After` say whether and when the same may be sent again."),
+    "4XX": _problem("The request is refused. `reason_code` says why; /errors explains every code."),
+    "5XX": _problem("The request failed. `retryable` and `Retry-After` say whether and when to send it again."),
 }
-_LOCATION: Schema = {"Location": {"description": "Where the decision can be looked at.", "schema": {"type": "string"}}}
+_LOCATION: Schema = {"Location": {"description": "The address of the decision.", "schema": {"type": "string"}}}
 DECIDED: dict[int | str, Schema] = {
     200: {
         "description": "The decision, whatever it is.",
         "content": _json(ANSWER),
         "headers": {
             "Idempotent-Replayed": {
-                "description": "`true`: this was answered under the same key before.",
+                "description": "`true`: the first answer under the same key, sent again.",
                 "schema": {"type": "string", "enum": ["true"]},
             }
         },
     },
     202: {
-        "description": "The event is on record, and is being decided.",
+        "description": "The event is on record and is being decided.",
         "content": _json(ANSWER),
         "headers": _LOCATION,
     },
 }
 SHOWN: dict[int | str, Schema] = {
     200: {
-        "description": "The decision as it stands, its audit facts, and for reviewers the whole record.",
+        "description": "The decision as it stands now, its audit facts and, for reviewers, the whole record.",
         "content": _json(
             {
                 "type": "object",
@@ -73,8 +73,8 @@ SHOWN: dict[int | str, Schema] = {
 }
 LISTED: dict[int | str, Schema] = {
     200: {
-        "description": "Decisions, newest first. `next`: the cursor of the next page, null where there is none. A page of one "
-        "state may be short, or empty, and have a next all the same.",
+        "description": "Decisions, the newest first. `next` is the cursor of the next page, or null. A page of one state may be "
+        "short or empty and still have a `next`.",
         "content": _json(
             {
                 "type": "object",
@@ -97,7 +97,7 @@ def _parameter(place: str, name: str, schema: Schema, description: str) -> Schem
 
 
 _MS: Schema = {**_WHOLE, "minimum": 1}
-_DEADLINE = "Milliseconds from now: past them nothing is sent, and what is not decided is not. In one place alone."
+_DEADLINE = "The deadline, in milliseconds from now. After it nothing is decided or sent. Header or query, not both."
 _KEY: Schema = {
     "type": "string",
     "minLength": 1,
@@ -109,7 +109,7 @@ ASKING: Schema = {
         _parameter("header", DEADLINE_HEADER, _MS, _DEADLINE),
         _parameter("query", DEADLINE_QUERY, _MS, _DEADLINE),
         _parameter("header", "Prefer", {"type": "string"}, "`respond-async`: answer 202 once the event is on record."),
-        _parameter("header", "Idempotency-Key", _KEY, "The same key and event: the first answer, byte for byte."),
+        _parameter("header", "Idempotency-Key", _KEY, "The same key and event get the first answer, byte for byte."),
     ],
     "requestBody": {"required": True, "content": _json(_OBJECT)},
 }
@@ -166,7 +166,7 @@ def event_schema(gate: OpenGate) -> Schema:
     identifier = {"type": "string", "minLength": 1, "maxLength": ID_CHARS_MAX, "format": "identifier"}
     properties: Schema = {event.id: identifier, event.key: identifier}
     if event.evidence:
-        properties[event.evidence] = {"type": "string", "description": "The whole event has 65,536 bytes at most."}
+        properties[event.evidence] = {"type": "string", "description": "The whole event may have at most 65,536 bytes."}
     return {
         "type": "object",
         "properties": properties,

@@ -30,7 +30,7 @@ async def waiting(
     gate: str | None = None,
     limit: Annotated[int, Query(ge=1, le=LIMIT_MAX)] = 100,
 ) -> dict[str, list[dict[str, Any]]]:
-    """List what waits for a human at the gates that the key may see, the oldest first: age, impact, reason, proposal."""
+    """List the cases that wait for a human at the gates of the key, the oldest first: age, impact, reason, proposal."""
     state = service(request)
     who.check("read", gate)
     gates = [state.gate(gate)] if gate is not None else state.gates_of(who).values()
@@ -45,7 +45,7 @@ async def waiting(
 
 @router.get("/{dfid}")
 async def show(request: Request, dfid: str, who: Reviewer) -> dict[str, Any]:
-    """Show one case with all that is needed to decide it: packet, evidence, alternatives, what changed since."""
+    """Show one case with everything needed to decide it: packet, evidence, alternatives, and what changed since."""
     state = service(request)
 
     def read() -> dict[str, Any]:
@@ -56,8 +56,8 @@ async def show(request: Request, dfid: str, who: Reviewer) -> dict[str, Any]:
 
 @router.post("/{dfid}/resolution", openapi_extra=body_schema(_REQUIRED, _OPTIONAL))
 async def resolve(request: Request, dfid: str, who: Reviewer) -> dict[str, Any]:
-    """Resolve a case, once: OVERRIDE, MODIFY (with `change`), ABORT; of an order that nobody knows the end of: SETTLED
-    (with `reference`), REJECTED. `seen`: `now.id` of the case as it was shown; `acknowledge`: it is of HIGH impact.
+    """Resolve a case, once. `decision`: OVERRIDE, MODIFY (with `change`) or ABORT; for an UNKNOWN order SETTLED (with
+    `reference`) or REJECTED. `seen`: the `now.id` of the case as shown. `acknowledge`: true accepts HIGH impact.
     """
     given = await read_fields(request, _REQUIRED, _OPTIONAL)
     decided = _decision(given, who)

@@ -66,10 +66,10 @@ async def events(
     after: str | None = None,
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> ChangeStream:
-    """Send what changes at the gates that the key may see, or at those named, from now on or behind `Last-Event-ID`.
+    """Stream the changes at the gates that the key may see, or at those that `gate` names, as server-sent events.
 
-    `after` is the same as that header, for readers that cannot set it. Heartbeats are comments. The stream ends when the
-    key is revoked and when the service drains.
+    The stream begins now, or after the event in `Last-Event-ID`. `after` replaces this header for readers that cannot set
+    it. Heartbeats are comments. The stream ends when the key is revoked or the service drains.
     """
     state = service(request)
     for name in gate or ():

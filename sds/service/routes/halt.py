@@ -20,16 +20,16 @@ router = APIRouter(prefix="/v1/halt", tags=["halt"])
 
 @router.get("")
 async def halted(request: Request, who: Viewer) -> dict[str, list[dict[str, Any]]]:
-    """Tell of each gate that the key may see whether it is halted, since when, by whom and why."""
+    """Say for each gate that the key may see whether it is halted, since when, by whom and why."""
     gates = service(request).gates_of(who).values()
     return {"gates": await run_in_threadpool(lambda: [review.halt_state(each.gate) for each in gates])}
 
 
 @router.put("", openapi_extra=body_schema(_REQUIRED, _OPTIONAL))
 async def set_halted(request: Request, who: Operator) -> dict[str, list[dict[str, Any]]]:
-    """Halt (`halted`: true) or resume (false) one `gate`, or, where none is named, all that the key is for.
+    """Halt (`halted`: true) or resume (`halted`: false) one `gate`. Without `gate`: all gates of the key.
 
-    Of several the one that cannot be halted does not keep the others from it: `error` says why, by its reason code.
+    Of several gates, one that fails has its reason code in `error`. The others are halted or resumed all the same.
     """
     given = await read_fields(request, _REQUIRED, _OPTIONAL)
     state, wanted = service(request), given.get("gate")

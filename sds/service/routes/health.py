@@ -20,13 +20,13 @@ router = APIRouter(tags=["health"])
 
 @router.get("/livez")
 async def livez() -> dict[str, str]:
-    """Answer while the process lives."""
+    """Answer 200 while the process lives."""
     return {"status": "live"}
 
 
 @router.get("/readyz", responses={503: {"description": "Not ready"}})
 async def readyz(request: Request) -> Response:
-    """Tell whether decisions can be asked for, by the last look at each of what they need."""
+    """Say whether the service can decide, by the last result of each check."""
     health = operations(request).health
     checks = health.checks()
     if health.ready(checks):
@@ -39,8 +39,8 @@ async def readyz(request: Request) -> Response:
 
 @router.get("/metrics", response_class=Response)
 async def metrics(request: Request) -> Response:
-    """Show what is measured, for Prometheus: to who has the role `read` at every gate that is served, or, where it was
-    opened so, to this machine.
+    """Return the metrics for Prometheus. The key needs the role `read` at every gate that is served. With `--metrics-open`,
+    requests from this machine need no key.
     """
     state, running = service(request), operations(request)
     if not (state.settings.metrics_open and _is_local(request)):

@@ -58,7 +58,7 @@ router = APIRouter(tags=["decisions"])
 async def decision(request: Request, dfid: str, who: Viewer) -> dict[str, Any]:
     """Show one decision as it stands now, with its audit facts.
 
-    With the role `review` also `record`: all that the record holds, texts included.
+    With the role `review` the answer also has `record`: the whole record of the decision, with its texts.
     """
     gates = service(request).gates_of(who).values()
     return await run_in_threadpool(_shown, gates, dfid, texts="review" in who.roles)
@@ -68,16 +68,16 @@ async def decision(request: Request, dfid: str, who: Viewer) -> dict[str, Any]:
 async def decisions(
     request: Request,
     who: Viewer,
-    gate: Annotated[str | None, Query(description="Of this gate alone.", max_length=64)] = None,
-    state: Annotated[State | None, Query(description="In this state alone.")] = None,
+    gate: Annotated[str | None, Query(description="Only decisions of this gate.", max_length=64)] = None,
+    state: Annotated[State | None, Query(description="Only decisions in this state.")] = None,
     since: Annotated[int, Query(description="Opened at or after: milliseconds since 1970.", ge=0, le=MS_MAX)] = 0,
-    cursor: Annotated[str | None, Query(description="Where a page goes on: `next` of the one before.")] = None,
-    limit: Annotated[int, Query(description="How many.", ge=1, le=LIMIT_MAX)] = LIMIT,
+    cursor: Annotated[str | None, Query(description="`next` of the previous page.")] = None,
+    limit: Annotated[int, Query(description="The maximum number.", ge=1, le=LIMIT_MAX)] = LIMIT,
 ) -> dict[str, Any]:
     """List decisions as they stand now, the newest first, without texts.
 
-    For one page of one state no more than 10,000 decisions of a gate are looked at: it may hold fewer than `limit`, or none,
-    and have a `next` all the same.
+    A page of one state looks at no more than 10,000 decisions of each gate. It may hold fewer than `limit`, or none, and
+    still have a `next`.
     """
     served = service(request)
     if gate is not None:
