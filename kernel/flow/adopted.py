@@ -24,6 +24,13 @@ class AdoptedFlow(NamedTuple):
     dfid: str
 
 
+def any_in(store: Reader, gate: str) -> bool:
+    """Tell whether any order was adopted at a gate."""
+    return (
+        store.value(f"SELECT 1 FROM decision_flows WHERE gate = ? AND tag = '{ADOPTED}' LIMIT 1", (gate,)) is not None
+    )
+
+
 def flow_of_event(store: Reader, gate: str, event_id: str, body_hash: str) -> AdoptedFlow | None:
     """Return the adopted flow of an event; None when it has none.
 

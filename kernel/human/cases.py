@@ -20,7 +20,7 @@ from sds.kernel.envelope.proposal import Proposal, parse_recorded
 from sds.kernel.envelope.state import Fields
 from sds.kernel.errors import NOT_AS_WRITTEN, StoreError, UsageError, unreadable
 from sds.kernel.flow.decision_record import SEALED, seal
-from sds.kernel.flow.intake import event_fields
+from sds.kernel.flow.intake import Event, event_fields, event_in
 from sds.kernel.flow.states import SAGA_DIRTY, State, move_on, numbers_of
 from sds.kernel.human.statement_cases import difference_in
 from sds.kernel.registry.contract_versions import registered_contract
@@ -33,6 +33,7 @@ Decision = Literal["OVERRIDE", "MODIFY", "ABORT"]
 ABORT_TAG = "HUMAN_ABORTED"
 SEALED_HUMAN = {"human_decisions": "*"}
 WAITING_MAX = 10_000
+_EVENT = "SELECT event_id, trigger_event FROM decision_flows WHERE dfid = ?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +245,14 @@ def _key(store: Reader, dfid: str, event: Mapping[str, Any]) -> str:
     """Return the key of a flow without a snapshot; "" when no contract's form fits its trigger."""
     fields = event_fields(store, dfid)
     return str(event[fields.key]) if fields else ""
+
+
+def event_of(store: Reader, dfid: str) -> Event | None:
+    """Return the event of a flow, by the form its trigger has; None: it has that of no registered contract. Raises
+    ErasedError: its text was erased.
+    """
+    spec, row = event_fields(store, dfid), store.row(_EVENT, (dfid,))
+    return None if spec is None or row is None else event_in(Texts(store, dfid), spec, *row)
 
 
 def refuse_unless_waiting(case: Case) -> None:

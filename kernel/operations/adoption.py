@@ -192,8 +192,8 @@ def _decide_event(store: Store, contract: Contract, dfid: str, by: Mapping[str, 
     tag = store.value("SELECT tag FROM decision_flows WHERE dfid = ? AND state = 'ABORTED'", (later,))
     if tag in UNDECIDED_TAGS or tag == cases.ABORT_TAG:
         with suppress(UsageError):  # erased: nobody can send it again
-            event = intake.recorded_event(store, contract, later)
-            adopted.stand_for(store, dfid, contract.gate, event.id, digest(event.body))
+            if (event := cases.event_of(store, later)) is not None:
+                adopted.stand_for(store, dfid, contract.gate, event.id, digest(event.body))
 
 
 def _close_case(store: Store, contract: Contract, dfid: str, by: Mapping[str, str], now_ms: int) -> None:

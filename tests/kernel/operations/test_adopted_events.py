@@ -18,6 +18,7 @@ from sds.kernel.flow.kernel import Kernel
 from sds.kernel.flow.states import Answer
 from sds.kernel.human.cases import waiting
 from sds.kernel.human.review import HumanReview, Resolution
+from sds.kernel.registry import registry
 from sds.kernel.saga import driver
 from sds.kernel.saga import state as saga
 from tests.kernel.durable import Propose, World, escalate, refund, whole
@@ -118,6 +119,21 @@ def test_a_human_cannot_pay_what_was_paid_by_a_flow_of_which_the_record_knows_no
     assert "ALREADY_ORDERED" == refused.value.reason_code
     assert "ABORTED" == desk.resolve(waits.dfid, Resolution("ABORT", "ada", "it was paid")).state
     assert 1 == len(rail.paid())
+
+
+def test_a_case_of_another_event_is_carried_out_by_a_human_all_the_same(world: World) -> None:
+    """Although its contract has been replaced since by one whose events have another form."""
+    paid_and_lost(world)
+    adopted(world)
+    case = decided(world, 3, escalate)
+    newer = terms(("version: 1.0.0", "version: 2.0.0"), ("evidence: text", "evidence: letter"))
+    registry.register(world.store, newer, by="registry", now_ms=world.clock())
+    world.kernel = world.open_kernel(terms=newer, executor=world.rail)
+    desk = HumanReview(world.kernel, now_ms=world.clock)
+    change = '{"action":"REFUND_TICKET","params":{"amount":1.00},"reason":"NOT_TRAVELLED"}'
+    seen = desk.view(desk.case(case.dfid)).seen
+    answer = desk.resolve(case.dfid, Resolution("MODIFY", "ada", "why", change, seen, acknowledged=True))
+    assert ("CLOSED", "SUCCESS") == (answer.state, answer.execution)
 
 
 def test_a_flow_that_nobody_recognises_at_first_decides_its_event_once_that_comes(world: World) -> None:
