@@ -21,7 +21,7 @@ from sds.kernel.human.review import HumanReview, Resolution
 from sds.kernel.registry import registry
 from sds.kernel.saga import driver
 from sds.kernel.saga import state as saga
-from tests.kernel.durable import Propose, World, escalate, refund, whole
+from tests.kernel.durable import Propose, World, counters, escalate, refund, whole
 from tests.kernel.sagas import Script, executions, most, parent, run, terms
 from tests.kernel.statements import adopted, backup, decided, listing, restore
 
@@ -151,16 +151,19 @@ def test_a_flow_that_nobody_recognises_at_first_decides_its_event_once_that_come
     assert 1 == len(rail.paid())
 
 
-def test_what_was_declined_outside_is_decided_anew_though_its_event_came_meanwhile(world: World) -> None:
+@pytest.mark.parametrize("times", [0, 2])
+def test_a_declined_order_leaves_its_event_free_to_be_decided_however_often_it_came(world: World, times: int) -> None:
     rail = listing(world)
     data = backup(world)
     rail.misfortunes = ["refuse"]
     first = world.decide(refund(), "C1", "T1").dfid
     restore(world, data)
-    assert [BEHIND] * 2 == [sent(world, 1, refund()).tag for _ in range(2)]
+    assert [BEHIND] * times == [sent(world, 1, refund()).tag for _ in range(times)]
     assert (first,) == adopted(world)
+    assert [] == list(counters(world.store))
     again = decided(world, 1, refund())
-    assert ("SUCCESS", True) == (again.execution, again.dfid != first)
+    assert ("SUCCESS", "C1", True) == (again.execution, again.event_id, again.dfid != first)
+    assert times or again.parent_dfid == first
     assert 1 == len(rail.paid())
 
 

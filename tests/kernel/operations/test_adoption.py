@@ -193,21 +193,6 @@ def test_recovery_sends_nothing_again_for_a_record_that_is_behind(world: World) 
     assert [] == rail.sent
 
 
-def test_a_declined_order_leaves_its_event_free_to_be_decided(world: World) -> None:
-    rail = listing(world)
-    data = backup(world)
-    rail.misfortunes = ["refuse"]
-    first = world.decide(refund(), "C1", "T1").dfid
-    restore(world, data)
-    assert (first,) == adopted(world)
-    assert [] == list(counters(world.store))
-
-    again = decided(world, 1, refund())
-
-    assert ("SUCCESS", first, "C1") == (again.execution, again.parent_dfid, again.event_id)
-    assert 1 == len(rail.paid())
-
-
 def test_what_was_restarted_before_it_was_paid_is_recognised(world: World) -> None:
     """The order belongs to the event's third flow; the record that is begun anew knows none of them."""
     rail = listing(world)
