@@ -23,7 +23,7 @@ from sds.kernel.flow.states import DEADLINE_EXCEEDED, Answer
 QUEUE_MAX = 1024
 QUEUE_FULL = "QUEUE_FULL"
 KERNEL_S_MAX = 60.0  # how long a closing gate waits for commits under way: a source may hang
-LOOK_S = 0.005  # between two looks at them  # between two looks at them
+LOOK_S = 0.005  # between two looks at them
 
 Outcome = Answer | BaseException
 
