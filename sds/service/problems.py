@@ -40,7 +40,7 @@ _BY_STATUS = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "BODY_TOO_LARGE"
 # Codes that reading raises because the gate has just been closed
 _WHILE_CLOSING = frozenset({"USAGE", "STORE_UNAVAILABLE", "INTERNAL"})
 _BEFORE_AN_ACT = frozenset({"USAGE"})  # the same before an act; a store's error may come after part of the act was done
-_COMMAND = re.compile(r"\bsds [a-z]|--[a-z]")
+COMMAND = re.compile(r"\bsds [a-z]|--[a-z]")
 _AS_REQUESTS = (
     (re.compile(r"sds escalations show (\S+)"), r"GET /v1/escalations/\1"),
     (re.compile(r"--(abort|modify|override)"), lambda option: option[1].upper()),
@@ -87,7 +87,7 @@ def of_error(error: SdsError) -> Problem:
     if code == "INTERNAL":
         return Problem(code)
     hint = _over_http(error.hint)
-    if REASONS[code].status < 500 and _COMMAND.search(hint):
+    if REASONS[code].status < 500 and COMMAND.search(hint):
         hint = ""  # a command means nothing over HTTP: the hint of `REASONS` is sent
     return Problem(code, str(error), hint=hint, dfid=error.dfid, retryable=error.retryable)
 
