@@ -87,7 +87,7 @@ class Calls:
 
     def _patience(self, deadline_ms: int | None) -> Patience:
         if deadline_ms is not None and deadline_ms <= 0:
-            message = f"`{deadline_ms}` is no deadline: milliseconds from now, more than 0"
+            message = f"`deadline_ms` must be above 0, got {deadline_ms}: it is in milliseconds from now"
             raise UsageError(message, reason_code="DEADLINE_INVALID")
         lasts_s = self._connection.timeout_s if deadline_ms is None else deadline_ms / 1000
         return Patience(lasts_s, now_s=self._now_s, random=self._random)
@@ -95,7 +95,7 @@ class Calls:
     def _key(self, given: str | None) -> str:
         key = f"{self._random.getrandbits(128):032x}" if given is None else given
         if not 1 <= len(key) <= KEY_CHARS_MAX or not (key.isascii() and key.isprintable()):
-            message = f"an idempotency key is 1 to {KEY_CHARS_MAX} printable ASCII characters"
+            message = f"`idempotency_key` must have 1 to {KEY_CHARS_MAX} printable ASCII characters"
             raise UsageError(message, reason_code="IDEMPOTENCY_KEY_INVALID")
         return '"' + key.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
@@ -103,7 +103,7 @@ class Calls:
 def segment(text: str, what: str) -> str:
     """Return a name as one segment of a path. Raises UsageError for "", `.` and `..`."""
     if text in ("", ".", ".."):
-        raise UsageError(f"`{text}` is no {what}")
+        raise UsageError(f"`{text}` is not a valid {what}")
     return quote(text, safe="")
 
 
@@ -119,8 +119,8 @@ def _json(text: str) -> str:
     except (ValueError, RecursionError):
         pass
     raise UsageError(
-        "the change is no JSON object",
-        hint="""as {"action": "VOUCHER", "params": {"amount": 150.00}, "reason": "GOODWILL"}""",
+        "`change` must be a JSON object",
+        hint="""for example {"action": "VOUCHER", "params": {"amount": 150.00}, "reason": "GOODWILL"}""",
     )
 
 
@@ -138,4 +138,4 @@ def _body(event: Event) -> bytes:
         text = event if isinstance(event, str) else json.dumps(dict(event), ensure_ascii=False, allow_nan=False)
         return text.encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise EventError("the event has no JSON", hint="an object of texts and whole numbers") from error
+        raise EventError("the event cannot be written as JSON", hint="give an object of strings") from error

@@ -32,16 +32,17 @@ class Connection:
         except ValueError:
             good = False
         if not good or parts.username is not None or parts.query or parts.fragment:
-            raise UsageError("the service's address is not one like https://decisions.example, without a key in it")
+            message = "`url` must be an address such as https://decisions.example, without user, query and fragment"
+            raise UsageError(message, hint="the key goes into `key`, never into `url`")
         if parts.scheme == "http" and not (self.plain_http or is_loopback(parts.hostname or "")):
             raise UsageError(
                 "http:// would send the key and every event unencrypted to another machine",
-                hint="https://, or plain_http=True within a network that you trust",
+                hint="use https://, or plain_http=True within a network that you trust",
             )
         if not self.key or not (self.key.isascii() and self.key.isprintable()) or " " in self.key:
-            raise UsageError("the key is not one that `sds keys add` shows", hint="it begins with `sds_`")
+            raise UsageError("`key` is not a key", hint="give it as `sds keys add` printed it; it begins with `sds_`")
         if not 0 < self.timeout_s <= TIMEOUT_S_MAX:
-            raise UsageError(f"the timeout is out of range: more than 0 and at most {TIMEOUT_S_MAX:.0f} seconds")
+            raise UsageError(f"`timeout_s` must be above 0, at most {TIMEOUT_S_MAX:.0f}, got {self.timeout_s}")
 
     def headers(self, request: HttpRequest) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.key}", "Accept": "application/json", **request.headers}

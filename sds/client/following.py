@@ -33,9 +33,9 @@ class Following:
         try:
             data = json.loads(sent.data)
         except (ValueError, RecursionError) as error:
-            raise unreadable("a change that is no JSON") from error
+            raise unreadable("a change that is not JSON") from error
         if not isinstance(data, dict):
-            raise unreadable("a change that is no object")
+            raise unreadable("a change that is not an object")
         return Changed(sent.id, sent.event, data)
 
     def pause_s(self, said: HttpReply | Lost) -> float:

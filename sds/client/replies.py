@@ -71,15 +71,15 @@ class ListPage:
 def failure(said: HttpReply | Lost) -> SdsError | None:
     """Return a reply's error; None for a successful reply."""
     if isinstance(said, Lost):
-        hint = "is it running, and is this its address?"
+        hint = "check that the service runs, and that the client's `url` is its address"
         message = f"the service did not answer: {one_line(said.why, LINE_CHARS_MAX)}"
         return WorldError(message, reason_code="SERVICE_UNREACHABLE", hint=hint, retryable=True)
     if 200 <= said.status < 300:
         return None
     if 300 <= said.status < 400:
         where = one_line(said.headers.get("location", ""), LINE_CHARS_MAX)
-        message = f"the service is elsewhere: `{where}`; a key is not carried there"
-        return UsageError(message, reason_code="SERVICE_MOVED", hint="give that address")
+        message = f"the service redirects to `{where}`, and the client does not send its key there"
+        return UsageError(message, reason_code="SERVICE_MOVED", hint="if you trust that address, use it as `url`")
     return _problem(said)
 
 
@@ -97,9 +97,9 @@ def act_failure(said: HttpReply | Lost) -> SdsError | None:
         return error
     why = one_line(said.why if isinstance(said, Lost) else str(error), LINE_CHARS_MAX)
     return WorldError(
-        f"nobody knows whether it was done: {why}",
+        f"the service may have done this, or not: {why}",
         reason_code=error.reason_code,
-        hint="look first, then ask again",
+        hint="read the present state first; ask again only if it was not done",
         dfid=error.dfid,
         retryable=False,
     )
@@ -144,7 +144,7 @@ def answer_of(data: object) -> Answer:
         known["params"] = dict(known.get("params") or {})
         return Answer(**known)
     except NOT_AS_WRITTEN as error:
-        raise unreadable("no answer") from error
+        raise unreadable("not an answer") from error
 
 
 def data_of(reply: HttpReply) -> Any:
@@ -152,11 +152,11 @@ def data_of(reply: HttpReply) -> Any:
     try:
         return json.loads(reply.body)
     except (ValueError, RecursionError) as error:
-        raise unreadable("no JSON") from error
+        raise unreadable("not JSON") from error
 
 
 def unreadable(why: str) -> WorldError:
-    hint = "is this the address of a decision service, and not of something before it?"
+    hint = "check that the client's `url` is that of a decision service; a proxy before it may have replied"
     return WorldError(f"the service's reply is {why}", reason_code="SERVICE_REPLY_INVALID", hint=hint)
 
 
@@ -164,7 +164,7 @@ def page_of(data: object, name: str) -> ListPage:
     """Return one page of a list: the list under `name`, and the cursor under `next`. Raises WorldError."""
     items, after = items_of(data, name), data.get("next") if isinstance(data, dict) else None
     if not (after is None or isinstance(after, str)):
-        raise unreadable("no page")
+        raise unreadable("not a page of a list")
     return ListPage(items, after)
 
 
@@ -172,11 +172,11 @@ def items_of(data: object, name: str) -> tuple[Mapping[str, Any], ...]:
     """Return the list of objects under `name`. Raises WorldError where there is none."""
     found = data.get(name) if isinstance(data, dict) else None
     if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
-        raise unreadable("no list")
+        raise unreadable("not a list of objects")
     return tuple(found)
 
 
 def object_of(data: object) -> Mapping[str, Any]:
     if not isinstance(data, dict):
-        raise unreadable("no object")
+        raise unreadable("not an object")
     return data

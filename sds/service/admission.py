@@ -97,7 +97,8 @@ class Admission:
     def waiting_elsewhere(self) -> Iterator[None]:
         """Count a request whose event another process is deciding. Only for the event loop. Raises Problem: QUEUE_FULL."""
         if self.elsewhere >= self.queue_max:
-            raise Problem("QUEUE_FULL", retry_after_s=CROWDED_S)
+            detail = f"another process decides the event, and {self.elsewhere} requests, the limit, wait for such decisions already"
+            raise Problem("QUEUE_FULL", detail, retry_after_s=CROWDED_S)
         self.elsewhere += 1
         try:
             yield
@@ -106,7 +107,8 @@ class Admission:
 
     def crowded(self) -> Problem | None:
         """Return the problem for one more request, where as many as may be are being looked up; else None."""
-        return Problem("OVERLOADED", retry_after_s=CROWDED_S) if self.looked_at >= LOOKED_AT_MAX else None
+        detail = f"{LOOKED_AT_MAX} events, the limit, are being looked up in the record already: nothing was written"
+        return Problem("OVERLOADED", detail, retry_after_s=CROWDED_S) if self.looked_at >= LOOKED_AT_MAX else None
 
     @property
     def in_hand(self) -> int:
@@ -143,7 +145,8 @@ class Admission:
             return None
         expected_ms = self.expected_ms(gate)
         if before >= self.queue_max:
-            return Problem("QUEUE_FULL", retry_after_s=expected_ms / 1000)
+            detail = f"{self.queue_max} decisions, the limit, wait or run in this process already: nothing was written"
+            return Problem("QUEUE_FULL", detail, retry_after_s=expected_ms / 1000)
         late_ms = expected_ms - left_ms / SLACK
         if late_ms > 0 or self._in_time(gate, left_ms) is False:
             return Problem("OVERLOADED", retry_after_s=(late_ms if late_ms > 0 else expected_ms) / 1000)

@@ -44,4 +44,5 @@ def _check_headers(headers: Headers) -> None:
     if kind.strip().lower() != "application/json" or charset not in ("", "charset=utf-8"):
         raise Problem("MEDIA_TYPE", headers=CLOSE)
     if headers.get("content-encoding", _NONE)[0].strip().lower() not in ("", "identity"):
-        raise Problem("MEDIA_TYPE", "a content encoding is not taken", headers=CLOSE)
+        hint = "send the body without `Content-Encoding`"
+        raise Problem("MEDIA_TYPE", "the body has a content encoding, which is not supported", hint=hint, headers=CLOSE)

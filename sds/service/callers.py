@@ -175,17 +175,17 @@ def add_key(database: Database, name: str, roles: Iterable[str], gates: Iterable
     """Make a key and return it; only its digest is stored. Raises UsageError: a bad or taken name, a bad or no role, no gate."""
     roles, gates = tuple(dict.fromkeys(roles)), tuple(dict.fromkeys(gates))
     if not NAME.fullmatch(name):
-        raise UsageError(
-            f"`{name[:80]}` is no name of a key", hint="letters, digits, `_`, `.`, `@` and `-`, 64 at most"
-        )
+        hint = "use 1 to 64 letters, digits, `_`, `.`, `@` and `-`, the first of them a letter or a digit"
+        raise UsageError(f"`{name[:80]}` cannot be the name of a key", hint=hint)
     if unknown := [role for role in roles if role not in ROLES]:
         raise UsageError(f"there is no role `{unknown[0][:40]}`", hint=f"roles are: {', '.join(ROLES)}")
     if not roles or not gates:
-        raise UsageError("a key needs a role and a gate", hint="--role submit,read --gate refund")
+        raise UsageError("a key needs a role and a gate", hint="for example: --role submit,read --gate refund")
     key = new_key()
     with database.transaction() as connection:
         if connection.execute(sa.select(api_keys.c.name).where(api_keys.c.name == name)).first() is not None:
-            raise UsageError(f"there is a key `{name}` already, or was", hint="another name: it is in the ledger")
+            hint = "choose another name: the ledger names people by it, so no name is used twice"
+            raise UsageError(f"a key `{name}` exists already, or existed and was revoked", hint=hint)
         connection.execute(
             api_keys.insert().values(
                 digest=digest_of(key), name=name, roles=",".join(roles), gates=",".join(gates), made_at_ms=now_ms

@@ -178,7 +178,7 @@ class Database:
             try:
                 command.upgrade(config, "head")
             except CommandError as error:
-                hint = "run the version that made it, or put its backup back"
+                hint = "run the version of sds that made it, or restore a backup of it"
                 raise StoreError("the service's database is of a newer version", hint=hint, retryable=False) from error
 
     def close(self) -> None:
@@ -190,10 +190,8 @@ def _refused() -> Iterator[None]:
     try:
         yield
     except SQLAlchemyError as error:
-        raise StoreError(
-            f"the service's database {_why(error)}",
-            hint="is it up, are address, user and password right, and is its disk not full?",
-        ) from error
+        hint = "check that the database runs, that its address, user and password are right, and that its disk has room"
+        raise StoreError(_why(error), hint=hint) from error
 
 
 def _why(error: SQLAlchemyError) -> str:
@@ -201,8 +199,8 @@ def _why(error: SQLAlchemyError) -> str:
     cause: Any = error.orig if isinstance(error, DBAPIError) else error
     code = getattr(cause, "sqlite_errorname", None) or getattr(cause, "sqlstate", None)
     if code is None and isinstance(error, OperationalError):
-        return "gives no connection"
-    return f"refused: {'the disk is full' if code in _FULL else code or type(cause).__name__}"
+        return "the service cannot connect to its database"
+    return f"the service's database failed: {'its disk is full' if code in _FULL else code or type(cause).__name__}"
 
 
 def open_database(url: str = "", *, durable: bool = False) -> Database:
@@ -225,11 +223,11 @@ def _postgresql(url: str) -> sa.Engine:
     from sds.kernel.storage.postgres.connections import ALIVE, STOPPED_S  # noqa: PLC0415  a file needs no driver
 
     if not url.startswith(("postgresql://", "postgres://")):
-        raise UsageError("the store is no `postgresql://` URL", hint="postgresql://user@host/database")
+        raise UsageError("the store must be a `postgresql://` URL", hint="give it as postgresql://USER@HOST/DATABASE")
     try:
         parts = sa.make_url(url).set(drivername="postgresql+psycopg")
     except (SQLAlchemyError, ValueError):
-        raise UsageError("the store's URL cannot be read", hint="postgresql://user@host/database") from None
+        raise UsageError("the store's URL is invalid", hint="give it as postgresql://USER@HOST/DATABASE") from None
     stopped_ms = 1_000 * STOPPED_S
     options = {"search_path": SCHEMA, "lock_timeout": BUSY_MS, "idle_in_transaction_session_timeout": stopped_ms}
     given = " ".join(f"-c {name}={value}" for name, value in options.items())

@@ -63,7 +63,7 @@ async def read_fields(request: Request, required: Mapping[str, str], optional: M
         raise Problem("USAGE", f"the field `{missing[0]}` is missing")
     for name, value in fields.items():
         if type(value) is not _TYPES[kinds[name]]:
-            raise Problem("USAGE", f"the field `{name}` is no {kinds[name]}")
+            raise Problem("USAGE", f"the field `{name}` must be of the JSON type {kinds[name]}")
     return fields
 
 
@@ -80,9 +80,9 @@ def _parsed(raw: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise Problem("USAGE", "the body is not JSON") from None
     if not isinstance(data, dict):
-        raise Problem("USAGE", "the body is no object")
+        raise Problem("USAGE", "the body must be a JSON object")
     if _is_nested_too_deep(data):
-        raise Problem("USAGE", "the body is nested too deep", hint=f"{NESTED_MAX} objects and lists within each other")
+        raise Problem("USAGE", "the body is nested too deeply", hint=f"nest at most {NESTED_MAX} objects and lists")
     return data
 
 

@@ -77,8 +77,8 @@ def open_gates(settings: ServiceSettings, *, open_model: Callable[[], Engine], n
     """
     definitions = [find(name) for name in settings.gates]
     names = [definition.name for definition in definitions]
-    if len(set(names)) < len(names):
-        raise UsageError("a gate is named twice", hint="name each once")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UsageError(f"the gate `{twice[0]}` is named twice", hint="give --gate once for each gate")
     with ExitStack() as opened:
         engines = ExitStack()
         opened.callback(engines.close)

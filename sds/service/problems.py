@@ -40,7 +40,7 @@ _BY_STATUS = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "BODY_TOO_LARGE"
 # Codes that reading raises because the gate has just been closed
 _WHILE_CLOSING = frozenset({"USAGE", "STORE_UNAVAILABLE", "INTERNAL"})
 _BEFORE_AN_ACT = frozenset({"USAGE"})  # the same before an act; a store's error may come after part of the act was done
-_COMMAND = re.compile(r"\bsds [a-z]|--[a-z]")
+COMMAND = re.compile(r"\bsds [a-z]|--[a-z]")
 _AS_REQUESTS = (
     (re.compile(r"sds escalations show (\S+)"), r"GET /v1/escalations/\1"),
     (re.compile(r"--(abort|modify|override)"), lambda option: option[1].upper()),
@@ -77,7 +77,7 @@ class Problem(Exception):  # noqa: N818  what RFC 9457 calls it
 
 
 def unknown_parameter(name: str, known: Collection[str]) -> Problem:
-    hint = f"parameters: {', '.join(known)}" if known else "this takes none"
+    hint = f"parameters: {', '.join(known)}" if known else "this request takes no parameters"
     return Problem("USAGE", f"there is no parameter `{one_line(name, 40)}`", hint=hint)
 
 
@@ -87,7 +87,7 @@ def of_error(error: SdsError) -> Problem:
     if code == "INTERNAL":
         return Problem(code)
     hint = _over_http(error.hint)
-    if REASONS[code].status < 500 and _COMMAND.search(hint):
+    if REASONS[code].status < 500 and COMMAND.search(hint):
         hint = ""  # a command means nothing over HTTP: the hint of `REASONS` is sent
     return Problem(code, str(error), hint=hint, dfid=error.dfid, retryable=error.retryable)
 
@@ -154,7 +154,7 @@ def add_to(app: FastAPI) -> None:
     def invalid(_: Request, error: Exception) -> Response:
         first = error.errors()[0] if isinstance(error, RequestValidationError) and error.errors() else {}
         where = ".".join(str(part) for part in first.get("loc", ()))
-        return response_of(Problem("USAGE", f"`{where}`: {first.get('msg', 'cannot be used')}"))
+        return response_of(Problem("USAGE", f"`{where}`: {first.get('msg', 'is invalid')}"))
 
     def raised(request: Request, error: Exception) -> Response:
         draining, again = app.state.service.draining, request.method in ("GET", "HEAD")
@@ -169,8 +169,11 @@ def add_to(app: FastAPI) -> None:
 def unforeseen(error: Exception, instance: str) -> tuple[Response, dict[str, object]]:
     """Return the response for an unforeseen exception, and the facts for the log: its type and place, not its message."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "sds" in Path(frame.filename).parts]
-    place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "no place of ours"
-    return response_of(Problem("INTERNAL"), instance=instance), {
+    place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "outside sds"
+    detail = (
+        "a fault of the service itself ended this request, which may have taken effect; its log names this `instance`"
+    )
+    return response_of(Problem("INTERNAL", detail), instance=instance), {
         "instance": instance,
         "kind": type(error).__name__,
         "place": place,

@@ -161,7 +161,7 @@ def agent(gate: Gate, agent_id: str, *, now_ms: int) -> dict[str, Any]:
 def _agent(gate: Gate, agent_id: str, now_ms: int) -> AgentRecord:
     record = agent_record(gate.kernel.store, agent_id, now_ms=now_ms)
     if record is None:
-        raise UsageError(f"there is no agent `{agent_id}`", reason_code="NOT_FOUND", hint="GET /v1/agents")
+        raise UsageError(f"there is no agent `{agent_id}`", reason_code="NOT_FOUND", hint="GET /v1/agents lists them")
     return record
 
 

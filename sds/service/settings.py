@@ -59,4 +59,4 @@ class ServiceSettings:
         if not self.gates:
             raise UsageError("no gate is named", hint="sds serve --gate refund")
         if self.dev and not is_loopback(self.host):
-            raise UsageError(f"--dev serves this machine alone, not `{self.host}`", hint="leave out --host or --dev")
+            raise UsageError(f"--dev serves only this machine, not `{self.host}`", hint="leave out --host or --dev")

@@ -60,7 +60,7 @@ def test_json_text_goes_out_as_it_is(decide: Decide) -> None:
 @pytest.mark.parametrize("given", [{"a": float("nan")}, {"a": {1, 2}}, {"a": "\ud800"}, 7])
 def test_what_has_no_json_is_refused_before_anything_is_sent(given: Any, decide: Decide) -> None:
     service = Service()
-    with pytest.raises(EventError, match="the event has no JSON"):
+    with pytest.raises(EventError, match="the event cannot be written as JSON"):
         decide(service, "toll", given)
     assert [] == service.requests
 
@@ -197,10 +197,10 @@ def test_pauses_are_jittered_grow_and_have_a_limit() -> None:
 
 
 ODD = {
-    "no answer": (httpx2.Response(200, json={"ok": True}), "the service's reply is no answer"),
-    "no object": (httpx2.Response(200, json=[1]), "the service's reply is no answer"),
-    "no JSON": (httpx2.Response(200, html="<h1>Welcome</h1>"), "the service's reply is no JSON"),
-    "nested": (httpx2.Response(200, content=b"[" * 100_000), "the service's reply is no JSON"),
+    "no answer": (httpx2.Response(200, json={"ok": True}), "the service's reply is not an answer"),
+    "no object": (httpx2.Response(200, json=[1]), "the service's reply is not an answer"),
+    "no JSON": (httpx2.Response(200, html="<h1>Welcome</h1>"), "the service's reply is not JSON"),
+    "nested": (httpx2.Response(200, content=b"[" * 100_000), "the service's reply is not JSON"),
     "too long": (httpx2.Response(200, content=b" " * (REPLY_BYTES_MAX + 1)), "longer than 16777216 bytes"),
 }
 
@@ -222,7 +222,7 @@ def test_a_problem_of_foreign_words_is_one_short_line(decide: Decide) -> None:
 
 def test_a_service_that_moved_is_not_followed_with_the_key(decide: Decide) -> None:
     service = Service(httpx2.Response(307, headers={"Location": "https://elsewhere.example/"}))
-    with pytest.raises(UsageError, match=r"the service is elsewhere: `https://elsewhere.example/`"):
+    with pytest.raises(UsageError, match=r"the service redirects to `https://elsewhere.example/`"):
         decide(service, "toll", EVENT)
     assert 1 == len(service.requests)
 
@@ -235,13 +235,13 @@ def test_a_service_that_cannot_be_reached_is_told_with_its_reason() -> None:
 
 @pytest.mark.parametrize("given", ["", "a" * 256, "ä", "a\nb"])
 def test_an_idempotency_key_that_is_none_is_refused(given: str, decide: Decide) -> None:
-    with pytest.raises(UsageError, match=r"^an idempotency key is 1 to 255 printable ASCII characters$"):
+    with pytest.raises(UsageError, match=r"^`idempotency_key` must have 1 to 255 printable ASCII characters$"):
         decide(Service(), "toll", EVENT, idempotency_key=given)
 
 
 @pytest.mark.parametrize("given", [0, -1])
 def test_a_deadline_that_is_none_is_refused(given: int, decide: Decide) -> None:
-    with pytest.raises(UsageError, match=f"^`{given}` is no deadline: milliseconds from now, more than 0$"):
+    with pytest.raises(UsageError, match=f"^`deadline_ms` must be above 0, got {given}: "):
         decide(Service(), "toll", EVENT, deadline_ms=given)
 
 
@@ -250,7 +250,7 @@ def test_the_name_of_a_gate_is_one_part_of_the_path(decide: Decide) -> None:
     decide(service, "a/../b?c", EVENT)
     assert b"/v1/gates/a%2F..%2Fb%3Fc/decisions" == service.requests[0].url.raw_path
     for none in ("", ".", ".."):
-        with pytest.raises(UsageError, match="is no gate"):
+        with pytest.raises(UsageError, match="is not a valid gate"):
             decide(Service(), none, EVENT)
 
 
@@ -265,7 +265,7 @@ def test_a_service_below_a_path_is_asked_there() -> None:
     "url", ["", "service.example", "ftp://a", "http://", "http://u:p@a", "http://a?b", "http://[::1"]
 )
 def test_an_address_that_is_none_is_refused(url: str) -> None:
-    with pytest.raises(UsageError, match=r"^the service's address is not one like https://decisions\.example, "):
+    with pytest.raises(UsageError, match=r"^`url` must be an address such as https://decisions\.example, "):
         Service().client(url)
 
 
@@ -290,7 +290,7 @@ def test_this_machine_may_be_asked_unencrypted(url: str) -> None:
 
 @pytest.mark.parametrize("key", ["", "a b", "a\n", "ä"])
 def test_a_key_that_is_none_is_refused_and_not_repeated(key: str) -> None:
-    with pytest.raises(UsageError, match=r"^the key is not one that `sds keys add` shows$"):
+    with pytest.raises(UsageError, match=r"^`key` is not a key$"):
         DecisionClient("https://a", key)
 
 
@@ -305,7 +305,7 @@ def test_what_may_have_been_done_is_not_asked_for_twice() -> None:
         service = Service(lost, decided())
         with service.client() as client:
             if tries == 1:
-                with pytest.raises(WorldError, match="nobody knows whether it was done: reset"):
+                with pytest.raises(WorldError, match="the service may have done this, or not: reset"):
                     client.resolve("019a", "ABORT", reason="withdrawn")
             else:
                 client.resolve("019a", "ABORT", reason="withdrawn")
@@ -319,10 +319,13 @@ def test_an_act_that_a_proxy_or_a_fault_answers_is_not_repeated_and_the_error_sa
         problem(status, "STORE_UNAVAILABLE", retryable=True),
     ):
         service = Service(reply, decided())
-        with service.client() as client, pytest.raises(WorldError, match="nobody knows whether it was done") as caught:
+        with (
+            service.client() as client,
+            pytest.raises(WorldError, match="the service may have done this, or not") as caught,
+        ):
             client.resolve("019a", "OVERRIDE", reason="seen the papers")
         assert (1, False) == (len(service.requests), caught.value.retryable)
-        assert "look first, then ask again" == caught.value.hint
+        assert "read the present state first; ask again only if it was not done" == caught.value.hint
 
 
 @pytest.mark.parametrize(

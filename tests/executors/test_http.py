@@ -23,7 +23,7 @@ from tests.executors.gateways import connected, order
 
 KEY = "k" * 64
 DEADLINE_S = 2.0
-CLOSED = "no answer from the gateway: it was closed while it waited for an answer"
+CLOSED = "no whole answer from the gateway: the executor was closed while it waited for an answer"
 
 
 def test_an_order_is_settled_once_and_looked_up_by_its_key(executor: HttpExecutor, gateway: GatewayServer) -> None:
@@ -53,12 +53,12 @@ def test_a_void_key_is_never_paid_and_a_paid_one_is_told(executor: HttpExecutor,
 @pytest.mark.parametrize(
     ("faults", "detail"),
     [
-        ("lose-replies=1", "no answer from the gateway: RemoteProtocolError"),
-        ("cut-replies=1", "no answer from the gateway: RemoteProtocolError"),
-        ("drop=1", "no answer from the gateway: RemoteProtocolError"),
-        ("fail=1", "the gateway answered 500, not about this key"),
-        ("down=1", "the gateway answered 503, not about this key"),
-        ("delay-ms=400", "no answer from the gateway"),
+        ("lose-replies=1", "no whole answer from the gateway: RemoteProtocolError"),
+        ("cut-replies=1", "no whole answer from the gateway: RemoteProtocolError"),
+        ("drop=1", "no whole answer from the gateway: RemoteProtocolError"),
+        ("fail=1", "the gateway answered 500, but the answer does not name this order's key"),
+        ("down=1", "the gateway answered 503, but the answer does not name this order's key"),
+        ("delay-ms=400", "no whole answer from the gateway"),
     ],
 )
 def test_what_is_not_certain_is_unknown(
@@ -149,6 +149,13 @@ def test_an_answer_that_is_not_wholly_understood_is_unknown(reply: bytes, tmp_pa
         assert "unknown" == executor.dispatch(order(), KEY, DEADLINE_S).status
 
 
+def test_an_answer_that_is_too_long_is_said_to_be(tmp_path: Path) -> None:
+    reply = http("201 Created", json.dumps(GOOD | {"pad": "x" * 70_000}).encode())
+    with answering(reply) as url, connected(tmp_path, url) as executor:
+        told = executor.dispatch(order(), KEY, DEADLINE_S).detail
+    assert "no whole answer from the gateway: the answer is longer than 65536 bytes" == told
+
+
 def test_the_same_answer_made_well_is_settled(tmp_path: Path) -> None:
     with answering(http("201 Created", json.dumps(GOOD).encode())) as url, connected(tmp_path, url) as executor:
         assert Receipt("settled", "p-1") == executor.dispatch(order(), KEY, DEADLINE_S)
@@ -157,9 +164,9 @@ def test_the_same_answer_made_well_is_settled(tmp_path: Path) -> None:
 def test_an_answer_that_fits_rules_of_two_outcomes_is_none(tmp_path: Path) -> None:
     both = ("[{status: [402], where: {status: rejected}}]", "[{status: [201]}]")
     with answering(http("201 Created", json.dumps(GOOD).encode())) as url, connected(tmp_path, url, both) as executor:
-        assert Receipt("unknown", detail="the gateway answered 201: rules of two outcomes fits") == executor.dispatch(
-            order(), KEY, DEADLINE_S
-        )
+        assert Receipt(
+            "unknown", detail="the gateway answered 201: rules of two outcomes fit the answer"
+        ) == executor.dispatch(order(), KEY, DEADLINE_S)
 
 
 def test_an_answer_may_name_the_key_in_a_header(tmp_path: Path) -> None:
@@ -302,16 +309,16 @@ def test_a_statement_that_is_odd_anywhere_is_unreadable(page: object, tmp_path: 
     with answering(http("200 OK", json.dumps(page).encode())) as url, connected(tmp_path, url) as executor:
         with pytest.raises(WorldError) as caught:
             read_statement(executor.statement, 0, 10**14)
-        mend = "compare a page of it with `statement` in the gateway's file"
+        mend = "compare a page of the statement with `statement` in the gateway's file"
         assert ("STATEMENT_UNREADABLE", mend) == (caught.value.reason_code, caught.value.hint)
 
 
 @pytest.mark.parametrize(
     ("answer", "mend"),
     [
-        (http("404 Not Found", b"{}"), "are the path of `statement` and the secret right in its file?"),
-        (http("200 OK", b"{"), "compare a page of it with `statement` in the gateway's file"),
-        (b"", "is the gateway up, and its `address` right? then the same again"),
+        (http("404 Not Found", b"{}"), "check the path of `statement` and the secret in its file"),
+        (http("200 OK", b"{"), "compare a page of the statement with `statement` in the gateway's file"),
+        (b"", "check that the gateway runs and that `address` in its file is right, then try again"),
     ],
 )
 def test_a_statement_that_cannot_be_had_says_what_to_look_at(answer: bytes, mend: str, tmp_path: Path) -> None:

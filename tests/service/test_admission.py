@@ -35,7 +35,8 @@ def test_a_queue_that_is_full_takes_nothing_however_much_time_there_is() -> None
     leave = admission.enter("a", 1e9)
     with pytest.raises(Problem) as refused:
         admission.enter("b", 1e9)
-    assert "QUEUE_FULL" == refused.value.code
+    detail = "1 decisions, the limit, wait or run in this process already: nothing was written"
+    assert ("QUEUE_FULL", detail) == (refused.value.code, refused.value.detail)
     leave()
     admission.enter("b", 1e9)
 

@@ -40,12 +40,12 @@ def test_a_key_has_256_random_bits_and_only_its_digest_is_kept(home: Path) -> No
 @pytest.mark.parametrize(
     ("name", "roles", "gates", "why"),
     [
-        ("", ["read"], ["toll"], "is no name of a key"),
-        ("a b", ["read"], ["toll"], "is no name of a key"),
+        ("", ["read"], ["toll"], "cannot be the name of a key"),
+        ("a b", ["read"], ["toll"], "cannot be the name of a key"),
         ("a", ["admin"], ["toll"], "there is no role `admin`"),
         ("a", [], ["toll"], "a key needs a role and a gate"),
         ("a", ["read"], [], "a key needs a role and a gate"),
-        ("taken", ["read"], ["toll"], "there is a key `taken` already, or was"),
+        ("taken", ["read"], ["toll"], "a key `taken` exists already"),
     ],
 )
 def test_what_is_no_key_is_refused(home: Path, name: str, roles: list[str], gates: list[str], why: str) -> None:
@@ -107,7 +107,7 @@ def test_a_database_of_a_newer_version_is_refused_and_left_as_it_is(home: Path) 
 def test_a_file_that_is_no_database_is_refused_in_one_line(home: Path) -> None:
     (home / "service.db").write_bytes(b"x" * 8_192)
     (home / "service.db").chmod(0o600)
-    with pytest.raises(StoreError, match="the service's database refused: SQLITE_NOTADB"):
+    with pytest.raises(StoreError, match="the service's database failed: SQLITE_NOTADB"):
         open_database()
 
 

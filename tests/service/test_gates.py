@@ -58,7 +58,7 @@ def test_a_gate_whose_policy_has_fitted_readers_opens_no_model(home: Path) -> No
 
 def test_a_gate_that_is_named_twice_is_refused_before_anything_is_opened(home: Path) -> None:
     settings, model = gates_of(home, "bridge"), Counted()
-    with pytest.raises(UsageError, match="a gate is named twice"):
+    with pytest.raises(UsageError, match=r"the gate `[a-z]+` is named twice"):
         opened(ServiceSettings(gates=settings.gates * 2), model)
     assert 0 == model.opened
 

@@ -147,7 +147,7 @@ def test_a_database_that_is_down_is_said_without_its_address_and_password() -> N
     with pytest.raises(StoreError) as refused:
         open_database("postgresql://someone:hunter2@127.0.0.1:1/none")
     assert "hunter2" not in f"{refused.value} {refused.value.hint} {refused.value.__cause__!r:.0}"
-    assert "the service's database gives no connection" == str(refused.value)
+    assert "the service cannot connect to its database" == str(refused.value)
 
 
 def test_a_server_that_is_away_is_503_for_now_and_found_again(bed_on_server: tuple[Bed, str]) -> None:
@@ -157,7 +157,7 @@ def test_a_server_that_is_away_is_503_for_now_and_found_again(bed_on_server: tup
     by_hand(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
     by_hand(f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = '{name}'")
     problem = check(bed.post(headers=asked), 503, "STORE_UNAVAILABLE")  # the caller's key cannot be looked up
-    assert (True, "the service's database gives no connection") == (problem["retryable"], problem["detail"])
+    assert (True, "the service cannot connect to its database") == (problem["retryable"], problem["detail"])
     check(bed.post(headers={"Idempotency-Key": "k"}), 503, "STORE_UNAVAILABLE")
     by_hand(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
     wait_until(lambda: bed.post(headers=asked).status_code == 200)

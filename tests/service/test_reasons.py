@@ -11,7 +11,7 @@ import pytest
 from sds.kernel import errors
 from sds.kernel.errors import EventError, SdsError, StoreError, UsageError, WorldError, unreadable
 from sds.service.problems import of_error, response_of
-from sds.service.reasons import EXPLANATIONS, REASONS, code_of, page
+from sds.service.reasons import REASONS, code_of, page
 from tests.service.testbed import Bed
 
 ROOT = Path(__file__).parents[2]
@@ -20,7 +20,6 @@ ROOT = Path(__file__).parents[2]
 def test_the_page_is_what_the_list_says() -> None:
     """Written by `python -m sds.service.reasons > docs/errors.md`."""
     assert page() == (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
-    assert set() == EXPLANATIONS.keys() - REASONS.keys()
 
 
 def test_the_service_shows_the_page_where_a_problems_type_points(bed: Bed) -> None:

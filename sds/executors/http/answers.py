@@ -25,13 +25,14 @@ def receipt(reply: Reply, key: str, rules: Mapping[Settlement, Sequence[Rule]], 
         return Receipt("unknown", detail=f"{answered}: {error}")
     named = reply.headers.get(form.key_header.lower()) if form.key_header else field(data, form.key or "")
     if named != key:
-        return Receipt("unknown", detail=f"{answered}, not about this key")
+        return Receipt("unknown", detail=f"{answered}, but the answer does not name this order's key")
     fits = [outcome for outcome, those in rules.items() if any(_fits(rule, reply.status, data) for rule in those)]
     if len(fits) != 1:
-        return Receipt("unknown", detail=f"{answered}: {'no rule' if not fits else 'rules of two outcomes'} fits")
+        fit = "rules of two outcomes fit" if fits else "no rule fits"
+        return Receipt("unknown", detail=f"{answered}: {fit} the answer")
     reference = field(data, form.reference) if form.reference else ""
     if fits[0] == "settled" and (not isinstance(reference, str | int) or (form.reference and reference == "")):
-        return Receipt("unknown", detail=f"{answered}: settled, and without its `{form.reference}`")
+        return Receipt("unknown", detail=f"{answered}: settled, but the answer has no `{form.reference}`")
     shown = one_line(reference, REFERENCE_CHARS_MAX) if fits[0] == "settled" else ""
     return Receipt(fits[0], shown, "" if fits[0] == "settled" else answered)
 
@@ -39,11 +40,11 @@ def receipt(reply: Reply, key: str, rules: Mapping[Settlement, Sequence[Rule]], 
 def parsed(reply: Reply) -> Any:
     """Return the JSON of an answer. Raises ValueError where it is not whole, not JSON, or has a name twice in one object."""
     if reply.headers.get("content-encoding", "identity").lower() != "identity":
-        raise ValueError("it is encoded, which nobody asked for")
+        raise ValueError("its body has a content encoding that was not asked for")
     try:
         return json.loads(reply.body.decode("utf-8"), object_pairs_hook=once, parse_constant=no_number)
     except (ValueError, RecursionError) as error:
-        raise ValueError("it is no JSON that can be read") from error
+        raise ValueError("its body is not valid JSON") from error
 
 
 def field(data: Any, path: str) -> Any:
@@ -68,4 +69,4 @@ def _same(found: Any, wanted: str | int | bool) -> bool:
 
 def no_number(text: str) -> float:
     """Refuse NaN and Infinity, which JSON does not have: `json.loads(..., parse_constant=no_number)`."""
-    raise ValueError(f"{text} is no number")
+    raise ValueError(f"{text} is not a number")

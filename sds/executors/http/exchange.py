@@ -87,7 +87,7 @@ class Exchange:
             asked.cancel()
             raise NoReplyError(f"no answer within {round(deadline_s * 1000)} ms") from None
         except CancelledError:
-            raise NoReplyError("it was closed while it waited for an answer") from None
+            raise NoReplyError("the executor was closed while it waited for an answer") from None
 
     def close(self) -> None:
         """Close all connections. Requests under way get no answer; later requests open new connections."""
@@ -163,7 +163,7 @@ class Exchange:
             async for chunk in response.aiter_raw():
                 body += chunk
                 if len(body) > body_bytes_max:
-                    raise ValueError(f"an answer of more than {body_bytes_max} bytes")
+                    raise NoReplyError(f"the answer is longer than {body_bytes_max} bytes")
             return Reply(response.status_code, {k.lower(): v for k, v in response.headers.items()}, body)
 
 

@@ -50,7 +50,7 @@ class Secret:
         named = f"variable `{self._place.env}`" if self._place.env else f"file `{self._place.file}`"
         text = self._env if self._place.env else self._in_file(named)
         if not 0 < len(text) <= SECRET_CHARS_MAX or not text.isascii() or not text.isprintable():
-            raise UsageError(f"the {named} holds no secret", hint="one line of printable ASCII")
+            raise UsageError(f"the {named} holds no secret", hint="put the secret there, one line of printable ASCII")
         self._last = text
         return text
 
@@ -108,7 +108,7 @@ class HttpExecutor:
         """Ask for the outcome of `key`."""
         form = self._form.lookup
         if form is None:
-            return Receipt("unknown", detail="this gateway offers no look-up")
+            return Receipt("unknown", detail="the gateway's file has no `lookup`")
         rules: _Rules = {"settled": form.settled, "rejected": form.rejected, "absent": form.absent}
         return self._ask(form, key, rules, deadline_s)
 
@@ -116,14 +116,14 @@ class HttpExecutor:
         """Make sure that `key` never has an effect: `rejected` once it is void."""
         form = self._form.void
         if form is None:
-            return Receipt("unknown", detail="this gateway voids nothing")
+            return Receipt("unknown", detail="the gateway's file has no `void`")
         return self._ask(form, key, {"settled": form.settled, "rejected": form.rejected}, deadline_s)
 
     def _statement(self, since_ms: int, until_ms: int) -> Iterator[StatementLine]:
         """Yield every order of this time span. Raises ExecutorError."""
         form = self._form.statement
         if form is None:
-            raise ExecutorError("this gateway offers no statement", hint="describe it in its file: `statement`")
+            raise ExecutorError("the gateway's file has no `statement`", hint="describe the statement there")
         period: dict[str, Fact] = {"since_ms": since_ms, "until_ms": until_ms, "currency": self._form.currency}
         period |= {"since_s": since_ms // 1000, "until_s": -(-until_ms // 1000)}
 
@@ -145,7 +145,7 @@ class HttpExecutor:
         try:
             reply = self._exchange.ask(request, deadline_s)
         except NoReplyError as error:
-            return Receipt("unknown", detail=f"no answer from the gateway: {error}")
+            return Receipt("unknown", detail=f"no whole answer from the gateway: {error}")
         found = answers.receipt(reply, key, rules, self._form.reply)
         reference = self._secret.hidden_in(found.reference) if self._secret else found.reference
         return Receipt(found.status, reference, found.detail)
@@ -170,13 +170,13 @@ class HttpExecutor:
             reply = self._exchange.ask(request, PAGE_S_MAX, body_bytes_max=PAGE_BYTES_MAX)
             if reply.status != 200:
                 message = f"the gateway answered {reply.status} when it was asked for its statement"
-                raise ExecutorError(message, hint="are the path of `statement` and the secret right in its file?")
+                raise ExecutorError(message, hint="check the path of `statement` and the secret in its file")
             return answers.parsed(reply)
         except ValueError as error:
             raise pages.odd(f"the gateway's statement cannot be read: {error}") from None
         except (NotSentError, NoReplyError) as error:
-            hint = "is the gateway up, and its `address` right? then the same again"
-            raise ExecutorError(f"the gateway's statement cannot be had: {error}", hint=hint) from None
+            hint = "check that the gateway runs and that `address` in its file is right, then try again"
+            raise ExecutorError(f"the gateway gave no statement: {error}", hint=hint) from None
 
 
 def load_executor(path: str | Path) -> HttpExecutor:

@@ -25,19 +25,19 @@ _OURS = frozenset({"content-length", "content-type", "transfer-encoding", "host"
 
 def _header_name(text: str) -> str:
     if not _HEADER.fullmatch(text) or text.lower() in _OURS:
-        raise ValueError("must be the name of a header, and none that HTTP itself sets")
+        raise ValueError("must be the name of a header that HTTP itself does not set")
     return text
 
 
 def _field_path(text: str) -> str:
     if not _FIELD.fullmatch(text):
-        raise ValueError("must be the name of a field, or names with dots between for one inside another")
+        raise ValueError("must be the name of a field, or names with dots between, such as `payment.id`")
     return text
 
 
 def _certain(status: int) -> int:
     if not (200 <= status < 300 or 400 <= status < 500) or status in _UNCERTAIN:
-        raise ValueError(f"the status {status} says nothing certain: it stays unknown")
+        raise ValueError(f"must not be {status}: an answer with this status is not certain, so the order stays unknown")
     return status
 
 
@@ -48,9 +48,9 @@ def _address(text: str) -> str:
     except ValueError:
         raise ValueError("must be a URL") from None
     if url.username is not None or url.password is not None or url.query or url.fragment or not text.isprintable():
-        raise ValueError("must be a URL without a name, a password, a query or a fragment")
+        raise ValueError("must be a URL without a user name, a password, a query or a fragment")
     if not host or not (url.scheme == "https" or (url.scheme == "http" and is_loopback(host))):
-        raise ValueError("must begin with https://; http:// only for this machine")
+        raise ValueError("must begin with https://; http:// is only for this machine")
     return text.rstrip("/")
 
 
@@ -79,7 +79,7 @@ class SecretPlace(_Part):
     @model_validator(mode="after")
     def _one(self) -> SecretPlace:
         if bool(self.env) == bool(self.file):
-            raise ValueError("give `env` or `file`, one of the two")
+            raise ValueError("must have either `env` or `file`")
         return self
 
 
@@ -133,7 +133,7 @@ class GatewayQuestion(_Part):
             for text in texts_in(part):
                 if place := unknown_place(text, known, params=params):
                     facts = ", ".join([*sorted(known), *(["params.NAME"] if params else [])])
-                    raise ContradictionError((name,), f"`{place}` is no fact: there are {facts}")
+                    raise ContradictionError((name,), f"`{place}` is not a placeholder; placeholders are: {facts}")
 
 
 class OrderForm(GatewayQuestion):
@@ -141,9 +141,9 @@ class OrderForm(GatewayQuestion):
     def _facts(self) -> OrderForm:
         self.refuse_unknown(ORDER_FACTS, params=True)
         if self.key_header is None and not any("{key}" in text for text in self.texts):
-            raise ContradictionError((), "carries no key: give `key_header`, or `{key}` in a field")
+            raise ContradictionError((), "must send the order's key: give `key_header`, or `{key}` in a field")
         if not self.settled:
-            raise ContradictionError((), "needs `settled`: which answers mean that it was carried out")
+            raise ContradictionError((), "needs `settled`: the answers that mean that the order was carried out")
         return self
 
 
@@ -152,7 +152,7 @@ class VoidForm(GatewayQuestion):
     def _facts(self) -> VoidForm:
         self.refuse_unknown(KEY_FACTS, params=False)
         if not self.rejected:
-            raise ContradictionError((), "needs `rejected`: which answers mean that the key is void")
+            raise ContradictionError((), "needs `rejected`: the answers that mean that the key is void")
         return self
 
 
@@ -164,7 +164,7 @@ class LookupForm(GatewayQuestion):
     def _facts(self) -> LookupForm:
         self.refuse_unknown(KEY_FACTS, params=False)
         if not self.settled:
-            raise ContradictionError((), "needs `settled`: which answers mean that it was carried out")
+            raise ContradictionError((), "needs `settled`: the answers that mean that the order was carried out")
         return self
 
 
@@ -200,9 +200,10 @@ class StatementForm(_Part):
     @model_validator(mode="after")
     def _facts(self) -> StatementForm:
         if place := unknown_place(self.path, PERIOD_FACTS, params=False):
-            raise ContradictionError(("path",), f"`{place}` is no fact: there are {', '.join(sorted(PERIOD_FACTS))}")
+            known = ", ".join(sorted(PERIOD_FACTS))
+            raise ContradictionError(("path",), f"`{place}` is not a placeholder; placeholders are: {known}")
         if (self.next is None) == ("{after}" in self.path):
-            raise ContradictionError((), "pages need both: `next`, and `{after}` in its path")
+            raise ContradictionError((), "needs both `next` and `{after}` in its path, or neither")
         return self
 
 
@@ -216,7 +217,7 @@ class ReplyForm(_Part):
     @model_validator(mode="after")
     def _one(self) -> ReplyForm:
         if (self.key is None) == (self.key_header is None):
-            raise ValueError("give `key` or `key_header`, one of the two: where an answer names the order's key")
+            raise ValueError("must have either `key` or `key_header`: where an answer names the order's key")
         return self
 
 
@@ -240,11 +241,9 @@ class GatewayForm(_Part):
     @model_validator(mode="after")
     def _secure(self) -> GatewayForm:
         if self.tls is not None and not self.address.startswith("https:"):
-            raise ContradictionError(("tls",), "an http:// address speaks no TLS")
+            raise ContradictionError(("tls",), "must be left out: an http:// address does not use TLS")
         if self.proxy and not self.address.startswith("https:"):
-            raise ContradictionError(
-                ("proxy",), "an http:// address is of this machine: another would read what is sent to it"
-            )
+            raise ContradictionError(("proxy",), "must be left out: an http:// address is on this machine")
         if self.proxy and "@" in self.proxy:
-            raise ContradictionError(("proxy",), "must be a URL without a name and a password")
+            raise ContradictionError(("proxy",), "must be a URL without a user name and a password")
         return self

@@ -17,7 +17,7 @@ PAGES_MAX = 100_000
 
 def odd(message: str) -> ExecutorError:
     """Return the error for a statement that does not have the form in the gateway's file."""
-    return ExecutorError(message, hint="compare a page of it with `statement` in the gateway's file")
+    return ExecutorError(message, hint="compare a page of the statement with `statement` in the gateway's file")
 
 
 def lines(form: StatementForm, page: Callable[[str], Any]) -> Iterator[StatementLine]:
@@ -34,7 +34,7 @@ def lines(form: StatementForm, page: Callable[[str], Any]) -> Iterator[Statement
         if following in (None, MISSING, "", False):
             return
         if not isinstance(following, str | int) or str(following) in seen:
-            raise odd("the statement comes to no end: a page is named twice")
+            raise odd("the statement does not end: it names a page twice")
         after = str(following)
         seen.add(after)
     raise odd(f"the statement has more than {PAGES_MAX} pages")
@@ -44,7 +44,7 @@ def _line(form: LineForm, data: Any) -> StatementLine:
     said = answers.field(data, form.outcome)
     outcome = form.outcomes.get(said) if isinstance(said, str) else None
     if outcome is None:
-        raise odd("a line of the statement has an outcome that nobody knows")
+        raise odd("a line of the statement has an outcome that `outcomes` does not list")
     return StatementLine(
         key=_text(data, form.key),
         outcome=outcome,

@@ -83,7 +83,7 @@ def path(text: str, facts: Mapping[str, Fact]) -> str:
     def escaped(place: re.Match[str]) -> str:
         value = str(_fact(place, facts))
         if value in ("", ".", "..") and place[1] != "after":
-            raise UnwritableError(f"`{place[1]}` is `{value}`, which is no part of an address")
+            raise UnwritableError(f"`{place[1]}` is `{value}`, which cannot be a part of a path")
         return quote(value, safe="")
 
     return _PLACE.sub(escaped, text)
@@ -93,7 +93,7 @@ def header(text: str, facts: Mapping[str, Fact]) -> str:
     """Return a header's value with its placeholders filled in. Raises UnwritableError for what a header cannot hold."""
     value = filled(text, facts)
     if not value.isascii() or not value.isprintable():
-        raise UnwritableError("a header cannot hold what is not printable ASCII")
+        raise UnwritableError("the value of a header must be printable ASCII")
     return value
 
 
@@ -104,5 +104,5 @@ def _fact(place: re.Match[str], facts: Mapping[str, Fact]) -> Fact:
     if decimals is None:
         return fact
     if not isinstance(fact, int):
-        raise UnwritableError(f"`{place[1]}` is no number")
+        raise UnwritableError(f"`{place[1]}` is not a number")
     return format_literal(fact, int(decimals))

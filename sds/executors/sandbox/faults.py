@@ -80,7 +80,7 @@ def parse_faults(text: str) -> GatewayFaults:
     for each in filter(None, (part.strip() for part in text.split(","))):
         name, equals, value = each.partition("=")
         if name not in NAMES or not equals or name in given:
-            raise UsageError(f"`{each}` is no fault, or given twice", hint=f"NAME=VALUE of {', '.join(NAMES)}")
+            raise UsageError(f"`{each}` is no fault, or given twice", hint=f"NAME=VALUE; names: {', '.join(NAMES)}")
         given[name] = value
     return read_faults(given)
 
@@ -94,7 +94,7 @@ def read_faults(data: Mapping[str, object]) -> GatewayFaults:
     for name, value in data.items():
         known = name.replace("_", "-")
         if known not in NAMES:
-            raise UsageError(f"there is no fault `{name[:40]}`", hint=", ".join(NAMES))
+            raise UsageError(f"there is no fault `{name[:40]}`", hint=f"faults are: {', '.join(NAMES)}")
         if value is not None:
             faults = replace(faults, **{NAMES[known]: _number(known, value)})  # type: ignore[arg-type]  # as _number says
     return faults
@@ -109,5 +109,5 @@ def _number(name: str, value: object) -> float | int:
     most = SEED_MAX if name == "seed" else MS_MAX if whole else 1
     if not 0 <= number <= most:
         wanted = f"a whole number from 0 to {most}" if whole else "a share from 0 to 1"
-        raise UsageError(f"`{str(value)[:40]}` of the fault `{name}` is not {wanted}")
+        raise UsageError(f"the fault `{name}` must be {wanted}, got `{str(value)[:40]}`")
     return number

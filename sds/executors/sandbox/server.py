@@ -113,7 +113,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif len(parts) == 2 and parts[0] == "payments":
             self._look_up(parts[1])
         else:
-            self._malformed(404, "there is no such place")
+            self._malformed(404, "there is no such address")
 
     def do_POST(self) -> None:
         parts, _ = self._parts()
@@ -127,7 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif len(parts) == 3 and parts[0] == "payments" and parts[2] == "void":
             self._void(parts[1])
         else:
-            self._malformed(404, "there is no such place")
+            self._malformed(404, "there is no such address")
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  the base class's name
         """Print nothing."""
@@ -141,7 +141,7 @@ class _Handler(BaseHTTPRequestHandler):
         given = self.headers.get("Authorization", "").encode("latin-1", "replace")
         if not self.server.token or compare_digest(wanted, given):
             return True
-        self._malformed(401, "who is asking")
+        self._malformed(401, "the bearer token is missing or wrong")
         return False
 
     def _body(self) -> object:
@@ -157,7 +157,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _pay(self, order: object) -> None:
         key = self.headers.get("Idempotency-Key", "")
         if not 0 < len(key) <= KEY_CHARS_MAX or not isinstance(order, dict) or type(order.get("amount", 0)) is not int:
-            self._malformed(400, "an order is a JSON object with a whole `amount`, under an Idempotency-Key")
+            self._malformed(400, "an order must be a JSON object with a whole `amount`, and needs an Idempotency-Key")
             return
         drawn = self.server.fate(key)
         if self._fails_before_work(drawn) or not self._begin_alone(key):
@@ -194,7 +194,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _begin_alone(self, key: str) -> bool:
         if self.server.begin(key):
             return True
-        self._answer(_CODES["pending"], KeyAnswer("pending", detail="the same is under way").as_data(key))
+        self._answer(
+            _CODES["pending"], KeyAnswer("pending", detail="another request with this key is under way").as_data(key)
+        )
         return False
 
     def _fails_before_work(self, drawn: Fate) -> bool:
@@ -223,7 +225,7 @@ class _Handler(BaseHTTPRequestHandler):
             after = int(asked.get("after", ["0"])[0] or 0)
             lines = self.server.books.statement(since_ms, until_ms, after)
         except (KeyError, ValueError, OverflowError):
-            self._malformed(400, "since and until are milliseconds, after is a number")
+            self._malformed(400, "`since`, `until` (milliseconds) and `after` must be whole numbers")
             return
         self._answer(200, {"lines": lines, "next": str(lines[-1]["number"]) if lines else None})
 

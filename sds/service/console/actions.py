@@ -36,7 +36,7 @@ Form = Annotated[dict[str, str], Depends(form)]
 def ours(request: Request, me: Me, sent: Form) -> dict[str, str]:
     """Return a form that was sent by a page of this session. Raises Problem (403)."""
     if not is_ours(request, sent.get("csrf", ""), me.csrf):
-        raise Problem("ROLE_MISSING", _NOT_OURS, hint="load the page again, then send it from there")
+        raise Problem("ROLE_MISSING", _NOT_OURS, hint="Load the page again, then send the form from there.")
     return sent
 
 
@@ -69,7 +69,7 @@ def log_in(request: Request, sent: Form) -> Response:
     """Open a session for a key. A right key is always accepted, however many wrong ones were tried."""
     cookie = cookie_of(request, LOGIN)
     if not cookie or not is_ours(request, sent.get("csrf", ""), login_csrf(cookie)):
-        return _login(request, 403, Refusal("This form was not sent by our page.", "It is a fresh one now: try again."))
+        return _login(request, 403, Refusal("The log-in form was out of date.", "This is a new one: try again."))
     made = sessions(request).open(sent.get("key", "").strip())
     if made is None:
         return _wrong_key(request)
@@ -87,7 +87,11 @@ def _wrong_key(request: Request) -> Response:
         response.headers["Retry-After"] = str(wait_s)
         return response
     tries.failed(address)
-    return _login(request, 401, Refusal("This key does not open the console.", "Is it whole, and not revoked?"))
+    return _login(
+        request,
+        401,
+        Refusal("This key does not open the console.", "Is it complete, still valid, and for one of the roles?"),
+    )
 
 
 @router.post("/logout")
@@ -153,4 +157,4 @@ def _operate(gate: Gate, who: str, sent: dict[str, str], now_ms: int) -> None:
     elif act in _MOVES:
         review.move_agent(gate, agent, _MOVES[act], who=who, reason=reason, now_ms=now_ms)
     else:
-        raise UsageError(f"there is nothing called `{one_line(act, 80)}` to do here")
+        raise UsageError(f"there is no action `{one_line(act, 80)}` on this page")

@@ -57,7 +57,7 @@ def decision_page(gate: Gate, dfid: str, *, currency: str, texts: bool) -> Decis
     """
     record = flow_record(gate.store, dfid)
     if record is None:
-        raise UsageError(f"there is no flow `{dfid}` in the record", reason_code="DFID_UNKNOWN")
+        raise UsageError(f"there is no decision `{dfid}` in the record", reason_code="DFID_UNKNOWN")
     try:
         if not texts:
             record = without_texts(gate.contract, record)
@@ -134,7 +134,7 @@ def _snapshot_without(terms: Contract, row: Mapping[str, Any] | None) -> dict[st
 
 
 def _sections(gate: Gate, record: Mapping[str, Any], currency: str) -> Iterator[Section]:
-    yield Section("Flow", _facts(record["decision_flows"], _FLOW))
+    yield Section("Decision", _facts(record["decision_flows"], _FLOW))
     yield _trigger(gate, record)
     yield from _state_and_prompt(gate, record, currency)
     yield from _attempts(record)
@@ -161,10 +161,10 @@ def _sections(gate: Gate, record: Mapping[str, Any], currency: str) -> Iterator[
         )
     if saga := record["saga"]:
         lines = tuple(f"{each['dfid']}: {each['status']} {each['reference'] or ''}" for each in record["reversals"])
-        yield Section("Several steps", _facts(saga, ("name", "phase", "compensation")), lines=lines)
+        yield Section("Saga of several steps", _facts(saga, ("name", "phase", "compensation")), lines=lines)
     if record["children"]:
         lines = tuple(f"{each['dfid']}: {each['state']} {each['action'] or ''}" for each in record["children"])
-        yield Section("Steps", lines=lines)
+        yield Section("Its steps", lines=lines)
 
 
 def _trigger(gate: Gate, record: Mapping[str, Any]) -> Section:
@@ -209,9 +209,9 @@ def _rationale(record: Mapping[str, Any]) -> Iterator[str]:
     yield words.plain(written)
     proposal = parse_recorded(written.encode())
     if isinstance(proposal, Proposal) and proposal.rationale is not None:
-        yield f"Why, before the decision: {words.plain(proposal.rationale)}"
+        yield f"Reason, before the decision: {words.plain(proposal.rationale)}"
     if record["rationale"] is not None:
-        yield f"Why, after the decision: {words.plain(record['rationale'])}"
+        yield f"Reason, after the decision: {words.plain(record['rationale'])}"
 
 
 def _alternatives(gate: Gate, proposed: Mapping[str, Any], currency: str) -> Iterator[Alternatives]:

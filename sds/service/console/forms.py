@@ -25,7 +25,8 @@ _DECIMAL = re.compile(r"(-?(?:0|[1-9][0-9]{0,15}))(?:\.([0-9]{1,6}))?")
 async def form(request: Request) -> dict[str, str]:
     """Return the fields of the form in a request's body. Raises Problem (400, 408, 413, 415)."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/x-www-form-urlencoded":
-        raise Problem("MEDIA_TYPE", "a form is `application/x-www-form-urlencoded`")
+        hint = "send the form from its page"
+        raise Problem("MEDIA_TYPE", "a form must be `application/x-www-form-urlencoded`", hint=hint)
     settings = service(request).settings
     body = bytearray()
     try:
@@ -39,10 +40,10 @@ async def form(request: Request) -> dict[str, str]:
     try:
         pairs = parse_qsl(body.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=FIELDS_MAX)
     except ValueError:
-        raise Problem("USAGE", "this is no form of this page") from None
+        raise Problem("USAGE", "the form cannot be read", hint="send it from its page") from None
     fields = dict(pairs)
     if len(fields) < len(pairs):
-        raise Problem("USAGE", "a field of the form is there twice")
+        raise Problem("USAGE", "the form has a field twice", hint="send it from its page")
     return fields
 
 

@@ -16,10 +16,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import HTMLResponse, RedirectResponse
 
-from sds.kernel.errors import SdsError
+from sds.kernel.errors import SdsError, StoreError
 from sds.service.console import words
 from sds.service.console.session import PATH, ConsoleSession, LoggedOutError
-from sds.service.problems import Problem, of_error
+from sds.service.problems import COMMAND, Problem, of_error
 from sds.service.reasons import REASONS
 from sds.service.state import Service, service
 
@@ -34,12 +34,19 @@ POLICY = "; ".join(
 )
 STATIC = {"console.css": "text/css", "console.js": "text/javascript", "icon.svg": "image/svg+xml"}
 _LINKS = (("queue", PATH, "Waiting", {"review"}), ("live", f"{PATH}/live", "Live", {"read", "operate"}))
-# The kernel's hints are for a terminal. These replace them on a page, by reason code.
+# Hints for programs and terminals mean nothing to a case worker. These replace them on a page, by reason code.
+_OPERATOR = "An operator of this service can help: "
 _MENDS = {
-    "ACKNOWLEDGEMENT_REQUIRED": "If that is what you want, tick the box that says so, then send it again.",
-    "STATE_DRIFT_DETECTED": "Look at what has changed below. What you typed is still here; send it again if it still holds.",
-    "FLOW_CLOSED": "What became of it is below.",
+    "ACKNOWLEDGEMENT_REQUIRED": "If you want this decision, tick the box that confirms it, then send the form again.",
+    "STATE_DRIFT_DETECTED": "Look at the changes below. What you typed is still here: send it again if it is still right.",
+    "FLOW_CLOSED": "The result is below.",
+    **dict.fromkeys(("ROLE_MISSING", "GATE_FORBIDDEN"), "Ask an operator of this service for a key that may do this."),
+    "NOT_FOUND": "Load the page again, and look what is there now.",
+    "DFID_UNKNOWN": "Check the address of the page, or look for the case with Find.",
+    "RATE_LIMITED": "Wait a moment, then load the page again.",
+    "DRAINING": "The service is being stopped or restarted. Load the page again in a minute.",
 }
+_LOOK = "The case below is as it is now. Correct your decision, or end the case."
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +58,11 @@ class Refusal:
 
 
 def refusal(error: SdsError) -> Refusal:
-    return Refusal(str(error), _MENDS.get(error.reason_code, error.hint))
+    """Return a refusal of the kernel. A hint that is a command or JSON is replaced by what can be done on a page."""
+    mend = _MENDS.get(error.reason_code, error.hint)
+    if COMMAND.search(mend) or "{" in mend:
+        mend = _OPERATOR + mend if isinstance(error, StoreError) else _LOOK
+    return Refusal(str(error), mend)
 
 
 def _environment() -> Environment:
@@ -117,7 +128,8 @@ class ConsoleRoute(APIRoute):
 
 def _refused(request: Request, problem: Problem) -> Response:
     reason = REASONS[problem.code]
-    said = Refusal(problem.detail or reason.meaning, problem.hint or reason.hint)
+    mend = problem.hint or _MENDS.get(problem.code, reason.hint)
+    said = Refusal(problem.detail or reason.meaning, _OPERATOR + mend if COMMAND.search(mend) else mend)
     response = render(request, "refused.html", reason.status, refusal=said, phrase=HTTPStatus(reason.status).phrase)
     response.headers.update(problem.headers)
     return response

@@ -54,7 +54,7 @@ def allowed(request: Request, me: ConsoleSession, gate: str, role: str, dfid: st
     me.caller.check(role, gate)
     opened = service(request).gate(gate)
     if dfid and review.gate_of([opened.gate], dfid) is None:
-        raise Problem("DFID_UNKNOWN", f"there is no flow `{one_line(dfid, 80)}` at gate `{gate}`", retryable=False)
+        raise Problem("DFID_UNKNOWN", f"there is no decision `{one_line(dfid, 80)}` at gate `{gate}`", retryable=False)
     return opened
 
 

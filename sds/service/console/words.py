@@ -24,55 +24,59 @@ _WORD = re.compile(r"\w{0,40}")
 # Why a case waits, by its code in the record. Other codes are shown as they are.
 _WHY = {
     "AGENT_SUSPENDED": "The agent was suspended when this case came, so a human decides it.",
+    "ALREADY_ORDERED": "An order for this event is in the record already.",
     "APPROVAL_REQUIRED": "The contract asks a human to approve what the agent proposed.",
     "CONFIDENCE_BELOW_MINIMUM": "The agent was less certain than the contract asks for.",
-    "CONTRACT_REVOKED": "The contract that the case was opened under was revoked.",
+    "CONTRACT_REVOKED": "The contract under which the case was opened was revoked.",
     "ESCALATED_BY_AGENT": "The agent handed the case to a human.",
     "ESCALATED_BY_RULE": "The contract's rules or limits leave this case to a human.",
-    "EXECUTION_FAILED": "What was decided could not be carried out.",
+    "EXECUTION_FAILED": "The decision could not be carried out.",
     "HALTED": "An operator had halted the system when this case came.",
-    "INTERRUPTED": "Deciding was interrupted, more often than the contract lets it begin anew.",
-    "LANGUAGE_TOO_LARGE": "What may be decided could not be put to the model.",
+    "INTERRUPTED": "The decision was interrupted more often than the contract lets it restart.",
+    "LANGUAGE_TOO_LARGE": "The permitted decisions were too many to put to the model.",
+    "MISSION_DISSONANCE": "The agent's task was not the one that is registered for it.",
     "MODEL_UNAVAILABLE": "The model failed.",
     "POLICY_ESCALATES": "The written policy has no decision for this case.",
-    "POLICY_FORBIDDEN": "The written policy proposes what is not permitted now.",
+    "POLICY_FAILED": "The written policy failed.",
+    "POLICY_FORBIDDEN": "The written policy proposes a decision that is not permitted now.",
     "PROPOSAL_EXPIRED": "The proposal came too late.",
-    "READING_FAILED": "A reader failed, so what the evidence says is not known.",
-    "REASONING_EXHAUSTION": "Every attempt the agent had was rejected.",
-    "RECORD_DAMAGED": "The rows of this case cannot be read: sds ledger verify.",
-    "REPEATED_PROPOSAL": "The agent proposed again, unchanged, what was rejected before.",
-    "RESOURCE_CONTENTION": "Another decision held what this one takes.",
+    "READING_FAILED": "A reader failed, so the evidence was not understood.",
+    "READING_INVALID": "A reader gave an invalid result, so the evidence was not understood.",
+    "REASONING_EXHAUSTION": "Every proposal that the agent made was rejected.",
+    "RECORD_DAMAGED": "The record of this case is damaged. Tell an operator, who runs: sds ledger verify.",
+    "REPEATED_PROPOSAL": "The agent repeated a proposal that had been rejected.",
+    "RESOURCE_CONTENTION": "Another decision held what this one needs.",
     "SPEND_LIMIT_EXCEEDED": "A spend limit is used up.",
-    "STATEMENT_DIFFERS": "The record and the outside do not agree.",
-    "STATE_DRIFT_DETECTED": "The state moved while it was being decided, more often than the contract lets it begin anew.",
-    "TOKEN_BUDGET_EXCEEDED": "The tokens of this case are used up.",
+    "STATEMENT_DIFFERS": "The record and the external system do not agree.",
+    "STATE_DRIFT_DETECTED": "The state changed during the decision, more often than the contract lets it restart.",
+    "TOKEN_BUDGET_EXCEEDED": "The model used up the tokens that one case may take.",
     "UNCERTAIN": "The decision is less certain than the contract's max_error asks for.",
-    "UNFAMILIAR": "The evidence is unlike what the reader was fitted on.",
+    "UNFAMILIAR": "The evidence is unlike the texts that the reader was fitted on.",
     "UNKNOWN": "An order was sent, and nobody knows what became of it.",
 }
 
 # What an entry of the ledger says about a flow, by its kind.
 _ENTRIES = {
-    "ADOPTED": "An order found outside was taken over",
-    "CONTRADICTED": "The outside said otherwise later",
+    "ADOPTED": "An order found in the external system was added",
+    "CONTRADICTED": "The external system contradicted the record later",
     "DECIDED": "Decided by the agent",
     "ERASED": "The texts of the case were erased",
     "HUMAN": "Decided by a human",
     "LABEL": "Labelled as right or wrong",
-    "RATIONALE": "The agent said why",
-    "RESERVED": "What it takes was reserved, and the order signed",
-    "RESOLVED": "The end of the order became known",
-    "REVERSAL": "Taken back",
-    "SAGA": "A part of several steps",
-    "SETTLED": "The outside answered",
-    "UNKNOWN": "The outside did not answer: the end of the order is not known",
-    "VOIDING": "The order is being withdrawn outside",
+    "RATIONALE": "The agent explained its decision",
+    "RESERVED": "What the order needs was reserved, and the order signed",
+    "RESOLVED": "The result of the order became known",
+    "REVERSAL": "The reversal of the order",
+    "SAGA": "A stage of a case with several steps",
+    "SETTLED": "The external system answered",
+    "UNKNOWN": "The external system did not answer: the result of the order is not known",
+    "VOIDING": "The order is being cancelled in the external system",
 }
 
 _PATTERNS = {
     "CONTROL_TOKEN": "a model's control token",
-    "FORGED_AUTHORITY": "an authority it does not have",
-    "FORGED_DECISION": "a decision already made",
+    "FORGED_AUTHORITY": "a claim of authority",
+    "FORGED_DECISION": "a claim that the decision is made already",
     "OVERRIDE_INSTRUCTIONS": "an order to ignore the rules",
     "ROLE_CHANGE": "an attempt to change the agent's role",
     UNSEEN: "characters that cannot be seen",
@@ -81,7 +85,7 @@ _PATTERNS = {
 
 def why(code: str | None) -> str:
     """Return the sentence for the code of why a case waits, or the code where it has none."""
-    return _WHY.get(code or "", code or "It says not why.")
+    return _WHY.get(code or "", code or "The record does not say why.")
 
 
 def entry(kind: str) -> str:

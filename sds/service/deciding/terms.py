@@ -64,7 +64,7 @@ def _deadline(headers: Headers, query: bytes, most: int) -> int | None:
     if len(given) > 1:
         raise Problem("DEADLINE_INVALID", "the deadline is given twice")
     if not _NUMBER.fullmatch(given[0].strip()) or not 1 <= int(given[0]) <= most:
-        raise Problem("DEADLINE_INVALID", f"the deadline is no whole number of milliseconds from 1 to {most}")
+        raise Problem("DEADLINE_INVALID", f"the deadline must be a whole number of milliseconds from 1 to {most}")
     return int(given[0])
 
 
@@ -81,6 +81,8 @@ def _key(given: Sequence[str]) -> str | None:
         quoted = _QUOTED.fullmatch(key)
         key = _ESCAPED.sub(r"\1", quoted[1]) if quoted else ""
     if not _BARE.fullmatch(key):
-        why = f"`Idempotency-Key` is not one of 1 to {KEY_CHARS_MAX} printable characters, quoted or bare"
+        why = (
+            f"`Idempotency-Key` must be given once, as 1 to {KEY_CHARS_MAX} printable ASCII characters, quoted or bare"
+        )
         raise Problem("HEADER_INVALID", why)
     return key

@@ -70,15 +70,16 @@ def add_endpoint(
     name = name or f"wh-{secrets.token_hex(4)}"
     endpoint = Endpoint(name, tuple(records), now_ms, checked_url(url), checked_secret(secret))
     if not _NAME.fullmatch(name):
-        raise UsageError(f"`{name[:80]}` is no name of a webhook", hint="letters in lower case, digits, `_` and `-`")
+        hint = "use 1 to 64 lower-case letters, digits, `_` and `-`, the first of them a letter or a digit"
+        raise UsageError(f"`{name[:80]}` cannot be the name of a webhook", hint=hint)
     if not records:
-        raise UsageError("a webhook needs a gate", hint="--gate refund")
+        raise UsageError("a webhook needs a gate", hint="for example: --gate refund")
     with database.transaction() as connection:
         names = [row.name for row in connection.execute(sa.select(webhooks.c.name))]
         if name in names:
-            raise UsageError(f"there is a webhook `{name}` already", hint="sds webhooks list")
+            raise UsageError(f"there is a webhook `{name}` already", hint="choose another name")
         if len(names) >= ENDPOINTS_MAX:
-            raise UsageError(f"there are {ENDPOINTS_MAX} webhooks already", hint="sds webhooks remove NAME")
+            raise UsageError(f"there are {ENDPOINTS_MAX} webhooks already", hint="remove one: sds webhooks remove NAME")
         connection.execute(
             webhooks.insert().values(
                 name=name, url=endpoint.url, secret=endpoint.secret, gates=",".join(records), made_at_ms=now_ms
@@ -103,11 +104,12 @@ def checked_url(url: str) -> str:
     except ValueError:
         host, parts = None, urlsplit("")
     if not host or len(url) > URL_CHARS_MAX or not url.isascii() or not url.isprintable() or " " in url:
-        raise UsageError("that is no URL of an endpoint", hint="https://host/path")
+        raise UsageError("the URL of the endpoint is invalid", hint="give it as https://HOST/PATH")
     if parts.username is not None or parts.password is not None or parts.fragment:
-        raise UsageError("the URL of an endpoint has no user, password or fragment", hint="what is signed needs none")
+        hint = "leave them out: deliveries are signed instead"
+        raise UsageError("the URL of the endpoint must have no user, password or fragment", hint=hint)
     if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(host)):
-        raise UsageError("an endpoint is reached by https", hint="http is for this machine alone")
+        raise UsageError("the URL of the endpoint must begin with https://", hint="http:// is only for this machine")
     return url
 
 
@@ -120,7 +122,8 @@ def checked_secret(secret: str) -> str:
     except (binascii.Error, ValueError):
         size = 0
     if not secret.startswith(_PREFIX) or not SECRET_BYTES_MIN <= size <= SECRET_BYTES_MAX:
-        raise UsageError("that is no secret of a webhook", hint="`whsec_` and 24 to 64 bytes in base64")
+        hint = f"give `{_PREFIX}`, followed by {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX} bytes in base64"
+        raise UsageError("the secret of the webhook is invalid", hint=hint)
     return secret
 
 

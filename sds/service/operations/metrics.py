@@ -44,17 +44,17 @@ class Metrics:
 
     def _of_decisions(self) -> None:
         self.validation_ms = self._histogram(
-            "validation_latency_ms", "Time in DIM: hard, its code; soft, the model that proposes", ("gate", "type"), _MS
+            "validation_latency_ms", "Time in DIM; hard: its code, soft: the model that proposes", ("gate", "type"), _MS
         )
         self.stale = self._counter("stale_context_reject_rate", "Proposals rejected by the JIT state check", ("gate",))
-        self.escalations = self._counter("escalation_count", "Escalations decided here", ("agent_id", "reason"))
+        self.escalations = self._counter("escalation_count", "Cases handed to a human", ("agent_id", "reason"))
         self.tokens = self._histogram("token_budget_burn", "Tokens consumed by a decision flow", ("gate",), _TOKENS)
         self.saved = self._counter("idempotency_hit_rate", "Events answered without deciding them again", ("gate",))
         self.stage_s = self._histogram("sds_stage_seconds", "One stage of a decision", ("gate", "stage"), _S)
         self.decision_s = self._histogram("sds_decision_seconds", "One decision flow, all stages", ("gate",), _S)
-        self.decided = self._counter("sds_decisions", "Decision flows that ended here", ("gate", "state", "tag"))
+        self.decided = self._counter("sds_decisions", "Decision flows that ended", ("gate", "state", "tag"))
         self.rows = self._histogram(
-            "sds_batch_rows", "Rows of a pass of the model that a decision shared", ("gate",), _ROWS
+            "sds_batch_rows", "Rows in the passes of the model that a decision shared", ("gate",), _ROWS
         )
 
     def _of_requests(self) -> None:
@@ -62,24 +62,22 @@ class Metrics:
         self._shed_s = self.request_s.labels("none", "POST", "503")
         self.refused = self._counter("sds_refusals", "Requests answered with a problem", ("code",))
         self.queued = self._gauge(
-            "sds_queue_decisions", "Decisions waiting for a thread, and being decided", ("gate", "of")
+            "sds_queue_decisions", "Decisions that wait for a thread, or are being decided", ("gate", "of")
         )
-        self.in_hand = self._gauge("sds_admission_in_hand", "Requests for decisions that were let in", ())
+        self.in_hand = self._gauge("sds_admission_in_hand", "Requests for decisions in hand", ())
         self.expected_s = self._gauge(
-            "sds_admission_expected_seconds", "What one more decision would take", ("gate",), largest=True
+            "sds_admission_expected_seconds", "Expected time of one more decision", ("gate",), largest=True
         )
         self.streams = self._gauge("sds_streams", "Open streams of changes", ())
 
     def _of_work(self) -> None:
-        self.recovered = self._counter("sds_recovered", "What recovery did", ("gate", "became"))
+        self.recovered = self._counter("sds_recovered", "Flows and orders that recovery ended", ("gate", "became"))
         self.recovery_errors = self._counter(
-            "sds_recovery_errors", "Recoveries, or flows of one, that failed", ("gate",)
+            "sds_recovery_errors", "Failed recoveries of a gate, and flows whose recovery failed", ("gate",)
         )
         self.recovery_s = self._histogram("sds_recovery_seconds", "One recovery of a gate", ("gate",), _S)
         self.delivered = self._counter("sds_webhook_deliveries", "Attempts to deliver", ("webhook", "outcome"))
-        self.store_errors = self._counter(
-            "sds_store_errors", "Work in the background that the store refused", ("work",)
-        )
+        self.store_errors = self._counter("sds_store_errors", "Background work that failed", ("work",))
 
     def was_shed(self, code: str, took_s: float) -> None:
         """Count a request that load shedding refused, before any route."""

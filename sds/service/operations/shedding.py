@@ -51,7 +51,7 @@ class LoadShedding:
             problem = admission.refusal(gate.name, _left_ms(headers, gate.deadline_ms_max))
             if problem is None or self._may_look():
                 return None
-        answer = _answer(problem.code, math.ceil(problem.retry_after_s or 0))
+        answer = _answer(problem.code, problem.detail, math.ceil(problem.retry_after_s or 0))
         self._refused(problem.code, time.perf_counter() - began_s)
         return answer
 
@@ -67,9 +67,9 @@ class LoadShedding:
 
 
 @lru_cache(256)
-def _answer(code: str, retry_after_s: int) -> Refusal:
+def _answer(code: str, detail: str, retry_after_s: int) -> Refusal:
     """Return the answer that refuses a request. It is cached: a full service sends it a thousand times a second."""
-    response = response_of(Problem(code, retry_after_s=retry_after_s, headers=SAFE_HEADERS))
+    response = response_of(Problem(code, detail, retry_after_s=retry_after_s, headers=SAFE_HEADERS))
     return response.status_code, response.raw_headers, bytes(response.body)
 
 

@@ -179,11 +179,9 @@ def undelivered(service: Service) -> Iterator[Metric]:
     now_ms = service.now_ms()
     labels = ("webhook", "gate")
     behind = [((at.webhook, at.gate), float(max(0, heads[at.gate] - at.idx))) for at in positions if at.gate in heads]
-    yield gauge(
-        "sds_webhook_behind_entries", "Entries of the ledger that an endpoint is not behind yet", labels, behind
-    )
+    yield gauge("sds_webhook_behind_entries", "Entries of the ledger by which an endpoint lags", labels, behind)
     since = [((at.webhook, at.gate), _seconds(at.failing_since_ms, now_ms)) for at in positions]
-    yield gauge("sds_webhook_failing_seconds", "For how long deliveries have failed", labels, since)
+    yield gauge("sds_webhook_failing_seconds", "Seconds for which deliveries have failed", labels, since)
 
 
 def _seconds(since_ms: int | None, now_ms: int) -> float:

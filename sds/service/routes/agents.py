@@ -60,5 +60,5 @@ def _gate_of(request: Request, who: Caller, agent_id: str) -> Gate:
     gates = [each.gate for each in service(request).gates_of(who).values()]
     found = next((gate for gate in gates if review.has_agent(gate, agent_id)), None)
     if found is None:
-        raise Problem("NOT_FOUND", "there is no such agent", hint="GET /v1/agents")
+        raise Problem("NOT_FOUND", "there is no such agent", hint="GET /v1/agents lists them")
     return found

@@ -70,7 +70,7 @@ async def resolve(request: Request, dfid: str, who: Reviewer) -> dict[str, Any]:
 
 def _decision(given: dict[str, Any], who: Caller) -> HumanDecision:
     if given["decision"] not in get_args(Resolve):
-        raise Problem("USAGE", "the field `decision` is no decision", hint=f"one of {', '.join(get_args(Resolve))}")
+        raise Problem("USAGE", f"the field `decision` must be one of {', '.join(get_args(Resolve))}")
     return HumanDecision(
         decision=given["decision"],
         who=who.name,
@@ -87,5 +87,6 @@ def _gate_of(request: Request, who: Caller, dfid: str) -> Gate:
     gates = [each.gate for each in service(request).gates_of(who).values()]
     gate = review.gate_of(gates, dfid)
     if gate is None:
-        raise Problem("DFID_UNKNOWN", retryable=False)  # a case that waits for a human is always on record
+        hint = "GET /v1/escalations lists the cases that wait"  # which are always on record: no retry
+        raise Problem("DFID_UNKNOWN", "no record that this key may read has this case", hint=hint, retryable=False)
     return gate

@@ -88,9 +88,10 @@ def _check_room(state: Service, streams: Counter[str], who: Caller) -> None:
     if state.draining:
         raise Problem("DRAINING")
     if streams[who.name] >= settings.streams_of_key_max:
-        raise Problem("RATE_LIMITED", f"a key has {settings.streams_of_key_max} streams at most in a process")
+        detail = f"the key has {settings.streams_of_key_max} streams open in this process, which is the limit"
+        raise Problem("RATE_LIMITED", detail, hint="close one of them, or try again after `Retry-After`")
     if streams.total() >= settings.streams_max:
-        raise Problem("UNAVAILABLE", "as many streams are open as may be")
+        raise Problem("UNAVAILABLE", f"{settings.streams_max} streams are open in this process, which is the limit")
 
 
 def _start(records: Mapping[str, Reader], behind: str | None) -> dict[str, int]:
@@ -98,12 +99,11 @@ def _start(records: Mapping[str, Reader], behind: str | None) -> dict[str, int]:
     try:
         known = parse_positions(behind) if behind else {}
     except ValueError:
-        raise Problem("CURSOR_INVALID", "`Last-Event-ID` is no id of an event of this service") from None
+        raise Problem("CURSOR_INVALID", "`Last-Event-ID` or `after` is not an event's id of this service") from None
     heads = {gate: head(record) for gate, record in records.items()}
     if any(known.get(gate, 0) > idx for gate, idx in heads.items()):
-        raise Problem(
-            "CURSOR_INVALID", "`Last-Event-ID` is ahead of the record", hint="was it restored? begin without one"
-        )
+        hint = "the record may have been restored: connect without `Last-Event-ID` and `after`"
+        raise Problem("CURSOR_INVALID", "`Last-Event-ID` or `after` is ahead of the record", hint=hint)
     return {gate: known.get(gate, idx) for gate, idx in heads.items()}
 
 

@@ -25,7 +25,8 @@ LOOK_S, LOOK_S_MAX, ELSEWHERE_S_MAX = 0.005, 0.1, 0.25
 AMPLE_MS, SHORT_BYTES = 25, 8 * 1024
 GRACE_MS = 100  # time after its deadline for a decision to report that the deadline passed
 _OK = 200
-_NOT_FOR_TIME = frozenset({"DRAINING", "QUEUE_FULL"})  # other reasons than its deadline why a flow ended NOT_DECIDED
+# other reasons than its deadline why a flow ended NOT_DECIDED
+_NOT_FOR_TIME = {"DRAINING": "the service is being stopped", "QUEUE_FULL": "too many decisions wait for the model"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +157,7 @@ def _begin(service: Service, request: DecisionRequest) -> _Begun:
     if known is not None and waits and not service.decides(known.dfid):
         return _Begun(elsewhere=known.dfid)
     if request.left_ms <= 0:
-        raise Problem("NOT_DECIDED", "the deadline passed before the event was there")
+        raise Problem("NOT_DECIDED", "the deadline passed before a decision could begin")
     return _admitted(service, request, claim)
 
 
@@ -261,7 +262,9 @@ async def _on_record(request: DecisionRequest, handle: Handle) -> DecisionReply:
 def _reply_of(answer: Answer, status: int = 200) -> DecisionReply:
     """Return an answer as a reply. Raises Problem where the flow ended NOT_DECIDED."""
     if answer.state == "ABORTED" and answer.tag == NOT_DECIDED:
-        raise Problem(answer.reason_code if answer.reason_code in _NOT_FOR_TIME else NOT_DECIDED, dfid=answer.dfid)
+        code = answer.reason_code if answer.reason_code in _NOT_FOR_TIME else NOT_DECIDED
+        why = _NOT_FOR_TIME.get(code, f"nobody decided the event in time ({answer.reason_code})")
+        raise Problem(code, f"{why}: the event's flow ended NOT_DECIDED, and nothing was sent", dfid=answer.dfid)
     return DecisionReply(status, answer.dfid, orjson.dumps(answer.as_data()), answer.retryable)
 
 

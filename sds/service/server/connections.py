@@ -192,7 +192,8 @@ class BoundedConnection(HttpToolsProtocol):
         # a fault in a body is the answer to its request, unless that has been answered
         unasked = self._in_head and not self.asking
         if unasked or (self.asking and self._answered is self.cycle and not self.cycle.response_started):
-            problem = response_of(Problem("USAGE", "the request is no HTTP/1.1"))
+            detail = "the request is not valid HTTP/1.1, its head is too long, or too many requests wait behind another"
+            problem = response_of(Problem("USAGE", detail))
             lines = [b"%b: %b\r\n" % each for each in (*problem.raw_headers, _CLOSE)]
             self.transport.write(b"".join([STATUS_LINE[problem.status_code], *lines, b"\r\n", bytes(problem.body)]))
         self._end_answered()

@@ -176,9 +176,8 @@ def bound(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         elsewhere = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
-        port_taken = "is another service running there? --port chooses another"
-        hint = "--host takes an address of this machine" if elsewhere else port_taken
-        raise SdsError(f"`{host}:{port}` cannot be listened on: {cause_of(error)}", hint=hint) from error
+        hint = "give --host an address of this machine" if elsewhere else "choose another port with --port"
+        raise SdsError(f"the service cannot listen on `{host}:{port}`: {cause_of(error)}", hint=hint) from error
     return listener
 
 

@@ -147,7 +147,7 @@ class Supervisor:
                 self._failures[place] = 0 if worker.started else self._failures[place]
                 continue
             if worker.next_s is None:
-                failure = worker.failure or ("" if worker.started else "a worker ended before it served")
+                failure = worker.failure or ("" if worker.started else "a worker process ended before it served")
                 if failure and not self._announced:
                     return failure
                 worker.next_s = self._next_s(place, failure)
@@ -161,7 +161,7 @@ class Supervisor:
         try:
             self._workers[place] = self._begun()
         except OSError as error:
-            dead.next_s = self._next_s(place, f"no process can be started: {cause_of(error)}")
+            dead.next_s = self._next_s(place, f"the system starts no process: {cause_of(error)}")
         else:
             dead.close()
 

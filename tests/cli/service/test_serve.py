@@ -37,14 +37,14 @@ def test_without_a_key_it_says_which_command_makes_one(sds: Shell) -> None:
 def test_dev_is_for_this_machine_alone(sds: Shell, host: str) -> None:
     refused = sds("serve", "--gate", "refund", "--dev", "--host", host)
     assert 2 == refused.returncode
-    assert f"error: --dev serves this machine alone, not `{host}`\n" in refused.stderr
+    assert f"error: --dev serves only this machine, not `{host}`\n" in refused.stderr
 
 
 @pytest.mark.parametrize(
     ("args", "said"),
     [
         (("--gate", "nothing"), "there is no gate `nothing`"),
-        (("--gate", "refund", "--gate", "refund"), "a gate is named twice"),
+        (("--gate", "refund", "--gate", "refund"), "the gate `refund` is named twice"),
         (("--gate", "refund", "--engines", "nowhere.yaml"), "nowhere.yaml"),
         ((), "Missing option '--gate'"),
     ],
@@ -61,8 +61,8 @@ def test_a_port_that_is_taken_is_said(sds: Shell) -> None:
         port = taken.getsockname()[1]
         refused = sds("serve", "--gate", "refund", "--dev", "--port", str(port))
     assert 1 == refused.returncode
-    assert f"error: `127.0.0.1:{port}` cannot be listened on: address already in use\n" in refused.stderr
-    assert "mend:  is another service running there? --port chooses another\n" in refused.stderr
+    assert f"error: the service cannot listen on `127.0.0.1:{port}`: address already in use\n" in refused.stderr
+    assert "mend:  choose another port with --port\n" in refused.stderr
 
 
 @contextmanager

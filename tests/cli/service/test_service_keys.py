@@ -55,14 +55,14 @@ def test_a_revoked_key_is_listed_as_that_and_its_name_is_not_given_again(sds: Sh
     assert key["revoked"]
     again = sds("keys", "add", "shop", "--role", "read", "--gate", "all")
     assert 2 == again.returncode
-    assert "error: there is a key `shop` already, or was\n" in again.stderr
+    assert "error: a key `shop` exists already, or existed and was revoked\n" in again.stderr
 
 
 @pytest.mark.parametrize(
     ("args", "said"),
     [
         (("add", "shop", "--role", "admin", "--gate", "all"), "there is no role `admin`"),
-        (("add", "a b", "--role", "read", "--gate", "all"), "`a b` is no name of a key"),
+        (("add", "a b", "--role", "read", "--gate", "all"), "`a b` cannot be the name of a key"),
         (("add", "shop", "--role", "read", "--gate", "Refund"), "there is no gate `Refund`"),
         (("add", "shop", "--role", "read"), "Missing option '--gate'"),
         (("revoke", "nobody"), "there is no key `nobody`"),
@@ -78,12 +78,12 @@ def test_what_is_no_key_is_refused_in_one_line(sds: Shell, args: tuple[str, ...]
 def test_a_database_that_cannot_be_used_is_said_without_its_password(sds: Shell) -> None:
     refused = sds("keys", "list", "--store", "postgresql://someone:hunter2@127.0.0.1:1/none")
     assert 1 == refused.returncode
-    assert "error: the service's database gives no connection" in refused.stderr
+    assert "error: the service cannot connect to its database" in refused.stderr
     assert "hunter2" not in refused.stderr + refused.stdout
 
 
 def test_a_store_that_is_no_url_of_postgresql_is_refused(sds: Shell) -> None:
     refused = sds("keys", "list", "--store", "mysql://someone:hunter2@127.0.0.1/none")
     assert 2 == refused.returncode
-    assert "error: the store is no `postgresql://` URL" in refused.stderr
+    assert "error: the store must be a `postgresql://` URL" in refused.stderr
     assert "hunter2" not in refused.stderr

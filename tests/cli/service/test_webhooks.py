@@ -78,10 +78,10 @@ def test_an_endpoint_is_removed_once(sds: Shell) -> None:
 
 
 REFUSED = (
-    (("add", "http://shop.example/", "--gate", "toll"), "an endpoint is reached by https"),
+    (("add", "http://shop.example/", "--gate", "toll"), "the URL of the endpoint must begin with https://"),
     (("add", URL, "--gate", "none"), "there is no record"),
     (("add", URL), "Missing option '--gate'"),
-    (("add", URL, "--gate", "toll", "--name", "A B"), "`A B` is no name of a webhook"),
+    (("add", URL, "--gate", "toll", "--name", "A B"), "`A B` cannot be the name of a webhook"),
     (("add", URL, "--gate", "toll", "--secret-file", "/nonexistent"), "`/nonexistent` cannot be read"),
 )
 

@@ -100,7 +100,7 @@ def test_a_case_is_found_and_overridden_by_keyboard_alone(office: Office, addres
     page.keyboard.press("Tab")
     page.keyboard.press("Space")
     page.keyboard.press("Tab")
-    assert "Override: carry it out" == focused(page)
+    assert "Override: carry out the proposal" == focused(page)
     outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
     assert "solid" == outline
     page.keyboard.press("Enter")

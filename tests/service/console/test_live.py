@@ -15,7 +15,7 @@ def test_the_live_page_counts_what_was_decided_and_who_is_at_work(office: Office
         office.hand_over(f"D-{number}", deny)
     office.hand_over("C-1", escalate)
     shown = text(ada.get("/console/live/now").text)
-    assert re.search(r"claims decided 4 to a human 1 p50 \d+ ms p99 \d+ ms wait for a human 1 wait for a turn 0", shown)
+    assert re.search(r"claims decided 4 handed to a human 1 p50 \d+ ms p99 \d+ ms waiting for a human 1 waiting", shown)
     assert "claims-agent ACTIVE" in shown
     assert "paid_mean not judged yet paid_mean_minor in the last 30 decisions, warn 20000, stop 60000" in shown
     assert re.search(r"D-2 DENY CLOSED \d+ ms", shown)
@@ -25,7 +25,7 @@ def test_what_was_decided_long_ago_is_not_now(office: Office, ada: Visitor) -> N
     office.hand_over("D-1", deny)
     later_ms = office.clock() + 16 * 60_000
     office.clock = lambda: later_ms
-    assert re.search("claims decided 0 to a human 0 p50 . p99 . wait", text(ada.get("/console/live/now").text))
+    assert re.search("claims decided 0 handed to a human 0 p50 . p99 .", text(ada.get("/console/live/now").text))
 
 
 def test_an_operator_halts_and_resumes_and_the_ledger_says_who_and_why(office: Office, ada: Visitor) -> None:
@@ -51,7 +51,7 @@ def test_what_an_operator_may_not_do_is_said(office: Office, ada: Visitor) -> No
         ({"act": "resume", "reason": "x"}, "the gate is running already"),
         ({"act": "reactivate", "agent": "claims-agent", "reason": "x"}, "agent `claims-agent` is ACTIVE already"),
         ({"act": "suspend", "agent": "nobody", "reason": "x"}, "there is no agent `nobody`"),
-        ({"act": "retire", "agent": "claims-agent", "reason": "x"}, "there is nothing called `retire` to do here"),
+        ({"act": "retire", "agent": "claims-agent", "reason": "x"}, "there is no action `retire` on this page"),
     ):
         answer = ada.sends("/console/live/claims", **fields)
         assert 409 == answer.status_code

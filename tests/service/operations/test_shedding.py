@@ -94,6 +94,7 @@ def test_a_refusal_at_the_door_is_counted_and_has_the_headers_of_every_answer(ho
         answers = [bed.post({**EVENT, "trip_id": f"T-{n}"}) for n in range(int(LOOKS_PER_S) + 5)]
         leave()
         assert {503} == {answer.status_code for answer in answers}
+        assert all("1 decisions, the limit," in answer.json()["detail"] for answer in answers)
         assert "no-store" == answers[-1].headers["cache-control"]
         assert f'sds_refusals_total{{code="QUEUE_FULL"}} {len(answers)}.0' in bed.client.get("/metrics").text
         assert 200 == bed.post().status_code

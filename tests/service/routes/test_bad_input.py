@@ -244,7 +244,7 @@ def test_the_services_own_database_that_refuses_is_503_and_nothing_is_decided(be
     with bed.database.transaction() as connection:
         connection.exec_driver_sql("DROP TABLE idempotency")
     problem = check(bed.post(headers={"Idempotency-Key": "k"}), 503, "STORE_UNAVAILABLE")
-    assert "the service's database refused: SQLITE_ERROR" == problem["detail"]
+    assert "the service's database failed: SQLITE_ERROR" == problem["detail"]
     assert 0 == flows(bed)
     assert 200 == bed.post().status_code
 
@@ -255,7 +255,7 @@ def test_what_nobody_foresaw_is_500_without_a_word_of_it(bed: Bed, monkeypatch: 
 
     monkeypatch.setattr(type(bed.service.admission), "enter", fails)
     refused = bed.post()
-    check(refused, 500, "INTERNAL")
+    assert "its log names this `instance`" in check(refused, 500, "INTERNAL")["detail"]
     assert "CAR-1" not in refused.text + str(bed.logged)
     ((_, facts),) = [line for line in bed.logged if line[0] == "service.failed"]
     assert ("RuntimeError", refused.json()["instance"]) == (facts["kind"], facts["instance"])

@@ -244,6 +244,6 @@ def test_what_does_not_end_within_the_drain_is_not_decided_and_the_exit_is_0(hom
 
 @pytest.mark.parametrize("host", ["300.1.1.1", "192.0.2.1"])
 def test_an_address_that_this_machine_does_not_have_is_refused_with_the_option_to_mend(host: str) -> None:
-    with pytest.raises(SdsError, match=r"^`.*:8095` cannot be listened on: ") as refused:
+    with pytest.raises(SdsError, match=r"^the service cannot listen on `.*:8095`: ") as refused:
         bound(host, 8095)
-    assert "--host takes an address of this machine" == refused.value.hint
+    assert "give --host an address of this machine" == refused.value.hint

@@ -112,7 +112,7 @@ def test_a_machine_that_has_no_process_to_give_ends_none_that_serves(
 
     run(tmp_path, lose_one)
     told = {each["why"] for each in logged if each["event"] == "service.worker_failed"}
-    assert {"no process can be started: resource temporarily unavailable"} == told
+    assert {"the system starts no process: resource temporarily unavailable"} == told
 
 
 def test_the_pause_before_another_is_tried_has_a_limit() -> None:
