@@ -323,9 +323,9 @@ def test_a_changed_prompt_is_found_and_named(own: Home, tiny_path: Callable[[int
     [
         (
             "UPDATE context_snapshots SET envelope = replace(envelope, 'DENY', 'DONE')",
-            "not the one with the recorded hash",
+            "does not match the recorded hash",
         ),
-        ("UPDATE context_snapshots SET envelope = '{}'", "the recorded envelope is none"),
+        ("UPDATE context_snapshots SET envelope = '{}'", "the recorded envelope is malformed"),
         ("UPDATE context_snapshots SET prompt = 'no JSON'", "cannot be read"),
         ("UPDATE context_snapshots SET prompt = prompt || 'AAAA'", "a text of event `C0` is not what was sealed"),
         ("UPDATE policy_proposals SET proposal = CAST(proposal || ' ' AS BLOB)", "is not what was sealed"),

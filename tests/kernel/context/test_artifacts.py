@@ -112,7 +112,7 @@ def test_without_a_reader_a_contract_that_names_artifacts_leaves_only_the_human(
         library.contract, library.store, library.tickets, library.rail, SIGNER, now_ms=library.clock
     )
     packet = library.packet()
-    notes = ("artifact `fares` has no reader", "artifact `tone` has no reader")
+    notes = ("this kernel cannot read artifact `fares`", "this kernel cannot read artifact `tone`")
     assert (("ESCALATE",), notes) == (packet.envelope.names, packet.notes)
 
 
