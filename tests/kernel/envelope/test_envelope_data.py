@@ -29,7 +29,7 @@ def test_any_changed_number_of_a_bound_is_refused(number: int) -> None:
     data: Any = json.loads(json.dumps(envelope.as_data()))
     kind = next(kind for kind in data["kinds"] if kind["params"])
     kind["params"][0][1 + number] += 1
-    with pytest.raises(StoreError, match="the recorded envelope (is malformed|does not match the recorded hash)"):
+    with pytest.raises(StoreError, match=r"the recorded envelope (is malformed|does not match the recorded hash)"):
         envelope_from_data(data, envelope.hash)
 
 

@@ -291,7 +291,7 @@ class TestAnOutsideThatKeepsNothingButKeys:
         assert 1 == len(rail.sent)
         (case,) = waiting(world.store, world.contract)
         desk = HumanReview(world.kernel, now_ms=world.clock)
-        with pytest.raises(UsageError, match="this very order is in the record already"):
+        with pytest.raises(UsageError, match="the record already has this order"):
             desk.resolve(case.dfid, Resolution("OVERRIDE", "ada", "pay it", acknowledged=True))
         assert "ABORTED" == desk.resolve(case.dfid, Resolution("ABORT", "ada", "it was paid")).state
         assert (1, 1) == (len(rail.sent), len(rail.paid()))
