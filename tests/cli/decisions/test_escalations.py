@@ -265,7 +265,7 @@ def test_a_gate_of_ones_own_is_resolved_in_code(cli: Cli) -> None:
         (("--override",), 2, "the agent proposed nothing that could be carried out"),
         (("--modify", "pay"), 2, "the decision is not JSON"),
         (("--modify", '{"action":"PAY","reason":"NOW"}'), 2, "`PAY` is not permitted now"),
-        (("--rejected",), 2, "has no order whose end is unknown"),
+        (("--rejected",), 2, "has no order whose outcome is unknown"),
     ],
 )
 def test_a_mistake_is_answered_in_one_line_and_changes_nothing(
