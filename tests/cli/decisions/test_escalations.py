@@ -136,7 +136,7 @@ def test_a_case_that_cannot_be_read_is_named_and_hides_no_other(cli: Cli) -> Non
     assert "Traceback" not in err
     code, out, _ = cli("ledger", "verify")
     assert 1 == code
-    assert f"table context_snapshots of flow {damaged.dfid} differs" in out
+    assert f"table context_snapshots of flow {damaged.dfid} differs from its seal" in out
 
 
 def test_an_override_pays_what_was_proposed_after_an_acknowledgement_and_once(

@@ -306,7 +306,7 @@ def test_a_decision_that_names_a_version_nobody_had_put_is_found(world: World):
     forged = replace(packet, situation=replace(packet.situation, artifacts=(never,)))
     world.kernel.decide(forged, escalate(forged))
     last = world.column("SELECT MAX(idx) FROM ledger")[0]
-    assert (f"entry {last}: artifact fares/1 was never so",) == verify.verify(world.store).faults
+    assert (f"entry {last}: artifact fares/1 never had this text",) == verify.verify(world.store).faults
 
 
 ACTS: dict[str, Callable[[Store, int], object]] = {

@@ -134,7 +134,7 @@ def test_a_contract_that_cannot_be_read_is_named_with_what_is_bounded_by_it(worl
     (entry,) = world.column("SELECT idx FROM ledger WHERE kind = 'RATIONALE'")
     alone(world.store, "UPDATE contracts SET body = ?", (body,))
     found = faults(world)
-    assert f"entry {entry}: a registered contract is not one of this program's" in found
+    assert f"entry {entry}: a registered contract cannot be read by this program" in found
     assert any(fault.startswith(f"contract {world.contract.hash}: the table says") for fault in found)
 
 

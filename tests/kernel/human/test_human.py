@@ -326,7 +326,7 @@ def test_a_record_that_was_altered_is_not_acted_on(world: World):
     params, sealed = world.store.rows("SELECT params, proposal FROM policy_proposals")[0]
     for column, value, why in (
         ("params", params.replace("40", "90"), "the record of flow `.*` was altered"),
-        ("proposal", sealed + b"\0", "a text of event `C1` is not what was sealed"),
+        ("proposal", sealed + b"\0", "a text of event `C1` differs from what was sealed"),
     ):
         alone(world.store, f"UPDATE policy_proposals SET {column} = ?", (value,))
         with pytest.raises(StoreError, match=why):

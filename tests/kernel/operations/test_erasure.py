@@ -251,7 +251,7 @@ def test_what_an_older_version_wrote_in_clear_cannot_be_erased_and_is_named(
     with writing_in_clear(monkeypatch):
         world.decide(deny)
         packet = world.packet("C2")
-    assert "lie under no key: an older version wrote them in clear" in str(refused(world))
+    assert "have no key: an older version wrote them unencrypted" in str(refused(world))
     world.clock.advance(LEASE_MS)
     see_through(world.kernel, world.event("C2"), deny)
     assert (packet.dfid,) == erase(world, "C2").in_clear
@@ -304,7 +304,9 @@ def test_a_key_that_is_gone_and_nobody_erased_is_found(world: World):
     world.packet("open")
     for event in ("C1", "open"):
         gone = (("DELETE FROM case_keys WHERE event_id = ?", (event,)),)
-        assert (f"key of case claims/{event}: gone, and nobody erased it",) == found_after(world, *gone)
+        assert (f"key of case claims/{event}: it is missing, although nobody erased the case",) == found_after(
+            world, *gone
+        )
 
 
 def test_a_key_put_back_an_erasure_taken_back_and_one_made_up_are_found(world: World):
@@ -312,7 +314,9 @@ def test_a_key_put_back_an_erasure_taken_back_and_one_made_up_are_found(world: W
     (key,) = world.column("SELECT wrapped FROM case_keys")
     erase(world)
     back = "INSERT INTO case_keys VALUES ('claims', 'C1', ?)"
-    assert ("key of case claims/C1: it is there, and the case was erased",) == found_after(world, (back, (key,)))
+    assert ("key of case claims/C1: it still exists, although the case was erased",) == found_after(
+        world, (back, (key,))
+    )
     (line,) = found_after(world, ("DELETE FROM erasures", ()))
     assert line.startswith("erasure claims/C1: the table says None, the ledger ('ada', ")
     made_up = "INSERT INTO erasures VALUES ('claims', 'C2', 'me', 'x', 1)"
@@ -323,7 +327,9 @@ def test_another_key_in_its_place_is_found(world: World):
     told(world)
     world.decide(deny, "C2")
     swapped = "UPDATE case_keys SET wrapped = (SELECT wrapped FROM case_keys WHERE event_id = 'C2')"
-    assert ("key of case claims/C1: not the one that its texts lie under",) == found_after(world, (swapped, ()))
+    assert ("key of case claims/C1: it is not the key that its texts are sealed with",) == found_after(
+        world, (swapped, ())
+    )
 
 
 @pytest.mark.parametrize(

@@ -206,5 +206,5 @@ def test_a_limit_says_whether_a_moment_counts_at_another():
 @pytest.mark.parametrize("zone", [None, "Asia/Tokyo"])
 def test_a_time_of_the_record_that_is_none_is_told_in_one_typed_line(zone: str | None, at_ms: int):
     limit = SpendLimit(name="till", window="day", max_minor=1, timezone=zone)
-    with pytest.raises(StoreError, match=f"^the record names a time that is none: {at_ms} ms$"):
+    with pytest.raises(StoreError, match=f"^the record has a time that no calendar has: {at_ms} ms$"):
         spend.counts(limit, at_ms, HOUR_MS)
