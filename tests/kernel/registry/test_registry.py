@@ -177,8 +177,8 @@ def test_versions_are_numbers_not_words(world: World):
 
 def test_a_gate_keeps_its_agent_and_an_agent_its_gate(world: World):
     for change, wanted in (
-        (("agent_id: claims-agent", "agent_id: other-agent"), "agent `claims-agent` serves `claims`"),
-        (("gate: claims", "gate: other"), "agent `claims-agent` serves `claims`"),
+        (("agent_id: claims-agent", "agent_id: other-agent"), "agent `claims-agent` already serves `claims`"),
+        (("gate: claims", "gate: other"), "agent `claims-agent` already serves `claims`"),
     ):
         with pytest.raises(ContractError, match=wanted):
             register(world.store, contract(change, ("1.0.0", "2.0.0")), by="registry", now_ms=2)

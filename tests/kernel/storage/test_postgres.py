@@ -191,7 +191,7 @@ def test_a_transaction_whose_connection_dies_has_done_nothing(schema: str, store
 
     with pytest.raises(StoreError) as caught:
         cut()
-    assert "is PostgreSQL running" in caught.value.hint
+    assert "check that PostgreSQL is running" in caught.value.hint
     assert [] == drawn(store)
 
 
