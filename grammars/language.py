@@ -132,7 +132,7 @@ def _kind_nodes(kind: KindBound) -> Iterable[Node]:
     _check_codes(kind.reasons, "reason code")
     names = [name for name, _ in kind.params]
     if len(names) > PARAMS_MAX or len(set(names)) < len(names) or not all(map(_PARAM.fullmatch, names)):
-        raise LanguageError(f"`{kind.kind}` has parameters the form cannot write", reason_code="LANGUAGE_INVALID")
+        raise LanguageError(f"`{kind.kind}` has parameters that a proposal cannot hold", reason_code="LANGUAGE_INVALID")
     yield Literal(f'{kind.kind}",'.encode())
     start = '"params":{'
     for name, allowed in kind.params:
@@ -155,10 +155,10 @@ def _choice_nodes(name: str, options: list[Option]) -> tuple[Node, ...]:
 
 def _check_codes(codes: Sequence[str], what: str) -> None:
     if not codes or len(set(codes)) < len(codes):
-        raise LanguageError(f"a {what} is missing or stands twice", reason_code="LANGUAGE_INVALID")
+        raise LanguageError(f"a {what} is missing or given twice", reason_code="LANGUAGE_INVALID")
     for code in codes:
         if not _CODE.fullmatch(code):
-            raise LanguageError(f"`{code}` is not a {what} the form can write", reason_code="LANGUAGE_INVALID")
+            raise LanguageError(f"`{code}` is not a {what} that a proposal can hold", reason_code="LANGUAGE_INVALID")
 
 
 def _join_literals(nodes: Iterable[Node]) -> tuple[Node, ...]:

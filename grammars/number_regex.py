@@ -38,7 +38,7 @@ def number_regex(bound: Bound) -> str:
         parts += blocks.lengths(max(0, bound.lo), bound.hi, bound.residue)
     regex = _either(parts)
     if not regex:
-        raise LanguageError("a bound holds no value", reason_code="LANGUAGE_EMPTY")
+        raise LanguageError("the bounds of a number contain no value", reason_code="LANGUAGE_EMPTY")
     return regex
 
 

@@ -261,7 +261,7 @@ def test_an_engine_refuses_to_start_when_its_language_refuses_nothing(
     world: World, tiny: LlamaBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sds.grammars.tokens.matcher.TokenMatcher.accept", lambda _matcher, _token: None)
-    with pytest.raises(LanguageError, match="it took a forbidden token"):
+    with pytest.raises(LanguageError, match="it accepted a forbidden token"):
         NativeEngine(tiny, now_ms=world.clock)
 
 

@@ -36,7 +36,7 @@ from tests.samples import as_under
 from tests.scale import scale
 
 EVENTS = scale(4, 40)
-SEALS = tuple(f"table {name} is not what was sealed" for name in ("context_snapshots", "policy_proposals"))
+SEALS = tuple(f"table {name} differs from its seal" for name in ("context_snapshots", "policy_proposals"))
 
 
 @dataclass(frozen=True)
@@ -295,7 +295,7 @@ def test_a_probability_changed_by_one_bit_is_found(own: Home, tiny_path: Callabl
     said[0]["probabilities"][label] = math.nextafter(share, 0.0)
     tamper(own, "UPDATE policy_proposals SET alternatives = ? WHERE dfid = ?", json.dumps(said), own.dfids[0])
     found = own.replay(own.dfids[0], tiny_path(1))
-    assert ("table policy_proposals is not what was sealed",) == found.faults
+    assert ("table policy_proposals differs from its seal",) == found.faults
     assert found.recorded == found.replayed
     assert 0.0 < found.logp_apart_max < 1e-12
     assert not found.bit_equal
@@ -323,12 +323,12 @@ def test_a_changed_prompt_is_found_and_named(own: Home, tiny_path: Callable[[int
     [
         (
             "UPDATE context_snapshots SET envelope = replace(envelope, 'DENY', 'DONE')",
-            "not the one with the recorded hash",
+            "does not match the recorded hash",
         ),
-        ("UPDATE context_snapshots SET envelope = '{}'", "the recorded envelope is none"),
+        ("UPDATE context_snapshots SET envelope = '{}'", "the recorded envelope is malformed"),
         ("UPDATE context_snapshots SET prompt = 'no JSON'", "cannot be read"),
-        ("UPDATE context_snapshots SET prompt = prompt || 'AAAA'", "a text of event `C0` is not what was sealed"),
-        ("UPDATE policy_proposals SET proposal = CAST(proposal || ' ' AS BLOB)", "is not what was sealed"),
+        ("UPDATE context_snapshots SET prompt = prompt || 'AAAA'", "a text of event `C0` differs from what was sealed"),
+        ("UPDATE policy_proposals SET proposal = CAST(proposal || ' ' AS BLOB)", "differs from what was sealed"),
         ("UPDATE policy_proposals SET alternatives = '[{}]'", "cannot be read"),
     ],
 )

@@ -19,7 +19,7 @@ from tests.proposers import Says
 from tests.scale import scale
 
 EVENTS = scale(4, 40)
-SEALS = tuple(f"table {name} is not what was sealed" for name in ("context_snapshots", "policy_proposals"))
+SEALS = tuple(f"table {name} differs from its seal" for name in ("context_snapshots", "policy_proposals"))
 
 
 @pytest.fixture

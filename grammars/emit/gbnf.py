@@ -51,7 +51,7 @@ def _number(regex: str) -> Iterator[str]:
     while at < len(regex):
         part = _NUMBER_PART.match(regex, at)
         if part is None:
-            raise LanguageError(f"`{regex[at : at + 20]}` of a number has no GBNF", reason_code="LANGUAGE_INVALID")
+            raise LanguageError(f"no GBNF for `{regex[at : at + 20]}` of a number", reason_code="LANGUAGE_INVALID")
         at = part.end()
         if part["same"]:
             yield part["same"]

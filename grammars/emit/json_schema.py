@@ -57,7 +57,7 @@ def _number(name: str, allowed: Bound) -> dict[str, Any]:
     if len(values) <= (ENUM_VALUES_MAX if allowed.residue else _SHORT_ENUM_VALUES):
         return {"enum": [_decimal(value, allowed.scale) for value in values]}
     if allowed.residue:
-        raise LanguageError(f"`{name}` has no JSON Schema: more than {ENUM_VALUES_MAX} values with a residue")
+        raise LanguageError(f"`{name}` has no JSON Schema: it has over {ENUM_VALUES_MAX} values and a residue")
     return {
         "type": "number",
         "minimum": _decimal(allowed.lo, allowed.scale),

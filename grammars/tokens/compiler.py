@@ -48,7 +48,7 @@ class GrammarCompiler:
         well_formed = len(context_ref) == len(_NO_REF) and not context_ref.strip(_HEX)
         if not (well_formed and 0 <= envelope.rationale_chars_max <= TEXT_CHARS_MAX):
             language(envelope, context_ref)  # raises with the reason
-            raise LanguageError("the form cannot write this envelope", reason_code="LANGUAGE_INVALID")
+            raise LanguageError("a proposal cannot hold this envelope's decisions", reason_code="LANGUAGE_INVALID")
         shape: _Shape = (
             tuple([(kind.kind, kind.reasons, tuple([_param(*p) for p in kind.params])) for kind in envelope.kinds]),
             envelope.rationale_chars_max > 0,
@@ -73,7 +73,7 @@ def _param(name: str, allowed: Bound) -> _ParamShape:
     lo, hi, step = allowed.lo, allowed.hi, allowed.step
     lo += (allowed.residue - lo) % step
     if lo > hi:
-        raise LanguageError(f"`{name}` has a bound that holds no value", reason_code="LANGUAGE_INVALID")
+        raise LanguageError(f"`{name}` has bounds that contain no value", reason_code="LANGUAGE_INVALID")
     return name, allowed.scale, lo < 0, hi - (hi - allowed.residue) % step >= 0
 
 
@@ -116,7 +116,7 @@ class _Compilation:
     def _paths(self, unspelled: _Unspelled, before: bytes) -> Iterator[Path]:
         self._count += 1
         if self._count > PATHS_MAX:
-            raise LanguageError(f"the language has more than {PATHS_MAX} ways through it")
+            raise LanguageError(f"the language has more than {PATHS_MAX} paths")
         text, marks, kind, nodes = unspelled
         first = nodes[0] if nodes else None
         if isinstance(first, Number):
@@ -138,7 +138,7 @@ class _Compilation:
         then = self._segment(nodes, kind, before)
         if then.branch is not None:
             raise LanguageError(
-                f"the token that ends `{node.name}` would make the choice behind it", reason_code=LANGUAGE_UNSPEAKABLE
+                f"the token that ends `{node.name}` would also decide what follows", reason_code=LANGUAGE_UNSPEAKABLE
             )
         return then
 

@@ -78,7 +78,7 @@ def _check_refuses(matcher: TokenMatcher, vocab_size: int) -> None:
     matcher.accept_forced()
     permitted = set(matcher.choice_point().tokens.tolist())
     if any(_accepted(matcher, token) for token in range(-1, vocab_size + 1) if token not in permitted):
-        raise _not_alive("took a forbidden token")
+        raise _not_alive("accepted a forbidden token")
 
 
 def _check_stays_within(
@@ -91,8 +91,8 @@ def _check_stays_within(
         if len(matcher.tokens) > SELFTEST_TOKENS_MAX or not any(each.startswith(matcher.data) for each in decisions):
             raise _not_alive("let a decision leave the language")
     if matcher.data not in decisions or matcher.data != b"".join(map(tokenizer.piece, matcher.tokens)):
-        raise _not_alive("ended elsewhere than the decision")
+        raise _not_alive("did not end where the decision ends")
 
 
 def _not_alive(what: str) -> LanguageError:
-    return LanguageError(f"the mask is not alive: it {what}", reason_code=MASK_FAILED, hint="run `sds doctor`")
+    return LanguageError(f"the grammar mask does not work: it {what}", reason_code=MASK_FAILED, hint="run `sds doctor`")

@@ -36,5 +36,5 @@ class TextTokens:
         if token == self._end:
             return "", True
         if token not in self._chars:
-            raise LanguageError("the token is not one of a text", reason_code=MASK_FAILED)
+            raise LanguageError("the token is not allowed in a text", reason_code=MASK_FAILED)
         return self._index.piece(token).decode(), False

@@ -178,12 +178,12 @@ class Erasures:
     def _fault(self, name: str, key: str | None, wanted: set[str] | None) -> str:
         """Return what is wrong with a case's key, or "". `wanted`: what its flows say of the key; None: it has no flow."""
         if wanted is None:
-            return "there is no such case"
+            return "the case is not in the record"
         if name in self._erased:
-            return "it is there, and the case was erased" if key else ""
+            return "it still exists, although the case was erased" if key else ""
         if wanted and key is None:
-            return "gone, and nobody erased it"
-        return "not the one that its texts lie under" if wanted - {key, _ANY} else ""
+            return "it is missing, although nobody erased the case"
+        return "it is not the key that its texts are sealed with" if wanted - {key, _ANY} else ""
 
 
 def _by_name(store: Reader, sql: str) -> Iterable[tuple[str, tuple[Any, ...]]]:

@@ -64,7 +64,7 @@ def read_decided(store: Reader, dfid: str) -> Decided:
         after = store.value(_AFTER, (dfid,))
         raise UsageError(
             f"flow `{dfid}` ended without a proposal{how}",
-            hint=f"a step of it, or what was decided after it: `{after}`" if after else "",
+            hint=f"name `{after}`, which is a step of it or followed it" if after else "",
             dfid=dfid,
             reason_code=NOT_DECIDED,
         )
@@ -130,7 +130,7 @@ def _alternative(choice: Mapping[str, Any]) -> dict[str, object]:
 def _faults(store: Reader, dfid: str, entry: tuple[Any, ...], body: Mapping[str, Any]) -> tuple[str, ...]:
     """Compare the flow's rows with their seals, and the ledger entry that holds the seals with its own hash."""
     now = seal(store, dfid, SEALED)
-    altered = [f"table {name} is not what was sealed" for name in SEALED if now[name] != body["rows"][name]]
+    altered = [f"table {name} differs from its seal" for name in SEALED if now[name] != body["rows"][name]]
     if ledger.entry_hash(*entry[:6]) != entry[6]:
         altered.append(f"ledger entry {entry[0]} does not match its hash")
     return tuple(altered)

@@ -91,7 +91,7 @@ class Tables:
         self._registry.decided(body)
         self._labels.decided(dfid, body)
         unread = self._artifacts.unknown(body.get("artifacts", ()))
-        self._found += [f"entry {idx}: artifact {name} was never so" for name in unread]
+        self._found += [f"entry {idx}: artifact {name} never had this text" for name in unread]
         if dfid in self._sagas:
             self._sagas[dfid] = "ENDED", body["compensation"]
 
@@ -173,7 +173,7 @@ class Tables:
         if decision_record.CASE_KEY in seals:  # compared at the end, because an erasure may follow
             self._erasures.sealed(dfid, seals[decision_record.CASE_KEY])
         self._found += [
-            f"entry {idx}: table {name} of flow {dfid} differs"
+            f"entry {idx}: table {name} of flow {dfid} differs from its seal"
             for name in (*tables, decision_record.DEADLINE)
             if now.get(name) != seals.get(name)
         ]
@@ -212,7 +212,7 @@ class Tables:
             cases[dfid] = name, fingerprint is not None
             if (dfid, gate, event_id) not in superseded and dfid not in apart:
                 if name in wanted:
-                    self._found.append(f"event {name}: flows {wanted[name][1]} and {dfid} both stand for it")
+                    self._found.append(f"event {name}: flows {wanted[name][1]} and {dfid} both claim to be its last")
                 wanted[name] = (fingerprint or _digest(trigger), dfid)
         rows = self._store.rows("SELECT gate, event_id, body_hash, dfid FROM events")
         for gate, event_id, body_hash, dfid in rows:

@@ -104,7 +104,7 @@ def _database(reader: Reader) -> list[str]:
     now, wanted = reader.schema, reader.expected_schema
     return [
         *(f"database: {line}" for line in reader.damage()),
-        *(f"schema: `{name}` is not as it was made" for name in sorted(wanted) if now.get(name) != wanted[name]),
+        *(f"schema: `{name}` was altered" for name in sorted(wanted) if now.get(name) != wanted[name]),
         *(f"schema: `{name}` does not belong here" for name in sorted(now.keys() - wanted.keys())),
     ]
 
@@ -113,12 +113,12 @@ def _against_head(
     hashes: Mapping[int, str], expected: Head | Checkpoint, head: Head, public: PublicKeys | None
 ) -> list[str]:
     """Return how the ledger differs from a head that was kept elsewhere."""
-    if isinstance(expected, Checkpoint) and (wrong := ledger.forged(expected, "the head kept", public)):
+    if isinstance(expected, Checkpoint) and (wrong := ledger.forged(expected, "the given head", public)):
         return [wrong]
     if expected.idx > head.idx:
-        return [f"entry {head.idx + 1}: missing (the ledger ends at {head.idx}, the head kept says {expected.idx})"]
+        return [f"entry {head.idx + 1}: missing (the ledger ends at {head.idx}, the given head is at {expected.idx})"]
     stored = hashes.get(expected.idx, ledger.GENESIS)
-    return [] if stored == expected.entry_hash else [f"entry {expected.idx}: not the entry the head names"]
+    return [] if stored == expected.entry_hash else [f"entry {expected.idx}: not the entry that the given head names"]
 
 
 def flow_record(store: Store, dfid: str) -> dict[str, Any] | None:

@@ -45,10 +45,10 @@ def fault(contract: Contract, text: str) -> str | None:
     """Return why `text` is no rationale of a decision under this contract; None: it is one."""
     longest = contract.explanation_chars_max
     if not longest:
-        return "the contract has none after the decision"
+        return "the contract asks for none after the decision"
     if len(text) > longest:
         return f"it is longer than {longest} characters"
-    return None if _TEXT.fullmatch(text) else "its characters are not those of a rationale"
+    return None if _TEXT.fullmatch(text) else "it has characters that no rationale may have"
 
 
 def _objection(flow: tuple[Any, ...] | None, contract: Contract) -> str | None:
@@ -59,7 +59,7 @@ def _objection(flow: tuple[Any, ...] | None, contract: Contract) -> str | None:
         return "the flow is under another contract"
     if decided is None:
         return "the flow is not decided"
-    return "the flow has one" if known is not None else None
+    return "the flow has a rationale already" if known is not None else None
 
 
 def _unsealable(contract: Contract, body: Mapping[str, Any]) -> str | None:

@@ -308,7 +308,7 @@ class _Parser:
         whole, decimals = text.split(".")
         if int(whole[:2]) > 1 or len(whole) > 1 or len(decimals) > SCORE_DECIMALS or (whole == "1" and int(decimals)):
             limits = f"between 0.0 and 1.0, with at most {SCORE_DECIMALS} decimals"
-            self.fail(f"`{text[:24]}` is no score: {limits}; amounts are whole numbers in minor units", at)
+            self.fail(f"`{text[:24]}` is not a score, which is {limits}; amounts are whole numbers in minor units", at)
         value = int(whole + decimals.ljust(SCORE_DECIMALS, "0"))
         return Term(SCORE, str(value), at, Tree("literal", value=value))
 
@@ -335,7 +335,7 @@ class _Parser:
             return "is not a declared snapshot field"
         if any(path.startswith(READING) for path in self.types):
             return "is not one of the readings"
-        return "is a reading, and authority rests on none: only `policy` may ask it"
+        return "is a reading: only `policy` may use readings"
 
 
 def _variable(path: str) -> str:

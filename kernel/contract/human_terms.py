@@ -50,7 +50,7 @@ def check_human(contract: ContractFields, checks: Iterable[Callable[[ContractFie
         return
     changes = _changes(contract)
     if len(changes["kinds"]) > KINDS_MAX:
-        raise ContradictionError(("human", "kinds"), f"with the agent's these are more than {KINDS_MAX} kinds")
+        raise ContradictionError(("human", "kinds"), f"must be, with the agent's kinds, {KINDS_MAX} or fewer")
     _check_spends(contract)
     for index, code in enumerate(contract.human.authority):
         if code not in changes["kinds"]:
@@ -69,7 +69,7 @@ def _check_spends(contract: ContractFields) -> None:
     for name, kind in contract.human.kinds.items():
         if kind.spends and spent - {kind.scale(kind.spends)}:
             where = ("human", "kinds", name, "spends")
-            raise ContradictionError(where, "has another scale than what other kinds spend, the agent's among them")
+            raise ContradictionError(where, "must have the same scale as what other kinds spend, the agent's included")
 
 
 def impact(contract: ContractFields, action: str, numbers: Mapping[str, int]) -> Impact:

@@ -108,7 +108,7 @@ class MonitorSpec(Section):
         for field, of in (("reason", "reason_share"), ("reading", "reading_shift"), ("expected", "reading_shift")):
             given = bool(getattr(self, field))
             if given and self.of != of:
-                raise ContradictionError((field,), f"goes with `{of}` only")
+                raise ContradictionError((field,), f"is only for `of: {of}`")
             if self.of == of and not given:
                 raise ValueError(f"`{of}` needs `{field}`")
         if self.expected and abs(sum(map(micros, self.expected.values())) - MICRO) > MICRO // 1000:

@@ -70,7 +70,7 @@ class PolicyRules:
             names, program = self._params[index]
             params = tuple(zip(names, _whole_numbers(program.evaluate(values)), strict=True))
             return Proposed(line.kind, line.reason, params, index)
-        raise ContractError("no line of the policy holds, and none says what is done otherwise")
+        raise ContractError("no line of the policy applies, and the policy has no `otherwise` line")
 
 
 def kind_of(spec: ReadingSpec) -> Kind:
@@ -80,7 +80,7 @@ def kind_of(spec: ReadingSpec) -> Kind:
 
 def _whole_numbers(values: Sequence[object]) -> list[int]:
     if not all(type(value) is int for value in values):
-        raise ContractError("a parameter of the policy is no whole number")
+        raise ContractError("a parameter of the policy is not a whole number")
     return [value for value in values if isinstance(value, int)]
 
 
@@ -96,22 +96,20 @@ def check_policy(contract: ContractFields) -> None:
     """
     _check_readings(contract)
     if contract.readings and not contract.policy:
-        raise ContradictionError(("readings",), "nothing follows from them: `policy` is missing")
+        raise ContradictionError(("readings",), "`policy` is missing: no decision follows from readings alone")
     if contract.policy and not contract.readings:
-        raise ContradictionError(
-            ("policy",), "`readings` is missing: a rule over fields alone is no question for a model"
-        )
+        raise ContradictionError(("policy",), "`readings` is missing: a policy decides on at least one reading")
     for index, line in enumerate(contract.policy):
         last = index == len(contract.policy) - 1
         if (line.otherwise is not None) != last:
-            why = "is not the last line" if not last else "the last line says what is done `otherwise`"
+            why = "only the last line may say `otherwise`" if not last else "the last line must say `otherwise`"
             raise ContradictionError(("policy", index), why)
         if line.kind not in (None, ESCALATE):
             _check_line(contract, ("policy", index), line)
     _check_max_error(contract)
     if contract.policy and contract.rationale_chars_max:
         raise ContradictionError(
-            ("rationale",), "a policy writes none before it decides: `order: after`, or leave it out"
+            ("rationale",), "a policy gives its rationale afterwards: write `order: after`, or leave it out"
         )
 
 
@@ -121,27 +119,27 @@ def _check_readings(contract: ContractFields) -> None:
         raise ContradictionError(("readings",), f"have more than {COMBINATIONS_MAX} combinations of values")
     taken = next((path for path in contract.snapshot if path.startswith(READING)), None)
     if contract.readings and taken:
-        raise ContradictionError(("snapshot", taken), "has the root of readings")
+        raise ContradictionError(("snapshot", taken), "begins with `reading.`, which is kept for readings")
     for name, spec in contract.readings.items():
         if spec.values and contract.event.evidence is None:
-            raise ContradictionError(("readings", name), "reads the evidence, and `event.evidence` names none")
+            raise ContradictionError(("readings", name), "reads the evidence, but `event.evidence` names no field")
         for index, path in enumerate(spec.score):
             of_reading = path.startswith(READING)
             if not (values.get(path.removeprefix(READING)) if of_reading else path in contract.snapshot):
-                what = "is no enumeration among the readings" if of_reading else "is not a declared snapshot field"
+                what = "is not a reading with `values`" if of_reading else "is not a declared snapshot field"
                 raise ContradictionError(("readings", name, "score", index), f"`{path}` {what}")
 
 
 def _check_line(contract: ContractFields, at: tuple[str | int, ...], line: PolicyLine) -> None:
     kind = contract.kinds.get(line.kind or "")
     if kind is None or line.kind not in (*contract.authority, contract.refusal):
-        raise ContradictionError((*at, "kind"), f"`{line.kind}` is not in the authority")
+        raise ContradictionError((*at, "kind"), f"`{line.kind}` is not in `authority`")
     if line.reason not in kind.reasons:
         raise ContradictionError((*at, "reason"), f"`{line.reason}` is not a reason of `{line.kind}`")
     if missing := sorted(set(kind.params) - set(line.params)):
-        raise ContradictionError(at, f"`{line.kind}` takes `{missing[0]}`, which `params` does not give")
+        raise ContradictionError(at, f"`{line.kind}` needs the parameter `{missing[0]}`, which `params` does not give")
     if strange := sorted(set(line.params) - set(kind.params)):
-        raise ContradictionError((*at, "params", strange[0]), f"is no parameter of `{line.kind}`")
+        raise ContradictionError((*at, "params", strange[0]), f"is not a parameter of `{line.kind}`")
 
 
 def _check_max_error(contract: ContractFields) -> None:
@@ -149,7 +147,7 @@ def _check_max_error(contract: ContractFields) -> None:
     if bounds is None:
         return
     if not contract.policy:
-        raise ContradictionError(("max_error",), "bounds what a policy decides, and there is none")
+        raise ContradictionError(("max_error",), "limits what a policy decides, but `policy` is missing")
     for name, share in [("any", bounds.any), *bounds.kinds.items(), ("delta", bounds.delta)]:
         if share is not None and not 0 < share < 1:
             raise ContradictionError(("max_error",), f"`{name}` must be more than 0 and less than 1")

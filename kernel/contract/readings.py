@@ -49,9 +49,9 @@ class ReadingSpec(Section):
     @model_validator(mode="after")
     def _one_of_two(self) -> ReadingSpec:
         if bool(self.values) == bool(self.score):
-            raise ValueError("has either `values`, for an enumeration, or `score`, for a number")
+            raise ValueError("must have either `values`, for an enumeration, or `score`, for a number")
         if self.values and len(self.values) < 2:
-            raise ValueError("an enumeration has two or more values")
+            raise ValueError("`values` must have two or more entries")
         return self
 
 
@@ -68,12 +68,12 @@ class PolicyLine(Section):
     def _one_of_two(self) -> PolicyLine:
         if self.otherwise is not None:
             if self.kind or self.reason or self.params or self.when != "true":
-                raise ValueError("`otherwise` stands alone in its line")
+                raise ValueError("`otherwise` must be the only field of its line")
         elif self.kind == ESCALATE:
             if self.reason or self.params:
                 raise ValueError("ESCALATE takes neither a reason nor parameters")
         elif self.kind is None or self.reason is None:
-            raise ValueError("must name `kind` and `reason`, or say what is done `otherwise`")
+            raise ValueError("must have `kind` and `reason`, or `otherwise`")
         return self
 
 

@@ -40,10 +40,10 @@ def check_kinds(contract: ContractFields) -> None:
     if refusal != DENY and DENY in kinds:
         raise ContradictionError(("kinds", DENY), f"is a second refusal: `refusal` names {refusal}")
     if ESCALATE in kinds:
-        raise ContradictionError(("kinds", ESCALATE), "is always there and is not declared")
+        raise ContradictionError(("kinds", ESCALATE), "must not be declared: every contract has this kind")
     spec = kinds[refusal]
     if spec.params or spec.fills or spec.executes or spec.when != "true":
-        raise ContradictionError(("kinds", refusal), "takes only reasons")
+        raise ContradictionError(("kinds", refusal), "may have only `reasons`: it is the refusal")
     for path, codes in ((("authority",), contract.authority), (("escalation", "always"), contract.escalation.always)):
         for index, code in enumerate(codes):
             if code not in kinds:
@@ -53,18 +53,18 @@ def check_kinds(contract: ContractFields) -> None:
 def check_sagas(contract: ContractFields) -> None:
     for field in ("id", "key", "evidence"):
         if getattr(contract.event, field) == "saga":
-            raise ContradictionError(("event", field), "`saga` is the kernel's own field, in the parts of a saga")
+            raise ContradictionError(("event", field), "must not be `saga`: each step of a saga has that field")
     for name, saga in contract.sagas.items():
         if name in contract.kinds:
-            raise ContradictionError(("sagas", name), "is the name of a kind")
+            raise ContradictionError(("sagas", name), "is already the name of a kind")
         for kind in (*contract.kinds, *contract.human.kinds):
             if kind in MENU:
-                raise ContradictionError(("kinds", kind), "is what a saga's menu calls a way to compensate")
+                raise ContradictionError(("kinds", kind), "is reserved: in a saga it names a way to compensate")
         for index, step in enumerate(saga.steps):
             if step not in contract.kinds or not contract.kinds[step].executes:
-                raise ContradictionError(("sagas", name, "steps", index), f"`{step}` is no kind with a side effect")
+                raise ContradictionError(("sagas", name, "steps", index), f"`{step}` is not a kind with a side effect")
         if "ALERT_HUMAN" not in saga.compensation:
-            raise ContradictionError(("sagas", name, "compensation"), "ALERT_HUMAN is missing: a human is always there")
+            raise ContradictionError(("sagas", name, "compensation"), "ALERT_HUMAN is missing: every saga needs it")
 
 
 def check_monitors(contract: ContractFields) -> None:
@@ -75,14 +75,14 @@ def check_monitors(contract: ContractFields) -> None:
         if monitor.name in names[:index]:
             raise ContradictionError((*at, "name"), f"`{monitor.name}` is the name of another monitor")
         if monitor.reason is not None and monitor.reason not in known:
-            raise ContradictionError((*at, "reason"), f"`{monitor.reason}` is the reason of no kind")
+            raise ContradictionError((*at, "reason"), f"no kind has the reason `{monitor.reason}`")
         if monitor.reading is not None:
             values = contract.readings[monitor.reading].values if monitor.reading in contract.readings else {}
             if not values:
-                raise ContradictionError((*at, "reading"), f"`{monitor.reading}` is no reading with values")
+                raise ContradictionError((*at, "reading"), f"`{monitor.reading}` is not a reading with `values`")
             for value in monitor.expected:
                 if value not in values:
-                    raise ContradictionError((*at, "expected", value), f"is no value of `{monitor.reading}`")
+                    raise ContradictionError((*at, "expected", value), f"is not a value of `{monitor.reading}`")
 
 
 def check_paths(contract: ContractFields) -> None:
@@ -102,16 +102,16 @@ def check_levels(contract: ContractFields) -> None:
     shown = dict(contract.show) or contract.snapshot
     for path in contract.levels:
         if parse_type(path, contract.snapshot[path]).kind != INT:
-            raise ContradictionError(("levels", path), "is not a number and has no levels")
+            raise ContradictionError(("levels", path), "is not a number and cannot have levels")
         if path not in shown:
-            raise ContradictionError(("levels", path), "is not shown to the model")
+            raise ContradictionError(("levels", path), "is not shown to the model: name it in `show`")
 
 
 def check_names(contract: ContractFields) -> None:
     """Check that no parameter has the name of a field of every proposal: it is recorded as a choice under its name."""
     for name, kind in contract.kinds.items():
         for param in PROPOSAL_FIELDS.intersection(kind.params):
-            raise ContradictionError(("kinds", name, "params", param), "is the name of a field of every proposal")
+            raise ContradictionError(("kinds", name, "params", param), "is reserved: every proposal has such a field")
 
 
 def check_numbers(contract: ContractFields) -> None:
@@ -130,10 +130,10 @@ def check_numbers(contract: ContractFields) -> None:
             if fields[path].kind != INT:
                 raise ContradictionError(("kinds", name, "draws", path), "is not a number and cannot be drawn from")
             if isinstance(drawn, str) and kind.scale(drawn) != fields[path].scale:
-                raise ContradictionError(("kinds", name, "draws", path), f"has another scale than `{drawn}`")
+                raise ContradictionError(("kinds", name, "draws", path), f"must have the same scale as `{drawn}`")
         spent |= {kind.scale(kind.spends)} if kind.spends else set()
         if len(spent) > 1:
-            raise ContradictionError(("kinds", name, "spends"), "has another scale than what other kinds spend")
+            raise ContradictionError(("kinds", name, "spends"), "must have the same scale as what other kinds spend")
 
 
 # The checks that a human's terms have to pass, too.
@@ -168,7 +168,7 @@ def load_contract(path: Path, *, checksum: str | None = None) -> Contract:
         raise ContractError(f"{path}: larger than {FILE_BYTES_MAX} bytes")
     if checksum is not None and sha256_hex(raw) != checksum:
         message = f"{path}: the checksum differs from the one it was released with"
-        hint = "take the file anew from where it was released; its checksum is what `sha256sum` says of it there"
+        hint = "fetch the file again from where it was released; run `sha256sum` there for its checksum"
         raise ContractError(message, reason_code="CONTRACT_TAMPERED", hint=hint)
     try:
         text = raw.decode("utf-8")
@@ -195,7 +195,7 @@ def _read_trusted(path: Path) -> bytes:
 def parse_contract(text: str, name: str = "contract") -> Contract:
     """Return the contract in `text`. Raises ContractError with `name` and the line."""
     if not isinstance(text, str):
-        raise ContractError(f"{name}: the contract is no text", hint="load_contract(path) reads a file")
+        raise ContractError(f"{name}: the contract is not text", hint="to read a file, call load_contract(path)")
     data, lines = load_with_lines(text, name)
     try:
         contract = Contract.model_validate(_tuples(data))

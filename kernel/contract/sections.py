@@ -89,8 +89,8 @@ class KindSpec(Section):
     @model_validator(mode="after")
     def _names_agree(self) -> KindSpec:
         numbers = set(self.params) | set(self.fills)
-        if len(numbers) != len(self.params) + len(self.fills):
-            raise ValueError("a name is both a parameter and a fill")
+        if both := set(self.params) & set(self.fills):
+            raise ValueError(f"`{min(both)}` is both a parameter and a fill")
         for path, source in ((("spends",), self.spends), *((("draws", p), s) for p, s in self.draws.items())):
             if isinstance(source, str) and source not in numbers:
                 raise ContradictionError(path, f"`{source}` is neither a parameter nor a fill")
@@ -149,7 +149,7 @@ class SpendLimit(Section):
     @model_validator(mode="after")
     def _begins_once(self) -> SpendLimit:
         if self.sliding and self.timezone is not None:
-            raise ContradictionError(("timezone",), "a sliding window is the same in every time zone: leave it out")
+            raise ContradictionError(("timezone",), "has no effect on a sliding window: leave it out")
         return self
 
 

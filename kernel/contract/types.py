@@ -15,7 +15,7 @@ from sds.kernel.contract.yaml_lines import Lines
 from sds.kernel.envelope.envelope import MAGNITUDE_MAX
 
 NOT_TEXT = "must be text"
-NOT_DRAWN = "must be the name of a number, or a whole number"
+NOT_DRAWN = "must be the name of a parameter or fill, or a whole number"
 MILLIS_MAX = 24 * 3600 * 1000
 LEVELS_MAX = 16
 MAPPING, LISTED = FORMS = "(mapping)", "(list)"  # the forms of a section that has two; no part of a field's path
@@ -62,7 +62,7 @@ def _drawn(value: object) -> object:
 def _shown(value: object) -> object:
     """Return (field, label) pairs in their order, which the model sees. A plain list labels fields with their own names."""
     if value == {}:
-        raise ValueError("names no field: left out, all are shown")
+        raise ValueError("names no field: to show all fields, leave `show` out")
     if isinstance(value, dict):
         for path, label in value.items():
             if not isinstance(label, str):
@@ -71,7 +71,7 @@ def _shown(value: object) -> object:
     if isinstance(value, tuple | list):
         pairs = ((item, item) if isinstance(item, str) else item for item in value)
         return tuple(tuple(pair) if isinstance(pair, list) else pair for pair in pairs)
-    raise ValueError("must be a list of fields, or a label for each")
+    raise ValueError("must be a list of fields, or a mapping of fields to labels")
 
 
 def _levels(value: object) -> object:
@@ -114,7 +114,7 @@ def _zone(value: str) -> str:
         ZoneInfo(value)
     except (ValueError, OSError, ZoneInfoNotFoundError):
         alike = get_close_matches(value, available_timezones(), n=1) or ["Europe/Berlin"]
-        raise ValueError(f"`{shown(value)}` is no time zone of the IANA database: write one like {alike[0]}") from None
+        raise ValueError(f"`{shown(value)}` is not an IANA time zone: write one like {alike[0]}") from None
     return value
 
 
@@ -188,7 +188,7 @@ def say_first(errors: Sequence[Any], lines: Lines, form: type[BaseModel]) -> tup
             unknown = kind == "extra_forbidden" and error["loc"][-1] not in _RENAMED
             found.append((line, message + _known(form, error["loc"]) if unknown else message))
         elif kind == "extra_forbidden":
-            found.append((line, f"{message}: `{meant[0]}` is missing"))
+            found.append((line, f"{message}: did you mean `{meant[0]}`, which is missing?"))
     return min(found)
 
 
@@ -197,7 +197,7 @@ def _known(form: type[BaseModel], loc: Sequence[str | int]) -> str:
     *place, name = (part for part in loc if part not in FORMS)
     fields = sorted({field for section in _sections(form, place) for field in section.model_fields})
     like = get_close_matches(str(name), fields, n=1)
-    return f": is `{like[0]}` meant?" if like else f": there are {', '.join(fields)}"
+    return f": did you mean `{like[0]}`?" if like else f": the fields here are {', '.join(fields)}"
 
 
 def _sections(form: Any, place: Sequence[str | int]) -> Iterator[type[BaseModel]]:

@@ -41,7 +41,7 @@ def load_with_lines(text: str, name: str) -> tuple[Any, Lines]:
         root = _Composer(text, name).get_single_node()
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        indented = ": is the line indented as those beside it?" if "<block end>" in str(error.problem) else ""
+        indented = ": indent the line like its neighbours" if "<block end>" in str(error.problem) else ""
         raise ContractError(f"{name}:{line}: not YAML: {error.problem}{indented}") from error
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
@@ -64,7 +64,7 @@ class _Composer(yaml.SafeLoader):
         where, nested = f"{self._name}:{event.start_mark.line + 1}", isinstance(event, yaml.CollectionStartEvent)
         self._depth += nested
         if isinstance(event, yaml.AliasEvent):
-            raise ContractError(f"{where}: aliases are not allowed")
+            raise ContractError(f"{where}: YAML aliases are not allowed")
         if self._depth > DEPTH_MAX:
             raise ContractError(f"{where}: nested deeper than {DEPTH_MAX}")
         node = super().compose_node(parent, index)
@@ -112,7 +112,7 @@ def _scalar(tag: str, text: str, where: str) -> bool | int | str:
         return int(text)
     if kind in ("int", "float", "null"):
         if not text:
-            raise ContractError(f"{where}: has no value: write one, or leave it out")
+            raise ContractError(f"{where}: has no value: write one, or leave the field out")
         whole = "numbers are whole, amounts in minor units; " if kind == "float" else ""
         mend = f': {whole}text is written "{text}"' if len(text) <= 40 else ""
         raise ContractError(f"{where}: `{text[:40]}` is neither text nor a plain whole number{mend}")

@@ -40,7 +40,7 @@ class NoContext:
     """A reader that has nothing. A contract that names artifacts leaves only the human then."""
 
     def __init__(self, contract: Contract) -> None:
-        self._faults = tuple(f"artifact `{name}` has no reader" for name in contract.artifacts.names)
+        self._faults = tuple(f"this kernel cannot read artifact `{name}`" for name in contract.artifacts.names)
 
     def artifacts(self) -> tuple[tuple[Artifact, ...], tuple[str, ...]]:
         return (), self._faults

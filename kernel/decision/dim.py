@@ -28,7 +28,7 @@ HANDED_OVER = ("ESCALATED_BY_AGENT", "the agent handed the decision to a human")
 # The codes by which an agent says why it escalates (`Decoding.escalation`), with their words.
 WHY_ESCALATED = {
     "UNFAMILIAR": "the evidence is unlike what the reader was fitted on",
-    "UNCERTAIN": "the decision is less certain than `max_error` asks for",
+    "UNCERTAIN": "the decision is less certain than `max_error` requires",
     "POLICY_FORBIDDEN": "the policy proposes what is not permitted now",
     "POLICY_ESCALATES": "the policy has no decision for this case",
 }
@@ -114,7 +114,7 @@ def _judge(
     parsed = parse_proposal(data)
     proposal = None if isinstance(parsed, str) else parsed
     if proposal is not None and data in now.rejected:
-        again = Reason(1, "REPEATED_PROPOSAL", "this very proposal was rejected before")
+        again = Reason(1, "REPEATED_PROPOSAL", "the same proposal was rejected before")
         return Verdict("ESCALATED", (again,), 1, proposal)
     # the first two gates share the objections of the envelope
     objections = [("SCHEMA_INVALID", parsed)] if isinstance(parsed, str) else packet.envelope.objections(parsed)
@@ -146,11 +146,11 @@ def authority_gate(
         reasons.append(Reason(2, "AGENT_SUSPENDED", f"agent `{packet.agent_id}` is not active"))
     if now.halted:
         reasons.append(Reason(2, "HALTED", "an operator has halted the system"))
-    tokens = now.tokens_spent + decoding.tokens
-    if decoding.tokens < 0 or tokens > contract.budget.tokens_max:
-        reasons.append(Reason(2, "TOKEN_BUDGET_EXCEEDED", f"{tokens} tokens are over the budget"))
+    tokens, most = now.tokens_spent + decoding.tokens, contract.budget.tokens_max
+    if decoding.tokens < 0 or tokens > most:
+        reasons.append(Reason(2, "TOKEN_BUDGET_EXCEEDED", f"{tokens} tokens are not within the budget of {most}"))
     if not now.contract_hash == packet.contract_hash == contract.hash:
-        why = "the flow is not, or no longer, under the contract of this packet"
+        why = "the flow is not under the contract of this packet, or that contract was revoked"
         reasons.append(Reason(2, "CONTRACT_REVOKED", why))
     reasons += [Reason(2, code, message) for code, message in objections if code != "SCHEMA_INVALID"]
     return reasons
@@ -221,7 +221,7 @@ def _escalation(contract: Contract, packet: DecisionPacket, proposal: Proposal, 
     measured = decoding.confidence
     # Written so that NaN, and anything else that is no probability, fails every minimum.
     if minimum and (measured is None or not minimum / 100 <= measured <= PROBABILITY_MAX):
-        unmeasured = f"this engine measures no probability, and {minimum} % are asked for"
+        unmeasured = f"this engine measures no probability, but the contract requires {minimum} %"
         less = f"the chosen action is less likely than {minimum} %"
         return Reason(5, "CONFIDENCE_BELOW_MINIMUM", unmeasured if measured is None else less)
     return None

@@ -116,7 +116,7 @@ def with_notes(live: LiveState, envelope: DecisionEnvelope) -> LiveState:
     """Add a note on why only the human is left, when there is none yet."""
     if live.notes or envelope.names != (ESCALATE,):
         return live
-    return replace(live, notes=("the contract's rules or limits leave only the human",))
+    return replace(live, notes=("the contract's rules or limits leave only ESCALATE",))
 
 
 def _within_draws(contract: ContractFields, kind: KindBound, fields: Fields) -> KindBound | None:

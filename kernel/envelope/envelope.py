@@ -165,7 +165,7 @@ class DecisionEnvelope:
         else:
             found = _objections(permitted, proposal)
         if (proposal.rationale is None) != (self.rationale_chars_max == 0):
-            found.append(("SCHEMA_INVALID", "a rationale is written exactly when the envelope bounds one"))
+            found.append(("SCHEMA_INVALID", "the rationale is missing, or the envelope permits none"))
         elif proposal.rationale is not None and len(proposal.rationale) > self.rationale_chars_max:
             found.append(("SCHEMA_INVALID", f"the rationale is longer than {self.rationale_chars_max} characters"))
         return found
@@ -232,8 +232,8 @@ def envelope_from_data(data: Any, sha256: str) -> DecisionEnvelope:
         if made.hash == sha256 == digest(data):
             return made
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise StoreError("the recorded envelope is none") from error
-    raise StoreError("the recorded envelope is not the one with the recorded hash")
+        raise StoreError("the recorded envelope is malformed") from error
+    raise StoreError("the recorded envelope does not match the recorded hash")
 
 
 def _kind_from_data(data: Any) -> KindBound:

@@ -42,7 +42,7 @@ class Proposal:
 def parse_proposal(data: bytes) -> Proposal | str:
     """Return the proposal, or one line that says where the bytes leave the form. Never raises; takes linear time."""
     if len(data) > PROPOSAL_BYTES_MAX:
-        return f"{len(data)} bytes are more than {PROPOSAL_BYTES_MAX}"
+        return f"the proposal has {len(data)} bytes, more than {PROPOSAL_BYTES_MAX}"
     action = _ACTION.match(data)
     if action is None:
         return 'does not begin with {"action":"<KIND>" or a rationale before it'

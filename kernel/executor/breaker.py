@@ -43,8 +43,8 @@ class Breaker:
         """Its state in one line."""
         if self.opened_at_ms is not None:
             since = datetime.fromtimestamp(self.opened_at_ms / 1000, UTC).isoformat(timespec="seconds")
-            return f"does not answer, {self.failures} orders in a row, since {since}: events wait, a probe is sent"
-        return f"did not answer {self.failures} orders in a row" if self.failures else "answers"
+            return f"has not answered {self.failures} orders in a row: events wait since {since}, probes are sent"
+        return f"did not answer the last {self.failures} orders" if self.failures else "answers"
 
 
 def read(store: Reader, gate: str) -> Breaker:

@@ -13,7 +13,7 @@ from sds.kernel.storage.ledger import BACK_MS
 from sds.kernel.storage.store import Reader
 
 CLOCK_MARGIN_MS = 5 * 60_000  # an outside may forget this much sooner than it says: two clocks, and the way there
-FORGOTTEN = "absent, and the outside may have forgotten its key by now: a human must find out"
+FORGOTTEN = "absent, but the outside may have forgotten the key by now: a human must find out"
 
 _BEGAN = "SELECT idx, at_ms FROM ledger WHERE dfid = ? AND kind = ? ORDER BY idx LIMIT 1"
 _SET_BACK = "SELECT 1 FROM clock_steps WHERE idx > ? LIMIT 1"
@@ -24,8 +24,8 @@ def keys_kept_ms(executor: object) -> int | None:
     """Return for how many milliseconds an executor's outside remembers a key; None: for ever. Raises UsageError."""
     kept = getattr(executor, "keys_kept_ms", None)
     if kept is not None and (type(kept) is not int or kept <= 0):
-        hint = "milliseconds from its first order on, or None: for ever"
-        raise UsageError(f"`keys_kept_ms` of the executor is no time: `{str(kept)[:40]}`", hint=hint)
+        hint = "a whole number of milliseconds above 0, or None: for ever"
+        raise UsageError(f"`keys_kept_ms` of the executor is not a time: `{str(kept)[:40]}`", hint=hint)
     return kept
 
 

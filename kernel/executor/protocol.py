@@ -136,7 +136,7 @@ class VerifyingExecutor:
 
     def dispatch(self, intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:
         if not intent.is_signed_by(self._signer) or key != intent.idempotency_key:
-            return Receipt("rejected", detail="the intent does not carry the kernel's signature; nothing was sent")
+            return Receipt("rejected", detail="the order has another key or no valid signature; nothing was sent")
         return self._executor.dispatch(intent, key, deadline_s)
 
     def lookup(self, key: str, deadline_s: float) -> Receipt:
@@ -144,7 +144,7 @@ class VerifyingExecutor:
 
     def void(self, key: str, deadline_s: float) -> Receipt:
         if not isinstance(self._executor, Voids):
-            return Receipt("unknown", detail="absent, and this executor cannot void it")
+            return Receipt("unknown", detail="absent, but this executor cannot void orders")
         return self._executor.void(key, deadline_s)
 
     @property
@@ -167,14 +167,12 @@ class VerifyingExecutor:
 
     def revert(self, intent: ExecutionIntent, deadline_s: float) -> Receipt:
         if not isinstance(self._executor, Reverts):
-            return Receipt("rejected", detail="the order cannot be reverted")
+            return Receipt("rejected", detail="this executor cannot revert orders")
         if not intent.is_signed_by(self._signer):  # the key it was signed with may not have arrived here yet
-            return Receipt(
-                "unknown", detail="the order does not carry a signature that is known here; nothing was asked"
-            )
+            return Receipt("unknown", detail="the order's signature is not known here; nothing was asked")
         return self._executor.revert(intent.idempotency_key, deadline_s)
 
     def reverted(self, intent: ExecutionIntent, deadline_s: float) -> Receipt:
         if not intent.is_signed_by(self._signer) or not isinstance(self._executor, Reverts):
-            return Receipt("unknown", detail="the order cannot be looked up")
+            return Receipt("unknown", detail="the reversal cannot be looked up")
         return self._executor.reverted(intent.idempotency_key, deadline_s)

@@ -71,9 +71,9 @@ def read_statement(
         for line in listing(since_ms, until_ms):
             lines.append(_checked(line))
             if time.monotonic() > ends_s:
-                raise unreadable_statement(f"it is not there within {STATEMENT_S_MAX:.0f} s")
+                raise unreadable_statement(f"it did not arrive within {STATEMENT_S_MAX:.0f} s")
             if len(lines) > LINES_MAX:
-                raise unreadable_statement(f"it has more than {LINES_MAX} lines", hint="ask for a shorter time")
+                raise unreadable_statement(f"it has more than {LINES_MAX} lines", hint="ask for a shorter period")
     except SdsError as error:
         if error.reason_code == "STATEMENT_UNREADABLE":
             raise
@@ -92,20 +92,20 @@ def unreadable_statement(why: str, *, hint: str = "") -> WorldError:
 def _checked(line: object) -> StatementLine:
     """Return a line if the record can keep it; an executor is foreign code. Raises WorldError."""
     if not isinstance(line, StatementLine):
-        raise unreadable_statement("what it lists is no StatementLine")
+        raise unreadable_statement("an entry in it is not a StatementLine")
     texts = (line.key, line.reference, line.dfid, line.kind, line.resource_key)
     if not all(isinstance(text, str) and len(text) <= TEXT_CHARS_MAX and text.isprintable() for text in texts):
-        raise unreadable_statement("a text in it is none, is not printable or is too long")
+        raise unreadable_statement("an entry has a text that is missing, not printable or too long")
     if not line.key or line.outcome not in get_args(Outcome):
-        raise unreadable_statement(f"key `{line.key}` has no outcome that is known: `{line.outcome}`")
+        raise unreadable_statement(f"key `{line.key}` is empty, or its outcome is unknown: `{line.outcome}`")
     params = line.params
     if not isinstance(params, Mapping) or len(params) > NUMBERS_MAX or not all(isinstance(n, str) for n in params):
-        raise unreadable_statement(f"the params of key `{line.key}` are none")
+        raise unreadable_statement(f"the params of key `{line.key}` are not {NUMBERS_MAX} or fewer named numbers")
     amounts = () if line.amount_minor is None else (line.amount_minor,)
     if not all(_is_whole_number(number) for number in (line.at_ms, *amounts, *params.values())):
-        raise unreadable_statement(f"a number of key `{line.key}` is no whole number of a size that can be kept")
+        raise unreadable_statement(f"a number of key `{line.key}` is not a whole number, or too large for the record")
     if not 0 <= line.at_ms <= AT_MS_MAX:
-        raise unreadable_statement(f"the time of key `{line.key}` is none")
+        raise unreadable_statement(f"the time of key `{line.key}` is out of range: {line.at_ms} ms")
     canonical(line.as_data())  # raises for lone surrogates, which a parameter's name may contain
     return line
 

@@ -17,7 +17,7 @@ from sds.kernel.storage.store import Generation, Reader
 RECORD_BEHIND = "RECORD_BEHIND"
 PAUSE_MS_MIN, PAUSE_MS_MAX = 1_000, 30_000  # the pause after an unreadable statement; each further one doubles it
 DOUBLINGS_MAX = 5  # enough to reach PAUSE_MS_MAX
-SERVER_REPLACED = "the record's server was replaced: what the one before had ordered may still be sent for {} ms"
+SERVER_REPLACED = "the record's server was replaced: orders of the one before may still be sent for {} ms"
 
 # The order with the latest time, and whether the clock was set back since: only then it may not be the last order.
 _LATEST_ORDER = (
@@ -133,8 +133,8 @@ class Wholeness:
             return None
         orders = f"{unknown} order{'' if unknown == 1 else 's'}"
         why = (
-            f"the outside has {orders} that this record does not know: it was restored from a backup, or something else"
-            f" orders there (sds reconcile {self._gate} --adopt)"
+            f"the outside has {orders} that this record does not know: the record was restored from a backup, or"
+            f" another program orders there (sds reconcile {self._gate} --adopt)"
         )
         return Doubt(RECORD_BEHIND, why)
 

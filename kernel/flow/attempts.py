@@ -124,7 +124,7 @@ class Attempt:
     def open_flow(self) -> OpenFlow:
         """Return the attempt's flow. Raises UsageError outside the transaction that ends it."""
         if self.flow is None:
-            raise UsageError("an attempt is ended in a transaction that has read its flow", dfid=self.packet.dfid)
+            raise UsageError("an attempt must end in a transaction that has read its flow", dfid=self.packet.dfid)
         return self.flow
 
 
@@ -134,16 +134,16 @@ def refuse_unkeepable(data: object, decoding: object) -> None:
     An engine is foreign code. If writing the record were the first to object, the flow would be left without an end.
     """
     if not isinstance(data, bytes) or not isinstance(decoding, Decoding):
-        raise ModelError("the engine did not return bytes and what it measured")
+        raise ModelError("the engine did not return a proposal in bytes and its measurements")
     confidence = 0.0 if decoding.confidence is None else decoding.confidence
     counted = _number(decoding.tokens, int) and _number(decoding.passes, int)
     if not counted or not _number(confidence, float) or not _number(decoding.duration_ms, float):
-        raise ModelError("the engine measured what is no number, or none of a size that can be kept")
+        raise ModelError("the engine returned a measurement that is not a number or too large for the record")
     try:
         str.encode(decoding.model)
         canonical((decoding.alternatives, decoding.facts))
     except Exception as error:
-        raise ModelError(f"the engine measured what cannot be kept: {type(error).__name__}") from error
+        raise ModelError(f"the record cannot store the engine's measurements: {type(error).__name__}") from error
 
 
 def _number(value: object, kind: type[int | float]) -> bool:

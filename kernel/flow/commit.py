@@ -39,7 +39,7 @@ _NOT_THE_AGENT = frozenset(
     {"AGENT_SUSPENDED", "CONTRACT_REVOKED", "HALTED", "KERNEL_FAULT", "PROPOSAL_EXPIRED", "RESOURCE_CONTENTION"}
 )
 ALREADY_ORDERED = "ALREADY_ORDERED"
-ORDERED_BEFORE = "this very order is in the record already, under another flow: it was adopted from the outside"
+ORDERED_BEFORE = "the record already has this order under another flow, which was adopted from the outside"
 
 
 class Committer:

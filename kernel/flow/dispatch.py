@@ -78,7 +78,7 @@ class Dispatcher:
         """
         now_ms = self._now_ms()
         if now_ms > until_ms:
-            return self.settle(intent, Receipt("unknown", detail="not sent: the order came too late"))
+            return self.settle(intent, Receipt("unknown", detail="not sent: the time to send the order was over"))
         if deadline_ms is not None and now_ms > deadline_ms:
             late = Receipt("unsent", detail="not sent: the deadline of its flow had passed")
             return self.settle(intent, late, until_ms=until_ms)
@@ -125,7 +125,7 @@ class Dispatcher:
             return receipt
         known = self._lookup(intent)
         if receipt.status in ("rejected", "unsent"):
-            contradiction = f"told to be {receipt.status}, and carried out by its own look-up"
+            contradiction = f"the executor answered {receipt.status}, but its look-up says settled"
             return replace(known, status="unknown", detail=contradiction) if known.status == "settled" else receipt
         if not receipt.detail:
             return known
@@ -178,7 +178,7 @@ class Dispatcher:
             missing = self._signer.missing(intent.signature)
             self._log("keys.missing" if missing else "security.order_altered", {"dfid": intent.dfid})
             signed = (
-                f"is signed with the key `{missing}`, which is not here" if missing else f"does not carry {OUR_OWN}"
+                f"is signed with the key `{missing}`, which is missing here" if missing else f"does not carry {OUR_OWN}"
             )
             return self.settle(intent, Receipt("unknown", detail=f"the order {signed}"))
         receipt = self._lookup(intent)
@@ -269,7 +269,7 @@ class Dispatcher:
         try:
             return within(STATEMENT_S_MAX, lambda: self.executor.statement(since_ms, until_ms))
         except LateError:
-            raise unreadable_statement(f"it is not there within {STATEMENT_S_MAX:.0f} s") from None
+            raise unreadable_statement(f"it did not arrive within {STATEMENT_S_MAX:.0f} s") from None
 
     def revert(self, intent: ExecutionIntent, *, sent_before: bool) -> Receipt:
         """Undo an order that was carried out. `sent_before`: only if a look-up says that it is certainly not undone."""
@@ -279,7 +279,7 @@ class Dispatcher:
                 return known
             if not self.keeps_key(intent.dfid, "REVERSAL"):
                 return Receipt("unknown", detail=FORGOTTEN)
-        receipt = self._ask(intent, "taking it back", lambda: self.executor.revert(intent, self._deadline_s))
+        receipt = self._ask(intent, "the reversal", lambda: self.executor.revert(intent, self._deadline_s))
         return receipt if receipt.status in ("settled", "rejected") else self.reverted(intent)
 
     def reverted(self, intent: ExecutionIntent) -> Receipt:
@@ -305,7 +305,7 @@ class Dispatcher:
         with self._store.transaction(*in_flight.asking_for_order(intent.dfid)) as found:
             order = in_flight.standing_order(found)
             if order is None:
-                raise StoreError("an order is not in the record", dfid=intent.dfid)
+                raise StoreError(f"the order of flow `{intent.dfid}` is not in the record", dfid=intent.dfid)
             was, failures = order.status, order.failures
             # within its lease, and unless it is noted as sent again, only its sender can have sent a fresh order
             is_only_sender = was == "PENDING" and self._now_ms() <= until_ms and not order.sent_again
@@ -363,7 +363,7 @@ class Dispatcher:
         body = {"status": status, "reference": receipt.reference, "detail": receipt.detail, "kept": kept, "tag": tag}
         ledger.append(self._store, now_ms, kind, intent.dfid, body | ({"by": dict(by)} if by else {}), after=order.head)
         if tag is not None and self._is_a_humans(intent.dfid, tag):
-            why = f"the order came to nothing: {receipt.detail or status.lower()}"
+            why = f"the order was not carried out: {receipt.detail or status.lower()}"
             undecided.hand_over(self._store, intent.dfid, tag, why, now_ms=now_ms)
 
     def _failure_tag(self, intent: ExecutionIntent, receipt: Receipt, by: Mapping[str, object] | None) -> str:
@@ -385,7 +385,7 @@ class Dispatcher:
 def _cleaned(receipt: Receipt) -> Receipt:
     """Return a receipt as the record can keep it. Raises when what the executor, foreign code, returned is no receipt."""
     if receipt.status not in _STATUS:
-        raise ValueError(f"`{receipt.status}` is not a settlement")
+        raise ValueError(f"`{receipt.status}` is not a status of a receipt")
     return Receipt(
         receipt.status, one_line(receipt.reference, RECEIPT_CHARS_MAX), one_line(receipt.detail, DETAIL_CHARS_MAX)
     )

@@ -109,7 +109,7 @@ def times_ms(record: Reader, dfid: str) -> tuple[int, int | None]:
     """
     found = record.row(_TIMES, (dfid,))
     if found is None:
-        raise StoreError("the record no longer has an order that it had just reserved: it was not sent", dfid=dfid)
+        raise StoreError("the record has lost an order that was just reserved; the order was not sent", dfid=dfid)
     return int(found[0]), found[1]
 
 

@@ -91,7 +91,7 @@ def saga_child(trigger: str) -> tuple[str, int] | None:
 def read_event(contract: Contract, data: object) -> Event:
     """Validate a trigger: a JSON object with exactly the fields the contract names. Raises EventError."""
     if not isinstance(data, Mapping):
-        raise EventError("an event is a JSON object")
+        raise EventError("the event is not a JSON object")
     try:  # read it once: a mapping that computes its values could return others the next time
         data = {name: data[name] for name in data}
     except Exception as error:
@@ -104,7 +104,7 @@ def read_event(contract: Contract, data: object) -> Event:
     extra = sorted(str(name) for name in data if name not in named)
     if extra:
         message = f"the event has an unknown field `{one_line(extra[0], NAME_CHARS_MAX)}`"
-        raise EventError(message, hint=f"fields are {', '.join(named)}")
+        raise EventError(message, hint=f"an event has the fields {', '.join(named)}")
     for name in (spec.id, spec.key):  # the id recognises the event; what is drawn is counted by the key
         check_identifier(name, data[name])
     try:

@@ -98,7 +98,7 @@ def interrupt(store: Store, dfid: str, *, restarts_max: int, now_ms: int) -> Sta
     again = has_restart(store, dfid, INTERRUPTED, restarts_max)
     state = transition("ACTIVE", "ABORTED") if again else transition("ACTIVE", "VALIDATING", "ESCALATED")
     move_on(store, "decision_flows", dfid, state, was=("ACTIVE",), tag=INTERRUPTED)
-    _write_end(store, dfid, state, INTERRUPTED, "who was deciding it is gone", now_ms)
+    _write_end(store, dfid, state, INTERRUPTED, "the process that was deciding the flow is gone", now_ms)
     return state
 
 
@@ -196,12 +196,12 @@ def refuse_unless_undecided(store: Reader, dfid: str) -> None:
         raise UsageError(f"there is no flow `{dfid}` in the record", hint="sds flows --undecided", dfid=dfid)
     state, tag, latest = row
     if latest not in (None, dfid):
-        raise UsageError(f"flow `{dfid}` has been followed by `{latest}`", hint=f"sds audit {latest}", dfid=dfid)
+        raise UsageError(f"flow `{dfid}` was replaced by `{latest}`", hint=f"sds audit {latest}", dfid=dfid)
     if state == "ESCALATED":
         raise UsageError(f"flow `{dfid}` waits for a human", hint=f"sds escalations show {dfid}", dfid=dfid)
     if not is_undecided(state, tag):
         raise UsageError(
-            f"flow `{dfid}` is {state}: there is nothing to decide anew", hint="sds flows --undecided", dfid=dfid
+            f"flow `{dfid}` is {state} and cannot be decided again", hint="sds flows --undecided", dfid=dfid
         )
     if is_child(store, dfid) or store.value("SELECT 1 FROM sagas WHERE dfid = ?", (dfid,)) is not None:
         raise UsageError(f"flow `{dfid}` belongs to a saga", hint="send the saga's event again", dfid=dfid)

@@ -223,7 +223,7 @@ def _reasons(text: str | None) -> tuple[str, ...]:
 
 def _difference_words(about: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the key of a difference and who ordered it, and then both sides, as one line each."""
-    ordered = f"flow {about['dfid']}" if about["dfid"] else "a flow that nobody knows"
+    ordered = f"flow {about['dfid']}" if about["dfid"] else "an unknown flow"
     named = f"{about['code']}: key {about['key']}, ordered by {ordered}"
     return named, f"the record: {about['here']}", f"the outside: {about['outside']}"
 
@@ -270,7 +270,7 @@ def refuse_altered(store: Reader, dfid: str) -> None:
     sql = "SELECT CASE WHEN json_valid(body) THEN body -> '$.rows' END FROM ledger WHERE dfid = ? AND kind = 'DECIDED'"
     sealed, now = json.loads(store.value(sql, (dfid,)) or "{}"), seal(store, dfid, SEALED)
     if any(sealed.get(name) != now[name] for name in SEALED):
-        raise StoreError(f"the record of flow `{dfid}` is not what was written", hint="sds ledger verify", dfid=dfid)
+        raise StoreError(f"the record of flow `{dfid}` was altered", hint="sds ledger verify", dfid=dfid)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,13 +35,13 @@ def said(what: str, text: str) -> str:
 def looked_at(seen: str) -> str:
     """Return the id of a state in the form of `seen_id`, or "" when none is given. Raises UsageError."""
     if seen and not (len(seen) <= SEEN_CHARS_MAX and _SEEN.fullmatch(seen)):
-        raise UsageError(f"`{one_line(seen, 80)}` is not the id of a state", hint="sds escalations show DFID names it")
+        raise UsageError(f"`{one_line(seen, 80)}` is not the id of a state", hint="sds escalations show DFID prints it")
     return seen
 
 
 def unacknowledged(dfid: str, message: str) -> UsageError:
     """Return the error for a decision of HIGH impact that has not been acknowledged."""
-    hint = "if that is what you want, say so with --acknowledge"
+    hint = "if that is what you want, repeat it with --acknowledge"
     return UsageError(message, reason_code="ACKNOWLEDGEMENT_REQUIRED", hint=hint, dfid=dfid)
 
 
@@ -62,7 +62,7 @@ def moved_since(policy: tuple[Tolerance, ...], seen: str, case: Case, fields: Fi
         int(text) if text.removeprefix("-").isdecimal() and len(text) < 20 else None for text in texts
     ]
     if len(values) != len(loose) or seen != _id_of(case, fields, loose, values):
-        return ("a field that may not move, since you have seen it",)
+        return ("a field that must not move changed after you saw the case",)
     known = {path: value for path, value in zip(loose, values, strict=True) if value is not None}
     return jit.drift(policy, {**_strict_fields(fields, loose), **known}, fields)
 
@@ -99,9 +99,9 @@ def parse_change(text: str, context_ref: str) -> Proposal:
         raise UsageError(f"the decision is not JSON: {one_line(error, 200)}", hint=_FORM) from error
     params = data.get("params", {}) if isinstance(data, Mapping) else None
     if not isinstance(params, Mapping) or not {*data} <= {"action", "params", "reason"}:
-        raise UsageError("the decision is no object of action, params and reason", hint=_FORM)
+        raise UsageError("the decision is not an object of action, params and reason", hint=_FORM)
     if not all(isinstance(value, _Number) for value in params.values()):
-        raise UsageError("every parameter is a number", hint=_FORM)
+        raise UsageError("every parameter must be a number", hint=_FORM)
     wanted = Proposal(
         str(data.get("action", "")), tuple(sorted(params.items())), str(data.get("reason", "")), context_ref
     )
@@ -110,5 +110,5 @@ def parse_change(text: str, context_ref: str) -> Proposal:
     except UnicodeEncodeError:
         whole = "not text"
     if whole != wanted:
-        raise UsageError("the decision has not the form of a proposal", reason_code="SCHEMA_INVALID", hint=_FORM)
+        raise UsageError("the decision does not have the form of a proposal", reason_code="SCHEMA_INVALID", hint=_FORM)
     return wanted

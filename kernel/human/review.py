@@ -130,11 +130,11 @@ class HumanReview:
     def _carry(self, case: Case, wanted: Resolution) -> tuple[HumanDecision, ExecutionIntent | None]:
         """Judge, check and reserve what a human decided."""
         if case.of_saga:
-            hint = "end it with --abort; what is still due takes an event of its own"
+            hint = "end the case with --abort; send what is still due as a new event"
             raise UsageError("a part of a saga cannot be carried out by itself", hint=hint, dfid=case.dfid)
         if not case.can_be_carried_out:
-            hint = "settle it where it happened, then end the case with --abort"
-            raise UsageError("a difference to the outside cannot be carried out", hint=hint, dfid=case.dfid)
+            hint = "settle the difference outside, then end the case with --abort"
+            raise UsageError("this case is a difference, not a decision to carry out", hint=hint, dfid=case.dfid)
         cases.refuse_altered(self._store, case.dfid)
         doubt = self._kernel.whole.doubt()
         view = self.view(case)
@@ -164,7 +164,7 @@ class HumanReview:
         if verdict.outcome == "ACCEPTED":
             return verdict
         if verdict.outcome == "ESCALATED":
-            raise UsageError(f"`{ESCALATE}` is no decision: a human is the last one asked", dfid=packet.dfid)
+            raise UsageError(f"a human cannot decide `{ESCALATE}`: nobody is left to ask", dfid=packet.dfid)
         why = dict.fromkeys([*(reason.message for reason in verdict.reasons), *packet.notes])
         code = verdict.reason_code or "RBAC_DENIED"
         raise UsageError("; ".join(why), reason_code=code, hint=_look_again(packet.dfid), dfid=packet.dfid)
@@ -177,7 +177,7 @@ class HumanReview:
         kind = packet.envelope.kind(verdict.proposal.action if verdict.proposal else "")
         fixed = {*case.numbers, *(name for name, _, _ in (kind.fills if kind else ()))}
         if wanted.decision == "OVERRIDE" and any(now.get(name) != case.numbers.get(name) for name in fixed):
-            hint = f"decide on what it is now with --modify; {_look_again(case.dfid)}"
+            hint = f"decide on the present values with --modify; {_look_again(case.dfid)}"
             raise _moved(case, "a value that the rules fix has changed since it was proposed", hint)
 
     def _acknowledged(self, case: Case, wanted: Resolution, verdict: Verdict) -> Impact:
@@ -230,10 +230,10 @@ class HumanReview:
             order, code = self._kernel.reserve(attempt, view.observed)
             if code == ALREADY_ORDERED or (order and self._was_carried_out(case)):
                 raise UsageError(
-                    ORDERED_BEFORE, reason_code=ALREADY_ORDERED, hint="end it with --abort", dfid=case.dfid
+                    ORDERED_BEFORE, reason_code=ALREADY_ORDERED, hint="end the case with --abort", dfid=case.dfid
                 )
             if code is not None:
-                message, hint = f"what this takes is not free now: {code.lower()}", _look_again(case.dfid)
+                message, hint = f"the decision cannot be reserved now: {code.lower()}", _look_again(case.dfid)
                 raise WorldError(message, reason_code=code, hint=hint, dfid=case.dfid)
             proposal = verdict.proposal
             made = replace(
@@ -317,12 +317,12 @@ def attest(
         (order for order in orders_in_flight(kernel.store, kernel.contract.gate, now_ms) if order.dfid == dfid), None
     )
     if intent is None or not case.unknown:
-        message, hint = f"flow `{dfid}` has no order whose end is unknown", f"sds escalations show {dfid}"
+        message, hint = f"flow `{dfid}` has no order whose outcome is unknown", f"sds escalations show {dfid}"
         raise UsageError(message, reason_code="FLOW_CLOSED", hint=hint, dfid=dfid)
     if receipt.status == "settled" and not (receipt.reference.strip() and receipt.reference.isprintable()):
-        raise UsageError("what was carried out has a reference where it was carried out, in printable text", dfid=dfid)
+        raise UsageError("a settled order needs the reference that it has outside, in printable text", dfid=dfid)
     if not acknowledged:
         fate = "stays taken for good" if receipt.status == "settled" else "is given back and may be paid to others"
-        raise unacknowledged(dfid, f"this is of HIGH impact: what the order holds {fate}, and that cannot be undone")
+        raise unacknowledged(dfid, f"this is of HIGH impact: what the order reserved {fate}, and that cannot be undone")
     kernel.dispatcher.attest(intent, receipt, by=by)
     return known_answer(kernel.store, dfid)

@@ -41,7 +41,7 @@ _LAST = (
     "SELECT e.dfid FROM decision_flows f"
     " JOIN events e ON e.gate = f.gate AND e.event_id = f.event_id AND e.dfid <> f.dfid WHERE f.dfid = ?"
 )
-MEANWHILE = "an order that the record did not know was taken over meanwhile"
+MEANWHILE = "meanwhile an order that the record did not know was adopted"
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,9 @@ from sds.kernel.storage.store import Reader, Store
 
 _CHAIN = "SELECT event_id, state, tag, trigger_event, parent_dfid FROM decision_flows WHERE dfid = ?"
 _MENDS = {
-    "ESCALATED": "end it first: sds escalations resolve {dfid} --abort --reason TEXT",
-    "EXECUTING": "sds recover learns what became of its order",
-    "ACTIVE": "wait for it; sds recover ends what nobody holds any more",
+    "ESCALATED": "end the case first: sds escalations resolve {dfid} --abort --reason TEXT",
+    "EXECUTING": "run `sds recover`: it asks the executor what became of the order",
+    "ACTIVE": "wait until it ends; `sds recover` ends a flow whose process is gone",
 }
 
 
@@ -90,7 +90,7 @@ def _flows(store: Reader, gate: str, event_id: str) -> list[_Flow]:
     child = saga_child(own[0].trigger)
     if child is not None:
         of = store.value("SELECT event_id FROM decision_flows WHERE dfid = ?", (child[0],))
-        raise UsageError(f"event `{event_id}` is a step of a saga", hint=f"erase the whole of it: --event {of}")
+        raise UsageError(f"event `{event_id}` is a step of a saga", hint=f"erase the whole saga: --event {of}")
     return [*own, *(step for flow in own for step in _steps(store, gate, flow.dfid))]
 
 
@@ -118,5 +118,5 @@ def _refuse_open(flow: _Flow) -> None:
     if flow.state not in ("CLOSED", "ABORTED"):
         hint = _MENDS.get(flow.state, _MENDS["ACTIVE"]).format(dfid=flow.dfid)
         raise UsageError(
-            f"the case of event `{flow.event_id}` is not at its end: it is {flow.state}", hint=hint, dfid=flow.dfid
+            f"the case of event `{flow.event_id}` has not ended: its flow is {flow.state}", hint=hint, dfid=flow.dfid
         )

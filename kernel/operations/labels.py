@@ -49,9 +49,9 @@ def record_label(store: Store, dfid: str, right: bool, *, by: str, now_ms: int, 
     Raises UsageError when the flow is no decision of an agent, or has the other label.
     """
     if not isinstance(right, bool):
-        raise UsageError("a label is true or false", dfid=dfid)
+        raise UsageError("`right` must be true or false", dfid=dfid)
     if not (who := person(by, WHO_CHARS_MAX)):
-        raise UsageError("whoever labels a decision has a name", hint="by=NAME", dfid=dfid)
+        raise UsageError("a label needs the name of the person who gives it", hint="who=NAME", dfid=dfid)
     with store.transaction():
         decision, confidence, gate = _decision(store, dfid)
         known = store.value(
@@ -80,17 +80,17 @@ def _counted(store: Store, gate: str, dfid: str, found: MonitoredDecision, now_m
 def _decision(store: Reader, dfid: str) -> tuple[dict[str, Any], float | None, str]:
     row = store.row(_DECISION, (dfid,))
     if row is None:
-        raise UsageError(f"flow `{dfid}` is not decided", hint="sds audit FLOW shows what is known of one", dfid=dfid)
+        raise UsageError(f"flow `{dfid}` has no decision in the record", hint=f"sds audit {dfid}", dfid=dfid)
     body = json.loads(row[0])
     if "agent_id" not in body or body["tag"] in WAITING_TAGS:
-        raise UsageError(f"flow `{dfid}` is no decision of an agent", hint="only those have labels", dfid=dfid)
+        raise UsageError(f"flow `{dfid}` was not decided by an agent", hint="label agents' decisions only", dfid=dfid)
     return body, row[1], row[2]
 
 
 def _known(dfid: str, known: bool, right: bool) -> Labelled:
     if known != right:
         said = "right" if known else "wrong"
-        raise UsageError(f"flow `{dfid}` is labelled as {said} already", hint="a label is final", dfid=dfid)
+        raise UsageError(f"flow `{dfid}` is labelled as {said} already", hint="a label cannot be changed", dfid=dfid)
     return Labelled(changed=False)
 
 

@@ -41,9 +41,9 @@ def _schema(contract: Contract) -> Refusal | None:
     if wanted[0] == ours[0] and wanted[1] <= ours[1]:
         return None
     return Refusal(
-        f"the contract is written for proposal schema `{contract.proposal_schema}`, this runtime speaks"
+        f"the contract is written for proposal schema `{contract.proposal_schema}`, but this program supports"
         f" `{PROPOSAL_SCHEMA}`",
-        "use a runtime of that schema, or write the contract for this one",
+        "use a version of sds with that schema, or write the contract for this one",
     )
 
 
@@ -51,7 +51,7 @@ def _against(contract: Contract, known: Known) -> Refusal | None:
     """Refuse what contradicts a contract that is registered for the same gate or agent."""
     if (known.gate, known.agent_id) != (contract.gate, contract.agent_id):
         return Refusal(
-            f"agent `{contract.agent_id}` cannot serve gate `{contract.gate}`: agent `{known.agent_id}` serves"
+            f"agent `{contract.agent_id}` cannot serve gate `{contract.gate}`: agent `{known.agent_id}` already serves"
             f" `{known.gate}`"
         )
     if known.contract_hash == contract.hash:
@@ -59,10 +59,10 @@ def _against(contract: Contract, known: Known) -> Refusal | None:
             return Refusal(f"version `{known.version}` was revoked", "register a higher version")
         return None
     if known.status == "RETIRED":
-        return Refusal(f"agent `{known.agent_id}` is retired", "give the successor a gate and a name of its own")
+        return Refusal(f"agent `{known.agent_id}` is retired", "give the successor its own `gate` and `agent_id`")
     if semver(known.version) >= semver(contract.version):
         return Refusal(
-            f"version `{contract.version}` differs from and does not exceed the registered `{known.version}`",
+            f"version `{contract.version}` differs from the registered `{known.version}` but is not higher",
             "raise the contract's version",
         )
     return None

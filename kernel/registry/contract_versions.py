@@ -69,7 +69,7 @@ def recorded_contract(body: str) -> Contract:
             data["rationale"] = {"order": "before", "chars_max": longest}
         return Contract.model_validate_json(json.dumps(data))
     except NOT_AS_WRITTEN as error:
-        raise ContractError("a registered contract is not one of this program's", hint="sds ledger verify") from error
+        raise ContractError("a registered contract cannot be read by this program", hint="sds ledger verify") from error
 
 
 def registered_contract(store: Reader, gate: str) -> Contract | None:

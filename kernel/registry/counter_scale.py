@@ -33,16 +33,16 @@ def refusal(store: Reader, contract: Contract, now_ms: int) -> Refusal | None:
         path = counter.rpartition("#")[2]
         if path in contract.snapshot and _drawn(store, counter):
             return Refusal(
-                f"`{path}` is declared as `{contract.snapshot[path]}`, and what is drawn from it was counted with"
+                f"`{path}` is declared as `{contract.snapshot[path]}`, but draws from it were counted with"
                 f" {counted[counter]} decimals",
-                "keep the field's type; in other units it is a field of another name, from which nothing is drawn yet",
+                "keep the field's type, or declare the other type under a new name, from which nothing is drawn yet",
             )
         if path not in contract.snapshot and spend.anything_counted(store, contract, now_ms):
-            decimals = "now more, now fewer" if counted[counter] is None else counted[counter]
+            decimals = "different numbers of" if counted[counter] is None else counted[counter]
             return Refusal(
-                f"what is spent in this hour or day was counted with {decimals} decimals, and this"
-                " contract spends with others",
-                "suspend the agent until the hour or day is over, then register it",
+                f"what is spent in this hour or day was counted with {decimals} decimals, but this"
+                " contract spends with another number",
+                "suspend the agent until the hour or day is over, then register the contract",
             )
     return _at_odds(store, contract)
 
@@ -58,9 +58,9 @@ def _at_odds(store: Reader, contract: Contract) -> Refusal | None:
             path = counter.rpartition("#")[2]
             if here[counter] != there[counter]:
                 return Refusal(
-                    f"`{path}` is declared as `{contract.snapshot[path]}`, and gate `{gate}`, which shares it, declares it"
+                    f"`{path}` is declared as `{contract.snapshot[path]}`, but gate `{gate}`, which shares it, declares it"
                     f" as `{theirs['snapshot'][path]}`",
-                    "declare it as that gate does; in other units it is a field of another name",
+                    "declare it as that gate does, or under another name",
                 )
     return None
 

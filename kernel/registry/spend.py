@@ -92,7 +92,7 @@ def _moment(at_ms: int, zone: tzinfo) -> datetime:
     try:
         return datetime.fromtimestamp(at_ms / 1000, zone)
     except (ValueError, OverflowError, OSError) as error:
-        what = f"the record names a time that is none: {at_ms} ms"
+        what = f"the record has a time that no calendar has: {at_ms} ms"
         raise StoreError(what, hint="sds ledger verify", retryable=False) from error
 
 

@@ -213,9 +213,9 @@ def faults(store: Reader, digests: Mapping[tuple[str, str], str]) -> list[str]:
     found: list[str] = []
     for of in sorted({*kept, *marks, *digests}):
         if (_digest(*kept[of]) if of in kept else None) != digests.get(of):
-            found.append(f"monitors of {'/'.join(of)}: the sums are not those of the ledger")
+            found.append(f"monitors of {'/'.join(of)}: the sums differ from the ledger's")
         elif f"{marks.get(of, 0):x}" != (orjson.loads(kept[of][1])[-1] if of in kept else "0"):
-            found.append(f"monitors of {'/'.join(of)}: the windows are not those of the sums")
+            found.append(f"monitors of {'/'.join(of)}: the windows differ from their sums")
     return found
 
 

@@ -27,7 +27,7 @@ def reverse(kernel: Kernel, parent: str, dfid: str, *, now_ms: int) -> str:
     """
     order = decision_record.read_order(kernel.store, dfid)
     if order is None:
-        raise StoreError("an order is not in the record", dfid=dfid)
+        raise StoreError(f"the order of flow `{dfid}` is not in the record", dfid=dfid)
     with kernel.store.transaction():
         known = kernel.store.value("SELECT status FROM saga_reversals WHERE dfid = ?", (dfid,))
         if known in ("REVERTED", "REFUSED"):

@@ -39,7 +39,7 @@ def drive(kernel: Kernel, dfid: str, ask: Ask, *, now_ms: Callable[[], int]) -> 
         late = found.phase == "STEPS" and found.late(now_ms())
         if said is not None and said.retryable and said.tag in WAITING_TAGS and not late:
             return saga.saga_answer(kernel.store, kernel.contract, dfid)
-    raise SdsError(f"saga `{dfid}` does not come to an end", dfid=dfid)
+    raise SdsError(f"saga `{dfid}` has not ended after {ROUNDS_MAX} rounds", dfid=dfid)
 
 
 def _step(kernel: Kernel, found: Saga, ask: Ask, now_ms: Callable[[], int]) -> Answer | None:

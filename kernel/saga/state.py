@@ -41,7 +41,7 @@ from sds.kernel.storage.vault import Texts
 DIRTY = SAGA_DIRTY
 COMPENSATED = "COMPENSATED"
 MOVED_ON = "SAGA_MOVED_ON"
-STEP_ADOPTED = "a step of it was carried out, as the outside says: begun anew, it would be carried out again"
+STEP_ADOPTED = "a step of this saga was already carried out outside: a new start would carry it out again"
 _STEP_ADOPTED = f"SELECT 1 FROM decision_flows WHERE parent_dfid = ? AND state = 'CLOSED' AND tag = '{ADOPTED}'"
 COMPENSATION = 0  # the number of the child that chooses from the menu; steps count from 1
 
@@ -192,7 +192,7 @@ def load(store: Reader, contract: Contract, dfid: str) -> Saga:
     prefix = _prefix(event_id, restarts)
     kinds, fields = enumerate(json.loads(steps), start=1), event_fields(store, dfid)
     if fields is None:
-        raise StoreError(f"the trigger of saga `{dfid}` has the form of no contract", dfid=dfid)
+        raise StoreError(f"the trigger of saga `{dfid}` fits no registered contract", dfid=dfid)
     return Saga(
         dfid,
         name,
@@ -278,7 +278,7 @@ def _body(data: Mapping[str, object]) -> str:
 def check_phase(store: Reader, dfid: str, phase: Phase) -> None:
     """Raise UsageError unless the saga is in this phase, inside the caller's transaction."""
     if store.value("SELECT phase FROM sagas WHERE dfid = ?", (dfid,)) != phase:
-        raise UsageError("the saga has moved on", reason_code=MOVED_ON, dfid=dfid)
+        raise UsageError(f"the saga is no longer in phase {phase}", reason_code=MOVED_ON, dfid=dfid)
 
 
 def close_steps(store: Store, contract: Contract, dfid: str, code: str, *, stopped: bool, now_ms: int) -> None:

@@ -42,13 +42,13 @@ def copy(source: Reader, target: Store) -> int:
     copied = 0
     with target.transaction():
         if there := rows_there(target):
-            raise StoreError(f"`{target.name}` is not empty: it has {there} rows", hint="name one that is")
+            raise StoreError(f"`{target.name}` is not empty: it has {there} rows", hint="name an empty store")
         target.run("UPDATE meta SET value = ? WHERE key = 'halted'", ("1" if source.halted else "0",))
         for table, key in keys_of_tables().items():
             if table not in _NOT_COPIED:
                 columns = source.columns(table)
                 if set(columns) != set(target.columns(table)):
-                    raise StoreError(f"table `{table}` has other columns in `{one_line(target.name, 200)}`")
+                    raise StoreError(f"table `{table}` has different columns in `{one_line(target.name, 200)}`")
                 copied += sum(_put(target, table, columns, rows) for rows in _pages(source, table, columns, key))
     return copied
 

@@ -80,7 +80,7 @@ class CaseKey:
         return canonical([*self._case, column])
 
     def _altered(self) -> StoreError:
-        return StoreError(f"a text of event `{self._case[1]}` is not what was sealed", hint="sds ledger verify")
+        return StoreError(f"a text of event `{self._case[1]}` differs from what was sealed", hint="sds ledger verify")
 
 
 class Signer:
@@ -210,7 +210,7 @@ class Keyring:
             return CaseKey(gate, event_id, key, random=self._random)
         if self._renew():  # another process may have wrapped it under a key that was new here
             return self.unwrap(gate, event_id, wrapped)
-        raise CaseKeyError(f"the key of event `{event_id}` is not wrapped under the kernel's", hint="sds ledger verify")
+        raise CaseKeyError(f"the key of event `{event_id}` opens with no key of this kernel", hint="sds ledger verify")
 
     def fingerprints(self, text: str) -> tuple[str, ...]:
         """Return the keyed hashes of a text, 64 hexadecimal digits, one for each key. Write the first; recognise by any."""

@@ -187,10 +187,10 @@ def refuse_altered_ledger(store: Reader, public: PublicKeys) -> None:
     """
     last = newest_checkpoint(store)
     if wrong := _altered(store, last, head(store), public):
-        hint = "sds ledger verify, and restore a backup"
+        hint = "run `sds ledger verify`, and restore a backup"
         if last is None:
-            hint += '; if it is one from before it was signed: sds keys rotate --reason "..."'
-        raise StoreError(f"the ledger is not what was signed: {wrong}", hint=hint)
+            hint += '; if the record is from before it was signed, run: sds keys rotate --reason "..."'
+        raise StoreError(f"the ledger differs from what was signed: {wrong}", hint=hint)
 
 
 def _altered(store: Reader, last: Checkpoint | None, before: Head, public: PublicKeys) -> str:
@@ -215,7 +215,7 @@ def forged(checkpoint: Checkpoint, name: str, public: PublicKeys | None) -> str:
     """Return why none of these keys has signed a checkpoint; "" when one has. Without keys: why its own key has not."""
     if public is not None and checkpoint.public_key not in public.keys:
         return f"{name}: signed with another key, `{str(checkpoint.public_key)[:_SHOWN]}`"
-    return "" if checkpoint.genuine else f"{name}: its signature is not that of its key"
+    return "" if checkpoint.genuine else f"{name}: its signature does not match its key"
 
 
 def checkpoint_faults(
@@ -243,7 +243,7 @@ def _start_faults(hashes: Mapping[int, str], head: Head, since: Head, *, none: b
     if hashes.get(since.idx, GENESIS) != since.entry_hash:
         return [f"entry {since.idx}: not the one after which signing began"]
     if none and head.idx > since.idx:
-        return [f"entries {since.idx + 1} to {head.idx}: none has a checkpoint, and each was written under a key"]
+        return [f"entries {since.idx + 1} to {head.idx}: none has a checkpoint, although signing had begun"]
     return []
 
 
@@ -362,7 +362,7 @@ def clock_faults(store: Reader, known: Iterable[Step]) -> list[str]:
     """Return where the recorded steps are not those of the ledger."""
     recorded = {Step(*row) for row in store.rows("SELECT idx, was_ms, now_ms FROM clock_steps")}
     return [
-        f"clock step at entry {step.idx}: the table does not say what the ledger does"
+        f"clock step at entry {step.idx}: the table and the ledger differ"
         for step in sorted(recorded ^ set(known), key=lambda step: step.idx)
     ]
 

@@ -51,16 +51,16 @@ _OLDER_CLOCK_STEPS = (
 _UNSTORABLE = (OverflowError, UnicodeEncodeError)  # a number beyond 64 bits, text that has no UTF-8
 _NAME = re.compile("[a-z][a-z_]{0,31}")
 
-_WRITE, _RESTORE = "is it in a folder that you may write?", "restore it from a backup, or use another folder"
+_WRITE, _RESTORE = "check that you may write in its folder", "restore the record from a backup, or use another folder"
 _MENDS = {
     sqlite3.SQLITE_CANTOPEN: _WRITE,
     sqlite3.SQLITE_READONLY: _WRITE,
     sqlite3.SQLITE_PERM: _WRITE,
     sqlite3.SQLITE_NOTADB: _RESTORE,
     sqlite3.SQLITE_CORRUPT: _RESTORE,
-    sqlite3.SQLITE_BUSY: "another program holds it: end that, or try again",
-    sqlite3.SQLITE_FULL: "the disk is full",
-    sqlite3.SQLITE_IOERR: "is the disk full, or its file system one that cannot lock and map files?",
+    sqlite3.SQLITE_BUSY: "another program holds the record: end that program, or try again",
+    sqlite3.SQLITE_FULL: "free space on the disk",
+    sqlite3.SQLITE_IOERR: "check that the disk is not full and that its file system can lock and map files",
 }
 
 Connect = Callable[[Path], sqlite3.Connection]
@@ -274,7 +274,7 @@ class SqliteStore(SqliteReader, Store):
         version = self.value("SELECT value FROM meta WHERE key = 'schema_version'")
         refuse_newer(version)
         if version != SCHEMA_VERSION:
-            raise StoreError(f"it has schema version `{version}`, this program needs `{SCHEMA_VERSION}`")
+            raise StoreError(f"it has schema version `{version}`, but this program needs `{SCHEMA_VERSION}`")
 
     def _upgrade(self, found: dict[str, str]) -> None:
         """Add what an older version's record lacks. Its own objects keep the text of their definitions."""
@@ -346,7 +346,7 @@ class SqliteStore(SqliteReader, Store):
     def exclusively(self, name: str) -> Iterator[bool]:
         """Lock a file beside the record, `decisions.db.NAME`. The lock ends with the process that holds it."""
         if not _NAME.fullmatch(name):
-            raise UsageError(f"`{name}` is no name of a lock", hint="lower-case letters and `_`")
+            raise UsageError(f"`{name}` is not a name of a lock", hint="lower-case letters and `_`")
         path = self.path.with_name(f"{self.path.name}.{name}")
         with ExitStack() as opened:
             try:

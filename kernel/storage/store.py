@@ -24,9 +24,9 @@ SUPERSEDED = "DROP INDEX IF EXISTS snapshots_by_key"  # an older record has this
 MESSAGE_CHARS_MAX = 300
 STATEMENTS_MAX = 2_048  # size of the caches by statement text
 
-_NEWER = "run the version of this program that opened it last; the way back is in docs/operations.md, under Upgrading"
+_NEWER = "run the version of this program that opened it last; to go back, see docs/operations.md, Going back"
 
-_KEY = "put `kernel.key` back beside the record: from a backup, readable by you alone"
+_KEY = "put `kernel.key` back into the gate's folder: from a backup, readable by you alone"
 
 _VERSION = re.compile("[0-9]{1,9}")
 _WRITES = re.compile(r"\b(INSERT|UPDATE|DELETE|REPLACE|MERGE)\b", re.IGNORECASE)
@@ -40,7 +40,7 @@ def refuse_writing(sql: str) -> None:
     """Raise StoreError unless a statement is a SELECT. A WITH passes, too, if no word stands in it that writes."""
     text = sql.lstrip()
     if not text.startswith("SELECT") and (not text.startswith("WITH") or _WRITES.search(text)):
-        raise StoreError("the store cannot be read: this statement is no SELECT", retryable=False)
+        raise StoreError("the store cannot be read: the statement is not a SELECT", retryable=False)
 
 
 def refuse_newer(version: object, record: str = "it") -> None:
@@ -49,7 +49,7 @@ def refuse_newer(version: object, record: str = "it") -> None:
     `version`: as it stands in the record, which may be damaged.
     """
     if isinstance(version, str) and _VERSION.fullmatch(version) and int(version) > int(SCHEMA_VERSION):
-        said = f"{record} has schema version `{version}`, of a newer version of this program: this one needs `{SCHEMA_VERSION}`"
+        said = f"{record} has schema version `{version}`, of a newer version of this program; this one needs `{SCHEMA_VERSION}`"
         raise StoreError(said, hint=_NEWER, retryable=False)
 
 

@@ -73,7 +73,7 @@ def destroy(store: Store, gate: str, events: tuple[str, ...], *, who: str, reaso
     if erased_at_ms is not None:
         raise _erased(events[0], erased_at_ms, before)
     if wrapped is None:
-        raise UsageError(f"the texts of event `{events[0]}` lie under no key: an older version wrote them in clear")
+        raise UsageError(f"the texts of event `{events[0]}` have no key: an older version wrote them unencrypted")
     for event_id in events:
         store.insert("erasures", gate=gate, event_id=event_id, who=who, reason=reason, erased_at_ms=now_ms)
         store.run("DELETE FROM case_keys WHERE gate = ? AND event_id = ?", (gate, event_id))
@@ -151,7 +151,7 @@ class Texts:
 
     def text(self, column: str, stored: str) -> str:
         if not isinstance(stored, str):  # the record was damaged or altered
-            raise TypeError("a text of a case is none")
+            raise TypeError("a text of a case is not text")
         if not stored.startswith(TEXT_MARK):
             return stored
         key = self._key_or_word()

@@ -50,7 +50,7 @@ def test_a_file_is_read_into_engines_in_its_order() -> None:
     ("text", "said"),
     [
         ("engines: []\n", "f.yaml:1: engines: must have 1 or more entries"),
-        ("engine: []\n", "f.yaml:1: engine: is not a known field: `engines` is missing"),
+        ("engine: []\n", "f.yaml:1: engine: is not a known field: did you mean `engines`, which is missing?"),
         ("engines:\n  - {name: a}\n", "f.yaml:2: engines.0.kind: is missing"),
         ("engines:\n  - {name: A, kind: native}\n", "f.yaml:2: engines.0.name: "),
         ("engines:\n  - {name: a, kind: gpt}\n", "f.yaml:2: engines.0.kind: must be 'native', 'outlines', "),
@@ -148,15 +148,15 @@ def test_a_file_is_read_into_engines_in_its_order() -> None:
         ),
         (
             "engines:\n  - {name: a, kind: native, speed: 9}\n",
-            "f.yaml:2: engines.0.speed: is not a known field: there are api_key_env, as_is, ",
+            "f.yaml:2: engines.0.speed: is not a known field: the fields here are api_key_env, as_is, ",
         ),
         (
             "engines:\n  - {name: a, kind: native, librari: llamacpp}\n",
-            "f.yaml:2: engines.0.librari: is not a known field: is `library` meant?",
+            "f.yaml:2: engines.0.librari: is not a known field: did you mean `library`?",
         ),
         (
             "engines:\n  - {name: a, kid: native}\n",
-            "f.yaml:2: engines.0.kid: is not a known field: `kind` is missing",
+            "f.yaml:2: engines.0.kid: is not a known field: did you mean `kind`, which is missing?",
         ),
         ("engines:\n  - {name: a, kind: native}\n  - {name: a, kind: native}\n", "f.yaml:1: engines: two engines"),
         (

@@ -42,7 +42,7 @@ def refusal(folder: Path, text: str) -> str:
     [
         ("idempotent: true ", "idempotent: yes indeed", ":3: idempotent: must be true or false"),
         ("idempotent: true ", "# ", ":2: idempotent: is missing"),
-        ("currency: EUR", "curency: EUR", ":5: curency: is not a known field: is `currency` meant?"),
+        ("currency: EUR", "curency: EUR", ":5: curency: is not a known field: did you mean `currency`?"),
         ("http://127.0.0.1:8099", "http://pay.example", ":2: address: must begin with https://"),
         ("http://127.0.0.1:8099", "https://me:pw@pay.example", ":2: address: must be a URL without a user name"),
         ("currency: EUR", "proxy: http://proxy.example:3128", ":5: proxy: must be left out: an http:// address"),

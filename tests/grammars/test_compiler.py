@@ -242,12 +242,16 @@ def of_one(*reasons: str, params: tuple[tuple[str, Bound], ...] = (), chars: int
         (ESCALATE_ONLY, "0" * 63 + "\n", "the context reference is not 64 hexadecimal digits"),
         (of_one("A", chars=2001), CONTEXT_REF, "a rationale of `2001` characters is not within 0..2000"),
         (of_one("A", chars=-1), CONTEXT_REF, "a rationale of `-1` characters is not within 0..2000"),
-        (of_one(), CONTEXT_REF, "a reason code is missing or stands twice"),
-        (of_one("A", "A"), CONTEXT_REF, "a reason code is missing or stands twice"),
-        (of_one("a"), CONTEXT_REF, "`a` is not a reason code the form can write"),
-        (of_one("A", params=(("X", Bound(1, 2, 1, 0, 0)),)), CONTEXT_REF, "`PAY` has parameters the form cannot write"),
-        (of_one("A", params=(("x", Bound(3, 4, 10, 7, 0)),)), CONTEXT_REF, "`x` has a bound that holds no value"),
-        (of_one("A", params=(("x", Bound(2, 1, 1, 0, 0)),)), CONTEXT_REF, "`x` has a bound that holds no value"),
+        (of_one(), CONTEXT_REF, "a reason code is missing or given twice"),
+        (of_one("A", "A"), CONTEXT_REF, "a reason code is missing or given twice"),
+        (of_one("a"), CONTEXT_REF, "`a` is not a reason code that a proposal can hold"),
+        (
+            of_one("A", params=(("X", Bound(1, 2, 1, 0, 0)),)),
+            CONTEXT_REF,
+            "`PAY` has parameters that a proposal cannot hold",
+        ),
+        (of_one("A", params=(("x", Bound(3, 4, 10, 7, 0)),)), CONTEXT_REF, "`x` has bounds that contain no value"),
+        (of_one("A", params=(("x", Bound(2, 1, 1, 0, 0)),)), CONTEXT_REF, "`x` has bounds that contain no value"),
     ],
 )
 def test_what_the_form_cannot_write_is_refused(
@@ -281,9 +285,7 @@ def test_words_that_would_make_a_choice_with_what_ends_a_text_or_number_are_refu
     """Such a choice would be made unseen: without a probability of its own, or a confidence."""
     pay = KindBound("PAY", ("AA", "BB"), (("amount", Bound(0, 999, 1, 0, 2)),))
     envelope = DecisionEnvelope((KindBound("DENY", ("NO",), ()), pay), chars)
-    with pytest.raises(
-        LanguageError, match=f"the token that ends `{ended}` would make the choice behind it"
-    ) as refused:
+    with pytest.raises(LanguageError, match=f"the token that ends `{ended}` would also decide what follows") as refused:
         GrammarCompiler(Longest([token])).matcher(envelope, CONTEXT_REF)
     assert "LANGUAGE_UNSPEAKABLE" == refused.value.reason_code
     GrammarCompiler(Longest([])).matcher(envelope, CONTEXT_REF)

@@ -18,10 +18,10 @@ NUMBER = Bound(0, 9, 1, 0, 0)
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (KindBound("pay", OK), "`pay` is not a kind the form can write"),
-        (KindBound("PAY", ('O"K',)), '`O"K` is not a reason code the form can write'),
-        (KindBound("PAY", OK, (("Amount", NUMBER),)), "`PAY` has parameters the form cannot write"),
-        (KindBound("PAY", OK, (("a", NUMBER), ("a", NUMBER))), "`PAY` has parameters the form cannot write"),
+        (KindBound("pay", OK), "`pay` is not a kind that a proposal can hold"),
+        (KindBound("PAY", ('O"K',)), '`O"K` is not a reason code that a proposal can hold'),
+        (KindBound("PAY", OK, (("Amount", NUMBER),)), "`PAY` has parameters that a proposal cannot hold"),
+        (KindBound("PAY", OK, (("a", NUMBER), ("a", NUMBER))), "`PAY` has parameters that a proposal cannot hold"),
         (KindBound("PAY", OK, tuple((f"a{i}", NUMBER) for i in range(17))), "`PAY` has parameters"),
     ],
 )

@@ -114,7 +114,7 @@ def test_a_bound_that_needs_too_long_an_expression_is_refused(lo: int, hi: int, 
 
 
 def test_a_bound_without_values_has_no_expression() -> None:
-    with pytest.raises(LanguageError, match="a bound holds no value"):
+    with pytest.raises(LanguageError, match="the bounds of a number contain no value"):
         number_regex(Bound(3, 4, 10, 7, 0))
 
 

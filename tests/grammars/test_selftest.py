@@ -41,12 +41,12 @@ def refuses(words: Tokens, message: str) -> None:
 
 def test_a_matcher_that_accepts_every_token_is_found(embedded: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TokenMatcher, "accept", accept_anything)
-    refuses(embedded, "the mask is not alive: it took a forbidden token")
+    refuses(embedded, "the grammar mask does not work: it accepted a forbidden token")
 
 
 def test_numbers_without_bounds_are_found(embedded: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DigitMatcher, "_reaches", everything_reachable)
-    refuses(embedded, "the mask is not alive: it let a decision leave the language")
+    refuses(embedded, "the grammar mask does not work: it let a decision leave the language")
 
 
 def test_a_choice_point_that_offers_every_token_is_found(embedded: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,4 +63,4 @@ def test_pieces_that_are_not_what_was_written_are_found(embedded: Tokens, monkey
         "_check_stays_within",
         lambda matcher, _, decisions, preference: check(matcher, other, decisions, preference),
     )
-    refuses(embedded, "the mask is not alive: it ended elsewhere than the decision")
+    refuses(embedded, "the grammar mask does not work: it did not end where the decision ends")

@@ -40,7 +40,7 @@ def test_the_tokenizers_own_end_ends_the_text() -> None:
 
 @pytest.mark.parametrize("piece", [b"", b"\n", b'"', b'"x', b'e"', b"\xc3", b"\xc3\xa9", b"\\"])
 def test_a_token_that_is_not_permitted_is_refused(piece: bytes) -> None:
-    with pytest.raises(LanguageError, match="the token is not one of a text") as refused:
+    with pytest.raises(LanguageError, match="the token is not allowed in a text") as refused:
         TEXT.read(PIECES.index(piece))
     assert "MASK_FAILED" == refused.value.reason_code
 

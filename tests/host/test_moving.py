@@ -181,7 +181,7 @@ def test_records_are_listed_wherever_they_are(folder: Path, monkeypatch: pytest.
     assert found is not None
     with closing(found):
         for statement, why in (
-            ("DELETE FROM meta RETURNING key", "no SELECT"),
+            ("DELETE FROM meta RETURNING key", "not a SELECT"),
             ("SELECT 1 INTO t", "read-only transaction"),
         ):
             with pytest.raises(StoreError, match=why):

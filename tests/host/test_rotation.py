@@ -227,7 +227,7 @@ def test_whoever_is_stopped_while_they_say_that_keys_are_lost_says_it_again(
         stopped.setattr(registry, "append_act", interrupted)
         with pytest.raises(KeyboardInterrupt):
             renewed(bed, lost=True)
-    with closing(paths.open_record(bed.own)) as store, pytest.raises(StoreError, match="is not wrapped under"):
+    with closing(paths.open_record(bed.own)) as store, pytest.raises(StoreError, match="opens with no key"):
         verify.flow_record(store, dfid)
     renewed(bed, lost=True)
     with bed.gate() as gate:

@@ -76,8 +76,8 @@ def test_what_can_never_succeed_is_not_called_retryable() -> None:
             "decide on it with MODIFY; look again: GET /v1/escalations/01",
         ),
         (
-            "if that is what you want, say so with --acknowledge",
-            "if that is what you want, say so with `acknowledge`: true",
+            "if that is what you want, repeat it with --acknowledge",
+            "if that is what you want, repeat it with `acknowledge`: true",
         ),
     ],
 )

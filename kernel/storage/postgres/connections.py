@@ -102,7 +102,7 @@ def _set_up_for_writing(db: Connection, schema: str) -> None:
     set_up(db, schema, only_reads=True)
     began, standby = db.execute("SELECT pg_postmaster_start_time()::text, pg_is_in_recovery()").fetchone() or ("", True)
     if standby:
-        raise StoreError("a standby answers", hint="name the primary: this server only reads")
+        raise StoreError("the server is a standby", hint="name the primary: this server only reads")
     timeline = ""
     with suppress(psycopg.DatabaseError):  # some services that speak PostgreSQL's protocol have no log files
         row = db.execute("SELECT left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)").fetchone()
@@ -130,7 +130,7 @@ def connected(url: Url, schema: str, *, only_reads: bool = False) -> Connection:
 def _check_server(db: Connection) -> None:
     """Raise UsageError for a server on which a record would not be durable, or not in UTF-8."""
     if db.info.server_version < VERSION_MIN:
-        raise UsageError(f"PostgreSQL {db.info.server_version // 10_000} is too old: it has to be 15 or newer")
+        raise UsageError(f"PostgreSQL {db.info.server_version // 10_000} is too old: version 15 or newer is needed")
     asked = "SELECT current_setting('fsync'), current_setting('server_encoding'), current_setting('full_page_writes')"
     fsync, encoding, pages = db.execute(asked).fetchone() or ("", "", "")
     if (fsync, pages) != ("on", "on"):
@@ -164,7 +164,7 @@ class Pool:
         try:
             return self._pool.getconn()
         except PoolTimeout as error:
-            hint = "is PostgreSQL running? it is asked again next time"
+            hint = "check that PostgreSQL is running; the next call tries again"
             raise StoreError(f"`{self._url.name}` gives no connection within {WAIT_S:.0f} s", hint=hint) from error
         except PoolClosed as error:
             raise StoreError("the store cannot be read: it is closed") from error

@@ -10,20 +10,20 @@ from sds.kernel.errors import StoreError
 from sds.kernel.storage.store import MESSAGE_CHARS_MAX
 
 NO_READ, NO_WRITE = "the store cannot be read", "the store refused"  # how messages begin
-UNKNOWN_END = "the connection was lost while it committed: whether it did, the record says"
-_RUNNING = "is PostgreSQL running, and its address right? it is asked again next time"
+UNKNOWN_END = "the connection was lost during the commit: the record shows whether it was made"
+_RUNNING = "check that PostgreSQL is running and its address right; the next call tries again"
 _UNSTORABLE = (OverflowError, UnicodeEncodeError, psycopg.DataError)
 REFUSED = (psycopg.Error, OverflowError, UnicodeEncodeError)
 _MENDS: dict[type[psycopg.Error], str] = {
     errors.InvalidPassword: "give the right user and password in the store's URL",
     errors.InvalidAuthorizationSpecification: "give the right user and password in the store's URL",
     errors.InvalidCatalogName: "make the database first: createdb",
-    errors.InsufficientPrivilege: "let its user make a schema in this database: GRANT CREATE ON DATABASE ... TO ...",
-    errors.LockNotAvailable: "another program holds it: end that, or try again",
-    errors.DiskFull: "the server's disk is full",
+    errors.InsufficientPrivilege: "let the user make schemas in this database: GRANT CREATE ON DATABASE ... TO ...",
+    errors.LockNotAvailable: "another program holds the record: end that program, or try again",
+    errors.DiskFull: "free space on the server's disk",
     errors.TooManyConnections: "raise max_connections, or run fewer processes",
     errors.ReadOnlySqlTransaction: "name the primary: this server only reads",
-    errors.UndefinedTable: "restore it from a backup",
+    errors.UndefinedTable: "restore the record from a backup",
     errors.SerializationFailure: "try again",
     errors.DeadlockDetected: "try again",
 }

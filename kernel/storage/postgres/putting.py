@@ -34,7 +34,7 @@ def _refuse_in_use(db: Connection, schema: str) -> None:
     sql = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = %s"
     others = db.execute(sql, (schema,)).fetchone()
     if others and others[0]:
-        raise UsageError(f"the record `{schema}` is in use by others", hint="end the gates and services first")
+        raise UsageError(f"the record `{schema}` is in use by others", hint="stop the gates and services first")
 
 
 def _drop_empty(db: Connection, schema: str) -> None:
@@ -44,7 +44,7 @@ def _drop_empty(db: Connection, schema: str) -> None:
         return
     last = db.execute(f"SELECT max(idx) FROM {schema}.ledger").fetchone()
     if last and last[0]:
-        hint = f"if it is to be given up, move it away: ALTER SCHEMA {schema} RENAME TO given_up_{schema}"
+        hint = f"to give that record up, move it away: ALTER SCHEMA {schema} RENAME TO given_up_{schema}"
         raise UsageError(f"the schema `{schema}` holds a record, up to entry {last[0]}", hint=hint)
     db.execute(f"DROP SCHEMA {schema} CASCADE", prepare=False)
 

@@ -146,7 +146,7 @@ class PostgresStore(_CatalogueReader, Store):
     def __init__(self, url: str, schema: str, *, witness: Witness | None = None) -> None:
         super().__init__()
         if not _SCHEMA.fullmatch(schema):
-            raise UsageError(f"`{schema}` is no name of a schema")
+            raise UsageError(f"`{schema}` is not a name of a schema")
         self._url, self._schema_name, self.witness = Url(url), schema, witness
         self._lock_number = schemas.lock_number(schema)
         self._number = f"to_regnamespace('{schema}')::oid"  # another once the schema was made anew
@@ -205,7 +205,7 @@ class PostgresStore(_CatalogueReader, Store):
         elif version is None or version[0] != SCHEMA_VERSION:
             had = version[0] if version else None
             refuse_newer(had)
-            raise StoreError(f"it has schema version `{had}`, this program needs `{SCHEMA_VERSION}`")
+            raise StoreError(f"it has schema version `{had}`, but this program needs `{SCHEMA_VERSION}`")
 
     def close(self) -> None:
         if self.witness is not None:
@@ -288,7 +288,7 @@ class PostgresStore(_CatalogueReader, Store):
     def exclusively(self, name: str) -> Iterator[bool]:
         """Lock over another connection. The lock ends with that connection, whatever becomes of the process."""
         if not _NAME.fullmatch(name):
-            raise UsageError(f"`{name}` is no name of a lock", hint="lower-case letters and `_`")
+            raise UsageError(f"`{name}` is not a name of a lock", hint="lower-case letters and `_`")
         db = connected(self._url, self._schema_name)
         try:
             number = schemas.lock_number(f"{self._schema_name} {name}")

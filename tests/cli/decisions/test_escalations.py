@@ -136,7 +136,7 @@ def test_a_case_that_cannot_be_read_is_named_and_hides_no_other(cli: Cli) -> Non
     assert "Traceback" not in err
     code, out, _ = cli("ledger", "verify")
     assert 1 == code
-    assert f"table context_snapshots of flow {damaged.dfid} differs" in out
+    assert f"table context_snapshots of flow {damaged.dfid} differs from its seal" in out
 
 
 def test_an_override_pays_what_was_proposed_after_an_acknowledgement_and_once(
@@ -265,7 +265,7 @@ def test_a_gate_of_ones_own_is_resolved_in_code(cli: Cli) -> None:
         (("--override",), 2, "the agent proposed nothing that could be carried out"),
         (("--modify", "pay"), 2, "the decision is not JSON"),
         (("--modify", '{"action":"PAY","reason":"NOW"}'), 2, "`PAY` is not permitted now"),
-        (("--rejected",), 2, "has no order whose end is unknown"),
+        (("--rejected",), 2, "has no order whose outcome is unknown"),
     ],
 )
 def test_a_mistake_is_answered_in_one_line_and_changes_nothing(

@@ -37,7 +37,7 @@ def test_what_waits_is_listed_and_decided_anew(shell: Shell, waiting: str) -> No
     assert waiting not in shell.ok("flows", "--undecided")
     assert "CLOSED" in {row["state"] for row in shell.json("flows", "--state", "CLOSED", "--json")}
     refused = shell("retry", waiting)
-    assert (2, f"error: flow `{waiting}` has been followed by `{answer['dfid']}`") == (
+    assert (2, f"error: flow `{waiting}` was replaced by `{answer['dfid']}`") == (
         refused.returncode,
         refused.stderr.splitlines()[0],
     )

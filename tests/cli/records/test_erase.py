@@ -64,7 +64,7 @@ def test_without_the_kernels_key_a_case_is_told_without_its_texts_and_can_be_era
     assert ("flight 0" in audit, "text: [sealed]" in audit) == (False, True)
     refused = shell("replay", dfid, "--gate", GATE)
     assert refused.returncode == 1
-    assert "mend:  put `kernel.key` back beside the record" in refused.stderr
+    assert "mend:  put `kernel.key` back into the gate's folder" in refused.stderr
     assert "C0: the texts are erased\n" == shell.ok("erase", "--event", "C0", "--reason", WHY, "--gate", GATE)
     kept.rename(key_path(tmp_path / GATE))
     assert "text: [erased]" in shell.ok("audit", dfid, "--gate", GATE)

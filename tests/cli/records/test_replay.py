@@ -94,7 +94,7 @@ def test_what_differs_is_told_cause_first() -> None:
         dfid="d",
         recorded=b"A",
         replayed=b"B",
-        faults=("table attempts is not what was sealed",),
+        faults=("table attempts differs from its seal",),
         circumstances=(
             Circumstance("slots", 4, 1),
             Circumstance("machine", None, "m"),
@@ -107,7 +107,7 @@ def test_what_differs_is_told_cause_first() -> None:
     )
     assert [
         "differs: another decision",
-        "  the record was altered: table attempts is not what was sealed",
+        "  the record was altered: table attempts differs from its seal",
         "  slots: 4 recorded, 1 here",
         "  machine: not recorded, m here",
         "  rows: other tokens or rows in a pass",

@@ -114,9 +114,9 @@ def test_an_executor_that_does_not_answer_is_seen_by_agents_show_and_doctor(sds:
             with store.transaction():
                 breaker.unanswered(store, "claims", now_ms())
     shown = sds.ok("agents", "show", AGENT, *HERE)
-    assert "executor: does not answer, 3 orders in a row, since 20" in shown
+    assert "executor: has not answered 3 orders in a row: events wait since 20" in shown
     assert {"failures": 3} == {"failures": sds.json("agents", "show", AGENT, "--json", *HERE)["breaker"]["failures"]}
-    assert "; the executor of claims does not answer, 3 orders in a row, since 20" in sds("doctor").stdout
+    assert "; the executor of claims has not answered 3 orders in a row: events wait since 20" in sds("doctor").stdout
 
 
 def test_retiring_is_for_good(sds: Shell) -> None:

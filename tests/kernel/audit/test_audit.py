@@ -146,7 +146,7 @@ def test_a_missing_trigger_or_index_is_named(world: World, name: str):
     kind = "TRIGGER" if name.startswith("ledger") else "INDEX"
     table = " ON ledger" if kind == "TRIGGER" and Chosen.kind == POSTGRESQL else ""
     alone(world.store, f"DROP {kind} {name}{table}")
-    assert (f"schema: `{name}` is not as it was made",) == faults(world)
+    assert (f"schema: `{name}` was altered",) == faults(world)
 
 
 def test_a_trigger_that_does_not_belong_is_named(world: World):
@@ -193,7 +193,7 @@ def test_entries_cut_off_at_the_end_are_seen_only_with_a_head(world: World):
         db.hide()
         assert () == faults(world)
         assert (
-            f"entry {kept.idx}: missing (the ledger ends at {kept.idx - 1}, the head kept says {kept.idx})",
+            f"entry {kept.idx}: missing (the ledger ends at {kept.idx - 1}, the given head is at {kept.idx})",
         ) == faults(world, kept)
 
 
@@ -225,7 +225,7 @@ def test_an_older_head_still_holds_after_more_was_written(world: World):
     world.kernel.decide(packet, deny(packet))
     assert () == faults(world, kept)
     assert () == faults(world, Head(0, GENESIS))
-    assert ("entry 0: not the entry the head names",) == faults(world, Head(0, "f" * 64))
+    assert ("entry 0: not the entry that the given head names",) == faults(world, Head(0, "f" * 64))
 
 
 def test_the_check_reads_one_moment_while_decisions_go_on(world: World):

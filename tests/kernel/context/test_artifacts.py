@@ -112,7 +112,7 @@ def test_without_a_reader_a_contract_that_names_artifacts_leaves_only_the_human(
         library.contract, library.store, library.tickets, library.rail, SIGNER, now_ms=library.clock
     )
     packet = library.packet()
-    notes = ("artifact `fares` has no reader", "artifact `tone` has no reader")
+    notes = ("this kernel cannot read artifact `fares`", "this kernel cannot read artifact `tone`")
     assert (("ESCALATE",), notes) == (packet.envelope.names, packet.notes)
 
 
@@ -306,7 +306,7 @@ def test_a_decision_that_names_a_version_nobody_had_put_is_found(world: World):
     forged = replace(packet, situation=replace(packet.situation, artifacts=(never,)))
     world.kernel.decide(forged, escalate(forged))
     last = world.column("SELECT MAX(idx) FROM ledger")[0]
-    assert (f"entry {last}: artifact fares/1 was never so",) == verify.verify(world.store).faults
+    assert (f"entry {last}: artifact fares/1 never had this text",) == verify.verify(world.store).faults
 
 
 ACTS: dict[str, Callable[[Store, int], object]] = {

@@ -64,7 +64,7 @@ def test_what_its_alphabet_and_length_allow_is_recorded(world: World, text: str)
 def test_whatever_was_decided_may_have_one_but_only_one(world: World, propose: Callable[..., bytes]):
     dfid = world.decide(propose).dfid
     world.explain(dfid, "one")
-    with pytest.raises(UsageError, match="no rationale is recorded: the flow has one") as refused:
+    with pytest.raises(UsageError, match="no rationale is recorded: the flow has a rationale already") as refused:
         world.explain(dfid, "two")
     assert ("RATIONALE_REFUSED", dfid) == (refused.value.reason_code, refused.value.dfid)
     assert 1 == kinds(world, dfid).count("RATIONALE")
@@ -75,10 +75,10 @@ def test_whatever_was_decided_may_have_one_but_only_one(world: World, propose: C
     ("text", "why"),
     [
         ("x" * 13, "it is longer than 12 characters"),
-        ('a"b', "its characters are not those of a rationale"),
-        ("a\\b", "its characters are not those of a rationale"),
-        ("a\n", "its characters are not those of a rationale"),
-        ("caf\u00e9", "its characters are not those of a rationale"),
+        ('a"b', "it has characters that no rationale may have"),
+        ("a\\b", "it has characters that no rationale may have"),
+        ("a\n", "it has characters that no rationale may have"),
+        ("caf\u00e9", "it has characters that no rationale may have"),
     ],
 )
 def test_what_its_alphabet_and_length_forbid_is_refused(world: World, text: str, why: str):
@@ -99,7 +99,7 @@ def test_an_open_flow_and_one_that_is_not_there_have_none(world: World):
 def test_a_contract_that_asks_for_none_after_the_decision_gets_none(tmp_path: Path, more: str):
     world = World(tmp_path, terms=contract(more=more))
     dfid = world.decide(escalate).dfid
-    with pytest.raises(UsageError, match="the contract has none after the decision"):
+    with pytest.raises(UsageError, match="the contract asks for none after the decision"):
         world.explain(dfid, "x")
     world.close()
 
@@ -134,7 +134,7 @@ def test_a_contract_that_cannot_be_read_is_named_with_what_is_bounded_by_it(worl
     (entry,) = world.column("SELECT idx FROM ledger WHERE kind = 'RATIONALE'")
     alone(world.store, "UPDATE contracts SET body = ?", (body,))
     found = faults(world)
-    assert f"entry {entry}: a registered contract is not one of this program's" in found
+    assert f"entry {entry}: a registered contract cannot be read by this program" in found
     assert any(fault.startswith(f"contract {world.contract.hash}: the table says") for fault in found)
 
 

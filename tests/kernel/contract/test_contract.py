@@ -21,7 +21,7 @@ def fault(text: str) -> str:
 
 
 def test_what_is_no_text_is_no_contract():
-    assert "till.yaml: the contract is no text" == fault(None)  # type: ignore[arg-type]
+    assert "till.yaml: the contract is not text" == fault(None)  # type: ignore[arg-type]
 
 
 def test_a_whole_contract_is_loaded():
@@ -36,16 +36,16 @@ def test_a_whole_contract_is_loaded():
     ("old", "new", "message"),
     [
         ("gate: till\n", "gate: till\ngate: shop\n", "2: `gate` is given twice"),
-        ("gate: till", "gate: &g till\nalso: *g", "2: aliases are not allowed"),
+        ("gate: till", "gate: &g till\nalso: *g", "2: YAML aliases are not allowed"),
         ("gate: till", "gate: Till", "1: gate: `Till` is not a name in_lower_case"),
-        ("gate: till", "gate:", "1: gate: has no value: write one, or leave it out"),
+        ("gate: till", "gate:", "1: gate: has no value: write one, or leave the field out"),
         ("gate: till", "gate: !secret till", "1: gate: `!secret` is a YAML tag: put the text in quotes"),
         ("gate: till", "gate: t\x07ll", "1: not YAML: character 0x0007 is not allowed"),
         ("gate: till", "gate: 'till", "41: not YAML: found unexpected end of stream"),
         (
             "  DENY:\n",
             " DENY:\n",
-            "37: not YAML: expected <block end>, but found '<block mapping start>': is the line indented as those beside it?",
+            "37: not YAML: expected <block end>, but found '<block mapping start>': indent the line like its neighbours",
         ),
         ("owner: till@shop.example\n", "", "1: owner: is missing"),
         ("owner: till@shop.example", "owner: m", "4: owner: must have 3 or more characters"),
@@ -63,7 +63,7 @@ def test_a_whole_contract_is_loaded():
         (
             "mission: Decide who is paid.",
             "misson: Decide who is paid.",
-            "6: misson: is not a known field: `mission` is missing",
+            "6: misson: is not a known field: did you mean `mission`, which is missing?",
         ),
         ("mission: Decide who is paid.", "mission: ''", "6: mission: must have 1 or more characters"),
         (
@@ -76,13 +76,13 @@ def test_a_whole_contract_is_loaded():
         (
             "evidence: letter",
             "evidence: letter, colour: red",
-            "8: event.colour: is not a known field: there are evidence, evidence_chars_max, id, key",
+            "8: event.colour: is not a known field: the fields here are evidence, evidence_chars_max, id, key",
         ),
-        ("evidence: letter", "evidnce: letter", "8: event.evidnce: is not a known field: is `evidence` meant?"),
+        ("evidence: letter", "evidnce: letter", "8: event.evidnce: is not a known field: did you mean `evidence`?"),
         (
             "scale: 2}\n    draws",
             "scale: 2, stp: 5}\n    draws",
-            "21: kinds.PAY.params.amount.stp: is not a known field: is `step` meant?",
+            "21: kinds.PAY.params.amount.stp: is not a known field: did you mean `step`?",
         ),
         (
             "evidence: letter}",
@@ -166,12 +166,12 @@ def test_a_whole_contract_is_loaded():
         (
             "{account.left: amount}",
             "{account.slots: amount}",
-            "22: kinds.PAY.draws.account.slots: has another scale than `amount`",
+            "22: kinds.PAY.draws.account.slots: must have the same scale as `amount`",
         ),
         (
             "{account.left: amount}",
             "{account.left: [amount]}",
-            "22: kinds.PAY.draws.account.left: must be the name of a number, or a whole number",
+            "22: kinds.PAY.draws.account.left: must be the name of a parameter or fill, or a whole number",
         ),
         (
             "    spends: amount\n    reasons: [OWED, LATE]",
@@ -186,13 +186,13 @@ def test_a_whole_contract_is_loaded():
         (
             'value: "claim.minutes * 100", scale: 2',
             'value: "claim.minutes * 100"',
-            "30: kinds.GRANT.spends: has another scale than what other kinds spend",
+            "30: kinds.GRANT.spends: must have the same scale as what other kinds spend",
         ),
         ("  GRANT:\n", "  grant:\n", "25: kinds.grant: `grant` is not a code IN_CAPITALS"),
         (
             "    fills:\n      amount:",
             "    params: {amount: {lo: 1, hi: 2}}\n    fills:\n      amount:",
-            "25: kinds.GRANT: a name is both a parameter and a fill",
+            "25: kinds.GRANT: `amount` is both a parameter and a fill",
         ),
         ("reasons: [GRANTED]", "reasons: []", "31: kinds.GRANT.reasons: must have 1 or more entries"),
         ("spend:\n", "draws_settle_in: moon\nspend:\n", "39: draws_settle_in: must be 'kernel' or 'source'"),
@@ -211,17 +211,17 @@ def test_a_whole_contract_is_loaded():
         (
             "    reasons: [NOT_OWED]",
             "    side_effect: true\n    reasons: [NOT_OWED]",
-            "37: kinds.DENY: takes only reasons",
+            "37: kinds.DENY: may have only `reasons`: it is the refusal",
         ),
         (
             "  DENY:\n",
             "  ESCALATE:\n    reasons: [HELP]\n  DENY:\n",
-            "37: kinds.ESCALATE: is always there and is not declared",
+            "37: kinds.ESCALATE: must not be declared: every contract has this kind",
         ),
         (
             "    reasons: [NOT_OWED]",
             "    when: claim.due\n    reasons: [NOT_OWED]",
-            "37: kinds.DENY: takes only reasons",
+            "37: kinds.DENY: may have only `reasons`: it is the refusal",
         ),
         (
             "spend:\n",
@@ -238,11 +238,15 @@ def test_a_whole_contract_is_loaded():
         (
             "      days: {lo",
             "      action: {lo",
-            "34: kinds.TALK.params.action: is the name of a field of every proposal",
+            "34: kinds.TALK.params.action: is reserved: every proposal has such a field",
         ),
-        ("spend:\n", "show: {}\nspend:\n", "39: show: names no field: left out, all are shown"),
+        ("spend:\n", "show: {}\nspend:\n", "39: show: names no field: to show all fields, leave `show` out"),
         ("spend:\n", "show: [3]\nspend:\n", "39: show.0: must be a list"),
-        ("spend:\n", "show: claim.size\nspend:\n", "39: show: must be a list of fields, or a label for each"),
+        (
+            "spend:\n",
+            "show: claim.size\nspend:\n",
+            "39: show: must be a list of fields, or a mapping of fields to labels",
+        ),
         (
             "spend:\n",
             'show: {claim.size: "a\\nb"}\nspend:\n',
@@ -301,11 +305,15 @@ def test_a_whole_contract_is_loaded():
         ("spend:\n", "? [a]\n: b\nspend:\n", "39: a key must be text"),
         ("spend:\n", "---\nspend:\n", "39: not YAML: but found another document"),
         ("  - {name", "\t- {name", "40: not YAML: found character '\\t' that cannot start any token"),
-        ("{id: event_id,", "{id: saga,", "8: event.id: `saga` is the kernel's own field, in the parts of a saga"),
+        (
+            "{id: event_id,",
+            "{id: saga,",
+            "8: event.id: must not be `saga`: each step of a saga has that field",
+        ),
         (
             "kinds:\n",
             "sagas: {BOTH: {steps: [PAY, GRANT]}}\nkinds:\n  REVERT: {reasons: [OWED]}\n",
-            "20: kinds.REVERT: is what a saga's menu calls a way to compensate",
+            "20: kinds.REVERT: is reserved: in a saga it names a way to compensate",
         ),
         ("spend:\n", "x: [[[[[[[[[[[[[[[[[]]]]]]]]]]]]]]]]]\nspend:\n", "39: nested deeper than 16"),
     ],

@@ -37,7 +37,7 @@ def test_a_contract_is_loaded_with_the_checksum_it_was_released_with(file: Path)
     with pytest.raises(ContractError) as caught:
         load_contract(file, checksum=checksum)
     assert f"{file}: the checksum differs from the one it was released with" == str(caught.value)
-    assert caught.value.hint.startswith("take the file anew from where it was released")
+    assert caught.value.hint.startswith("fetch the file again from where it was released")
     assert "CONTRACT_TAMPERED" == caught.value.reason_code
 
 

@@ -152,7 +152,7 @@ def test_a_field_that_is_not_there_is_a_failure():
         ("a.s.size()", "column 1: `a.s.size` is not a function: only min and max are in `a.s.size()`"),
         (
             "a.n > 1.5",
-            "column 7: `1.5` is no score: between 0.0 and 1.0, with at most 6 decimals; amounts are whole numbers in minor units in `a.n > 1.5`",
+            "column 7: `1.5` is not a score, which is between 0.0 and 1.0, with at most 6 decimals; amounts are whole numbers in minor units in `a.n > 1.5`",
         ),
         ("a.n > 0.5", "column 7: expected int, found score in `a.n > 0.5`"),
         ("a.n > 1e3", "column 7: cannot read `1e3` in `a.n > 1e3`"),

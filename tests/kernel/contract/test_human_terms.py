@@ -31,8 +31,16 @@ def human(section: str) -> str:
     ("section", "line", "message"),
     [
         ("  authority: [PAY]\n", 2, "human.authority.0: `PAY` is not one of the kinds"),
-        ("  kinds: {ESCALATE: {reasons: [X]}}\n", 2, "human.kinds.ESCALATE: is always there and is not declared"),
-        ('  kinds: {DENY: {reasons: [X], when: ticket.mood == "calm"}}\n', 2, "human.kinds.DENY: takes only reasons"),
+        (
+            "  kinds: {ESCALATE: {reasons: [X]}}\n",
+            2,
+            "human.kinds.ESCALATE: must not be declared: every contract has this kind",
+        ),
+        (
+            '  kinds: {DENY: {reasons: [X], when: ticket.mood == "calm"}}\n',
+            2,
+            "human.kinds.DENY: may have only `reasons`: it is the refusal",
+        ),
         ("  when: ticket.nowhere > 1\n", 2, "human.when: "),
         ("  kinds:\n    PAY:\n      when: ticket.mood\n      reasons: [X]\n", 4, "human.kinds.PAY.when: expected bool"),
         (
@@ -43,14 +51,14 @@ def human(section: str) -> str:
         (
             "  kinds:\n    PAY:\n      params: {n: {lo: 1, hi: 2}}\n      spends: n\n      reasons: [X]\n",
             5,
-            "human.kinds.PAY.spends: has another scale than what other kinds spend",
+            "human.kinds.PAY.spends: must have the same scale as what other kinds spend",
         ),
         (
             "  kinds:\n" + "".join(f"    K{n}: {{reasons: [X]}}\n" for n in range(13)),
             2,
-            "human.kinds: with the agent's",
+            "human.kinds: must be, with the agent's kinds, 16 or fewer",
         ),
-        ("  rank: captain\n", 2, "human.rank: is not a known field: there are authority, kinds, when"),
+        ("  rank: captain\n", 2, "human.rank: is not a known field: the fields here are authority, kinds, when"),
     ],
 )
 def test_a_broken_human_section_is_refused_with_its_line(section: str, line: int, message: str):
@@ -67,7 +75,7 @@ def test_a_humans_kind_spends_at_the_scale_of_the_kind_that_it_replaces(scale: i
     kind = f"GOODWILL: {{params: {{amount: {{lo: 1, hi: 50, scale: {scale}}}}}, spends: amount, reasons: [APOLOGY]}}"
     with nullcontext() if accepted else pytest.raises(ContractError) as caught:
         contract(*only_goodwill, more=f"human:\n  kinds:\n    {kind}\n")
-    wanted = "human.kinds.GOODWILL.spends: has another scale than what other kinds spend, the agent's among them"
+    wanted = "human.kinds.GOODWILL.spends: must have the same scale as what other kinds spend, the agent's included"
     assert accepted or wanted in str(caught.value)  # type: ignore[union-attr]  # it was caught
 
 

@@ -78,8 +78,8 @@ def test_the_first_line_that_holds_is_proposed(
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("when: claim.due", "when: claim.due && reading.mood == 'calm'", "authority rests on none"),
-        ("lo: 1, hi: account.left", "lo: 1, hi: reading.risk", "authority rests on none"),
+        ("when: claim.due", "when: claim.due && reading.mood == 'calm'", "only `policy` may use readings"),
+        ("lo: 1, hi: account.left", "lo: 1, hi: reading.risk", "only `policy` may use readings"),
         (
             "reading.mood == 'angry'",
             "reading.mod == 'angry'",
@@ -87,33 +87,37 @@ def test_the_first_line_that_holds_is_proposed(
         ),
         ("reading.mood == 'angry'", "reading.mood == 'glad'", "`glad` is not one of angry, calm"),
         ("reading.risk > 0.8", "reading.risk > 1", "expected score, found int"),
-        ("reading.risk > 0.8", "reading.risk > 1.5", "`1.5` is no score"),
-        ("reading.risk > 0.8", "reading.risk > 0.1234567", "`0.1234567` is no score"),
+        ("reading.risk > 0.8", "reading.risk > 1.5", "`1.5` is not a score"),
+        ("reading.risk > 0.8", "reading.risk > 0.1234567", "`0.1234567` is not a score"),
         ("reading.risk > 0.8", "reading.risk + 1 > 2", "expected int, found score"),
         ("reading.risk > 0.8", "claim.minutes > 0.8", "expected int, found score"),
         ('amount: "min(account.left, 500)"', "amount: reading.risk", "expected int, found score"),
         (
             'kind: DENY, reason: NOT_OWED, when: "r',
             'kind: GIVE, reason: NOT_OWED, when: "r',
-            "policy.0.kind: `GIVE` is not in the authority",
+            "policy.0.kind: `GIVE` is not in `authority`",
         ),
         ("reason: LATE, when", "reason: EARLY, when", "policy.1.reason: `EARLY` is not a reason of `PAY`"),
         (
             ', params: {amount: "min(account.left, 500)"}',
             "",
-            "policy.1: `PAY` takes `amount`, which `params` does not give",
+            "policy.1: `PAY` needs the parameter `amount`, which `params` does not give",
         ),
-        ("days: 1, minutes", "weeks: 1, days: 1, minutes", "policy.3.params.weeks: is no parameter of `TALK`"),
-        ("  - otherwise: MODEL\n", "", "the last line says what is done `otherwise`"),
-        ("  - otherwise: MODEL\n", "  - otherwise: MODEL\n  - otherwise: ESCALATE\n", "policy.4: is not the last line"),
+        ("days: 1, minutes", "weeks: 1, days: 1, minutes", "policy.3.params.weeks: is not a parameter of `TALK`"),
+        ("  - otherwise: MODEL\n", "", "the last line must say `otherwise`"),
+        (
+            "  - otherwise: MODEL\n",
+            "  - otherwise: MODEL\n  - otherwise: ESCALATE\n",
+            "policy.4: only the last line may say `otherwise`",
+        ),
         ("otherwise: MODEL", "otherwise: PAY", "must be 'ESCALATE' or 'MODEL'"),
-        ("otherwise: MODEL", "{otherwise: MODEL, when: claim.due}", "`otherwise` stands alone in its line"),
+        ("otherwise: MODEL", "{otherwise: MODEL, when: claim.due}", "`otherwise` must be the only field of its line"),
         (
             "kind: ESCALATE, when",
             "kind: ESCALATE, reason: UNCLEAR, when",
             "ESCALATE takes neither a reason nor parameters",
         ),
-        ("{calm: without anger, angry: with anger}", "{calm: without anger}", "an enumeration has two or more values"),
+        ("{calm: without anger, angry: with anger}", "{calm: without anger}", "`values` must have two or more entries"),
         (
             "score: [claim.minutes, reading.mood]",
             "score: [claim.hours]",
@@ -122,16 +126,16 @@ def test_the_first_line_that_holds_is_proposed(
         (
             "score: [claim.minutes, reading.mood]",
             "score: [reading.risk]",
-            "`reading.risk` is no enumeration among the readings",
+            "`reading.risk` is not a reading with `values`",
         ),
         ("max_error: {any: 0.02, kinds: {PAY: 0.01}}", "max_error: 2", "max_error: must be at most 1"),
         ("max_error: {any: 0.02, kinds: {PAY: 0.01}}", "max_error: 0", "`any` must be more than 0"),
         ("kinds: {PAY: 0.01}}", "kinds: {GIVE: 0.01}}", "max_error.kinds.GIVE: `GIVE` is not one of the kinds"),
-        ("evidence: letter", "evidence_chars_max: 9", "reads the evidence, and `event.evidence` names none"),
+        ("evidence: letter", "evidence_chars_max: 9", "reads the evidence, but `event.evidence` names no field"),
         (
             "readings:\n",
             "rationale: {order: before, chars_max: 9}\nreadings:\n",
-            "a policy writes none before it decides",
+            "a policy gives its rationale afterwards",
         ),
     ],
 )
@@ -150,7 +154,7 @@ def test_readings_need_a_policy_and_a_policy_readings() -> None:
 
 
 def test_a_snapshot_may_not_have_the_root_of_readings() -> None:
-    with pytest.raises(ContractError, match="has the root of readings"):
+    with pytest.raises(ContractError, match="which is kept for readings"):
         contract(("  account.slots: int\n", "  account.slots: int\n  reading.mood: int\n"))
 
 

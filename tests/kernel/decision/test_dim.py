@@ -96,9 +96,9 @@ def test_a_claim_that_is_not_of_the_envelope_is_rejected_at_its_gate(data: bytes
         ({"halted": True}, (2, "HALTED", "an operator has halted the system")),
         (
             {"contract_hash": "other"},
-            (2, "CONTRACT_REVOKED", "the flow is not, or no longer, under the contract of this packet"),
+            (2, "CONTRACT_REVOKED", "the flow is not under the contract of this packet, or that contract was revoked"),
         ),
-        ({"tokens_spent": 4087}, (2, "TOKEN_BUDGET_EXCEEDED", "4097 tokens are over the budget")),
+        ({"tokens_spent": 4087}, (2, "TOKEN_BUDGET_EXCEEDED", "4097 tokens are not within the budget of 4096")),
         ({"now_ms": PACKET.expires_at_ms + 1}, (3, "PROPOSAL_EXPIRED", "the packet expired before the proposal came")),
         (
             {"held": frozenset({"account.left"})},
@@ -215,7 +215,7 @@ def test_an_engine_that_measures_no_probability_is_below_every_minimum_and_the_r
     data = world.said(CAREFUL_PACKET, "DENY", "NOT_OWED")
     found = verdict(data, Decoding("m", None), contract=CAREFUL, packet=CAREFUL_PACKET)
     assert "ESCALATED" == found.outcome
-    assert ["this engine measures no probability, and 29 % are asked for"] == [r.message for r in found.reasons]
+    assert ["this engine measures no probability, but the contract requires 29 %"] == [r.message for r in found.reasons]
 
 
 @pytest.mark.parametrize(

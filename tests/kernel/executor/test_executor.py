@@ -15,7 +15,7 @@ from tests.kernel.durable import SIGNER, World, compensate, refund
 from tests.kernel.faults import WordlessError
 
 INTENT = ExecutionIntent("flow-1", "k" * 64, "REFUND_TICKET", (("amount", 4000),), "T1", "7").signed_by(SIGNER)
-UNSIGNED = "the intent does not carry the kernel's signature; nothing was sent"
+UNSIGNED = "the order has another key or no valid signature; nothing was sent"
 OTHER = {
     "dfid": "flow-2",
     "idempotency_key": "l" * 64,

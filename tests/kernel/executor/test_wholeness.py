@@ -194,7 +194,7 @@ def test_an_order_that_the_record_has_lost_since_it_was_reserved_is_not_sent(
     """The server that confirmed it is lost, and the one in its place had not heard of it."""
     packet = world.packet("C1", "T1")
     monkeypatch.setattr("sds.kernel.flow.in_flight._TIMES", "SELECT 1, 1 FROM meta WHERE key = ?")
-    with pytest.raises(StoreError, match="it was not sent") as lost:
+    with pytest.raises(StoreError, match="the order was not sent") as lost:
         world.kernel.decide(packet, refund()(packet))
     assert (packet.dfid, True) == (lost.value.dfid, lost.value.retryable)
     assert [] == world.rail.paid()

@@ -25,9 +25,9 @@ GOOD = {"claim_id": "C1", "ticket_id": "T1", "text": "please"}
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ([], "an event is a JSON object"),
-        (None, "an event is a JSON object"),
-        ("C1", "an event is a JSON object"),
+        ([], "the event is not a JSON object"),
+        (None, "the event is not a JSON object"),
+        ("C1", "the event is not a JSON object"),
         ({}, "the event has no text `claim_id`"),
         ({**GOOD, "ticket_id": 7}, "the event has no text `ticket_id`"),
         ({**GOOD, "text": None}, "the event has no text `text`"),

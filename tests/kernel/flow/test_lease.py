@@ -152,6 +152,6 @@ def test_a_slow_state_source_takes_nothing_from_the_time_to_send(world: World, l
     answer = world.kernel.decide(packet, refund()(packet))
     world.tickets.on_read = lambda _key: None
     assert ("SUCCESS" if sent else "UNKNOWN", sent) == (answer.execution, len(world.rail.paid()))
-    assert sent or ["not sent: the order came too late"] == world.column(
+    assert sent or ["not sent: the time to send the order was over"] == world.column(
         "SELECT json_extract(body, '$.detail') FROM ledger WHERE kind = 'UNKNOWN'"
     )

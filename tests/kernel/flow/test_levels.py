@@ -94,9 +94,9 @@ def test_a_number_with_a_fraction_is_refused_as_everywhere():
     ("path", "message"),
     [
         ("claim.hours", "`claim.hours` is not a declared snapshot field"),
-        ("claim.due", "is not a number and has no levels"),
-        ("claim.size", "is not a number and has no levels"),
-        ("account.owner", "is not a number and has no levels"),
+        ("claim.due", "is not a number and cannot have levels"),
+        ("claim.size", "is not a number and cannot have levels"),
+        ("account.owner", "is not a number and cannot have levels"),
         ("hours", "`hours` is not two lower-case names with a dot between"),
     ],
 )
@@ -106,7 +106,7 @@ def test_only_a_declared_number_has_levels(path: str, message: str):
 
 def test_levels_of_what_the_model_does_not_read_are_refused():
     there = levels("claim.minutes", "[short, 15, long]")
-    assert "till.yaml:18: levels.claim.minutes: is not shown to the model" == fault(
+    assert "till.yaml:18: levels.claim.minutes: is not shown to the model: name it in `show`" == fault(
         there, ("kinds:", "show: {claim.size: size}\nkinds:")
     )
     assert world.contract(there, ("kinds:", "show: {claim.minutes: late}\nkinds:")).levels

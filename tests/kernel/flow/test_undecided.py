@@ -272,9 +272,9 @@ def test_an_operator_may_have_anything_decided_anew_that_nobody_decided(world: W
     packet = world.kernel.open(recorded_event(world.store, world.contract, answer.dfid), anew=True)
     assert isinstance(packet, DecisionPacket)
     assert "SUCCESS" == world.kernel.decide(packet, refund()(packet)).execution
-    with pytest.raises(UsageError, match=f"has been followed by `{packet.dfid}`"):
+    with pytest.raises(UsageError, match=f"was replaced by `{packet.dfid}`"):
         undecided.refuse_unless_undecided(world.store, answer.dfid)
-    with pytest.raises(UsageError, match="is CLOSED: there is nothing to decide anew"):
+    with pytest.raises(UsageError, match="is CLOSED and cannot be decided again"):
         undecided.refuse_unless_undecided(world.store, packet.dfid)
     with pytest.raises(UsageError, match="waits for a human"):
         undecided.refuse_unless_undecided(world.store, rubbish_of(world, "C2").dfid)

@@ -64,13 +64,13 @@ def test_what_is_certainly_absent_was_not_carried_out_whatever_a_human_says(worl
 def test_a_humans_word_needs_an_acknowledgement_a_reference_and_an_order_that_is_unknown(world: World):
     silent = Silent()
     dfid = unknown(world, silent)
-    with pytest.raises(UsageError, match="this is of HIGH impact: what the order holds stays taken for good"):
+    with pytest.raises(UsageError, match="this is of HIGH impact: what the order reserved stays taken for good"):
         say(world, silent, dfid, Receipt("settled", "B-7"), acknowledged=False)
     for reference in ("", " ", "\x00", "B\n7", "\u200b"):
-        with pytest.raises(UsageError, match="has a reference where it was carried out, in printable text"):
+        with pytest.raises(UsageError, match="needs the reference that it has outside, in printable text"):
             say(world, silent, dfid, Receipt("settled", reference))
     say(world, silent, dfid, Receipt("rejected"))
-    with pytest.raises(UsageError, match="has no order whose end is unknown"):
+    with pytest.raises(UsageError, match="has no order whose outcome is unknown"):
         say(world, silent, dfid, Receipt("settled", "B-7"))
     assert ["FAILED"] == world.column("SELECT status FROM execution_log")
 

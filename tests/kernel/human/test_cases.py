@@ -113,7 +113,7 @@ def test_a_case_whose_seals_cannot_be_read_is_not_carried_out(world: World, valu
     dfid = escalated(world, refund())
     with stranger_at(world.path) as db:
         db.execute("UPDATE ledger SET body = ? WHERE kind = 'DECIDED'", (value,))
-    with pytest.raises(StoreError, match="is not what was written"):
+    with pytest.raises(StoreError, match="was altered"):
         resolve(world, dfid, "OVERRIDE")
     assert [] == world.rail.sent
 

@@ -118,15 +118,19 @@ def test_a_human_may_do_what_their_own_terms_add_and_the_agent_may_not(world: Wo
         (change("COMPENSATE", "APOLOGY"), "SCHEMA_INVALID", "`APOLOGY` is not a reason of `COMPENSATE`"),
         (change("COMPENSATE", "LONG_DELAY", amount="1.00"), "SCHEMA_INVALID", "`COMPENSATE` does not take these"),
         (change("PAY", "NOW"), "RBAC_DENIED", "`PAY` is not permitted now"),
-        (change("ESCALATE", "HUMAN_REVIEW"), "USAGE", "`ESCALATE` is no decision: a human is the last one asked"),
+        (change("ESCALATE", "HUMAN_REVIEW"), "USAGE", "a human cannot decide `ESCALATE`: nobody is left to ask"),
         ("pay them", "USAGE", "the decision is not JSON"),
-        ("[]", "USAGE", "the decision is no object of action, params and reason"),
+        ("[]", "USAGE", "the decision is not an object of action, params and reason"),
         ('{"action":"DENY","action":"DENY"}', "USAGE", "a name is given twice"),
-        ('{"action":"DENY","reason":"NOT_ELIGIBLE","context_ref":"0"}', "USAGE", "is no object of action"),
-        ('{"action":"GOODWILL","params":{"amount":"1.00"},"reason":"APOLOGY"}', "USAGE", "is a number"),
-        ('{"action":"GOODWILL","params":{"amount":NaN},"reason":"APOLOGY"}', "SCHEMA_INVALID", "not the form"),
-        ('{"action":"DENY\\",\\"params\\":{}","reason":"X"}', "SCHEMA_INVALID", "not the form of a proposal"),
-        ('{"action":"\\ud800","reason":"X"}', "SCHEMA_INVALID", "not the form of a proposal"),
+        ('{"action":"DENY","reason":"NOT_ELIGIBLE","context_ref":"0"}', "USAGE", "is not an object of action"),
+        ('{"action":"GOODWILL","params":{"amount":"1.00"},"reason":"APOLOGY"}', "USAGE", "must be a number"),
+        (
+            '{"action":"GOODWILL","params":{"amount":NaN},"reason":"APOLOGY"}',
+            "SCHEMA_INVALID",
+            "does not have the form",
+        ),
+        ('{"action":"DENY\\",\\"params\\":{}","reason":"X"}', "SCHEMA_INVALID", "does not have the form of a proposal"),
+        ('{"action":"\\ud800","reason":"X"}', "SCHEMA_INVALID", "does not have the form of a proposal"),
         ("[" * 3_000, "USAGE", "the decision is not JSON"),
         (" " * 5_000, "USAGE", "the decision has more than 4096 characters"),
     ],
@@ -321,8 +325,8 @@ def test_a_record_that_was_altered_is_not_acted_on(world: World):
     dfid = escalated(world, refund("40.00"))
     params, sealed = world.store.rows("SELECT params, proposal FROM policy_proposals")[0]
     for column, value, why in (
-        ("params", params.replace("40", "90"), "the record of flow `.*` is not what was written"),
-        ("proposal", sealed + b"\0", "a text of event `C1` is not what was sealed"),
+        ("params", params.replace("40", "90"), "the record of flow `.*` was altered"),
+        ("proposal", sealed + b"\0", "a text of event `C1` differs from what was sealed"),
     ):
         alone(world.store, f"UPDATE policy_proposals SET {column} = ?", (value,))
         with pytest.raises(StoreError, match=why):

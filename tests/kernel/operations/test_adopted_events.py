@@ -114,7 +114,7 @@ def test_a_human_cannot_pay_what_was_paid_by_a_flow_of_which_the_record_knows_no
     (waits,) = waiting(world.store, world.contract)
     seen = desk.view(desk.case(waits.dfid)).seen
     change = '{"action":"REFUND_TICKET","params":{"amount":1.00},"reason":"NOT_TRAVELLED"}'
-    with pytest.raises(UsageError, match="this very order is in the record already") as refused:
+    with pytest.raises(UsageError, match="the record already has this order") as refused:
         desk.resolve(waits.dfid, Resolution("MODIFY", "ada", "why", change, seen, acknowledged=True))
     assert "ALREADY_ORDERED" == refused.value.reason_code
     assert "ABORTED" == desk.resolve(waits.dfid, Resolution("ABORT", "ada", "it was paid")).state
@@ -197,7 +197,7 @@ def test_a_saga_that_ended_meanwhile_goes_to_a_human_once_one_of_its_steps_is_fo
     assert ("ABORTED", "RECORD_BEHIND") == parent(sent_as_saga(world, until_ms))[:2]
     adopted(world)
     for _ in range(2):
-        with pytest.raises(UsageError, match="a step of it was carried out") as refused:
+        with pytest.raises(UsageError, match="a step of this saga was already carried out") as refused:
             run(world.kernel, world, Script())
         assert "ALREADY_ORDERED" == refused.value.reason_code
     (case,) = waiting(world.store, world.contract)

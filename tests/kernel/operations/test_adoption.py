@@ -94,7 +94,7 @@ def test_where_the_executor_lists_nothing_is_ordered_until_the_rest_is_taken_ove
     answer = world.kernel.decide(refused, refund()(refused))
     assert ("ABORTED", "RECORD_BEHIND", True) == (answer.state, answer.tag, answer.retryable)
     unknown = f"the outside has {lost} orders that this record does not know"
-    why = "it was restored from a backup, or something else orders there (sds reconcile claims --adopt)"
+    why = "the record was restored from a backup, or another program orders there (sds reconcile claims --adopt)"
     assert (f"gate 6: RECORD_BEHIND: {unknown}: {why}",) == answer.reasons
     assert sent == len(rail.sent)
 
@@ -291,7 +291,7 @@ class TestAnOutsideThatKeepsNothingButKeys:
         assert 1 == len(rail.sent)
         (case,) = waiting(world.store, world.contract)
         desk = HumanReview(world.kernel, now_ms=world.clock)
-        with pytest.raises(UsageError, match="this very order is in the record already"):
+        with pytest.raises(UsageError, match="the record already has this order"):
             desk.resolve(case.dfid, Resolution("OVERRIDE", "ada", "pay it", acknowledged=True))
         assert "ABORTED" == desk.resolve(case.dfid, Resolution("ABORT", "ada", "it was paid")).state
         assert (1, 1) == (len(rail.sent), len(rail.paid()))

@@ -163,7 +163,7 @@ def test_a_case_that_might_have_begun_afresh_does_not_once_it_is_erased(world: W
     assert isinstance(again, Answer)
     assert ("ABORTED", "ERASED", False) == (again.state, again.tag, again.retryable)
     assert again == world.kernel.known(world.event())
-    with pytest.raises(UsageError, match="there is nothing to decide anew"):
+    with pytest.raises(UsageError, match="cannot be decided again"):
         undecided.refuse_unless_undecided(world.store, packet.dfid)
     with pytest.raises(ErasedError, match="were erased"):
         intake.recorded_event(world.store, world.contract, packet.dfid)
@@ -211,17 +211,17 @@ def test_memory_goes_on_in_codes_and_numbers(world: World):
 
 def test_what_is_not_at_its_end_is_not_erased_and_the_mend_is_named(world: World):
     packet = world.packet()
-    assert ("the case of event `C1` is not at its end: it is ACTIVE", True) == (
+    assert ("the case of event `C1` has not ended: its flow is ACTIVE", True) == (
         str(error := refused(world)),
         "sds recover" in error.hint,
     )
     world.kernel.decide(packet, escalate(packet))
-    assert f"end it first: sds escalations resolve {packet.dfid} --abort --reason TEXT" == refused(world).hint
+    assert f"end the case first: sds escalations resolve {packet.dfid} --abort --reason TEXT" == refused(world).hint
     resolve(world, packet.dfid, "ABORT")
     assert ("C1",) == erase(world).events
     world.rail.misfortunes, world.rail.blind = ["drop"], True
     assert "UNKNOWN" == world.decide(refund(), "C2").execution
-    assert "the case of event `C2` is not at its end: it is EXECUTING" == str(refused(world, "C2"))
+    assert "the case of event `C2` has not ended: its flow is EXECUTING" == str(refused(world, "C2"))
 
 
 def test_a_case_that_lost_its_texts_while_it_waits_is_shown_as_such_and_can_still_be_ended(world: World):
@@ -251,7 +251,7 @@ def test_what_an_older_version_wrote_in_clear_cannot_be_erased_and_is_named(
     with writing_in_clear(monkeypatch):
         world.decide(deny)
         packet = world.packet("C2")
-    assert "lie under no key: an older version wrote them in clear" in str(refused(world))
+    assert "have no key: an older version wrote them unencrypted" in str(refused(world))
     world.clock.advance(LEASE_MS)
     see_through(world.kernel, world.event("C2"), deny)
     assert (packet.dfid,) == erase(world, "C2").in_clear
@@ -277,7 +277,7 @@ def test_a_saga_is_erased_with_its_steps_and_no_step_alone(folder: Path):
     world.tickets.put("T2")
     world.kernel.decide(packet := world.packet("C1/3", "T2"), deny(packet))  # an outsider's event, named as a step is
     error = refused(world, "C1/1")
-    assert ("event `C1/1` is a step of a saga", "erase the whole of it: --event C1") == (str(error), error.hint)
+    assert ("event `C1/1` is a step of a saga", "erase the whole saga: --event C1") == (str(error), error.hint)
     assert (("C1", "C1/1", "C1/2"), ()) == ((found := erase(world)).events, found.in_clear)
     assert ["C1/3"] == world.column("SELECT event_id FROM case_keys")
     assert [None, "[erased]"] == [
@@ -304,7 +304,9 @@ def test_a_key_that_is_gone_and_nobody_erased_is_found(world: World):
     world.packet("open")
     for event in ("C1", "open"):
         gone = (("DELETE FROM case_keys WHERE event_id = ?", (event,)),)
-        assert (f"key of case claims/{event}: gone, and nobody erased it",) == found_after(world, *gone)
+        assert (f"key of case claims/{event}: it is missing, although nobody erased the case",) == found_after(
+            world, *gone
+        )
 
 
 def test_a_key_put_back_an_erasure_taken_back_and_one_made_up_are_found(world: World):
@@ -312,7 +314,9 @@ def test_a_key_put_back_an_erasure_taken_back_and_one_made_up_are_found(world: W
     (key,) = world.column("SELECT wrapped FROM case_keys")
     erase(world)
     back = "INSERT INTO case_keys VALUES ('claims', 'C1', ?)"
-    assert ("key of case claims/C1: it is there, and the case was erased",) == found_after(world, (back, (key,)))
+    assert ("key of case claims/C1: it still exists, although the case was erased",) == found_after(
+        world, (back, (key,))
+    )
     (line,) = found_after(world, ("DELETE FROM erasures", ()))
     assert line.startswith("erasure claims/C1: the table says None, the ledger ('ada', ")
     made_up = "INSERT INTO erasures VALUES ('claims', 'C2', 'me', 'x', 1)"
@@ -323,7 +327,9 @@ def test_another_key_in_its_place_is_found(world: World):
     told(world)
     world.decide(deny, "C2")
     swapped = "UPDATE case_keys SET wrapped = (SELECT wrapped FROM case_keys WHERE event_id = 'C2')"
-    assert ("key of case claims/C1: not the one that its texts lie under",) == found_after(world, (swapped, ()))
+    assert ("key of case claims/C1: it is not the key that its texts are sealed with",) == found_after(
+        world, (swapped, ())
+    )
 
 
 @pytest.mark.parametrize(

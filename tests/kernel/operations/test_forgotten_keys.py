@@ -215,6 +215,6 @@ def test_closing_all_is_not_on_the_menu_where_what_is_open_may_be_forgotten(saga
 def test_a_time_that_is_none_is_refused_where_the_gate_is_opened(world: World, kept: object):
     world.rail.keys_kept_ms = kept  # type: ignore[attr-defined]
     for opened in (lambda: check_parts(world.tickets, world.rail), world.open_kernel):
-        with pytest.raises(UsageError, match="`keys_kept_ms` of the executor is no time") as caught:
+        with pytest.raises(UsageError, match="`keys_kept_ms` of the executor is not a time") as caught:
             opened()  # type: ignore[operator]
         assert "milliseconds" in caught.value.hint

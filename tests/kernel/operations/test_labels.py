@@ -56,12 +56,12 @@ def test_a_label_is_on_the_record_once_with_who_said_it(world: World):
 @pytest.mark.parametrize("by", ["", " \n"])
 def test_whoever_labels_has_a_name(world: World, by: str):
     dfid = world.decide(deny, "C1").dfid
-    with pytest.raises(UsageError, match="whoever labels a decision has a name"):
+    with pytest.raises(UsageError, match="a label needs the name of the person who gives it"):
         label(world, dfid, right=True, by=by)
 
 
 def test_what_is_no_truth_value_is_no_label(world: World):
-    with pytest.raises(UsageError, match="a label is true or false"):
+    with pytest.raises(UsageError, match="`right` must be true or false"):
         label(world, world.decide(deny, "C1").dfid, right=1)  # type: ignore[arg-type]
 
 
@@ -70,9 +70,9 @@ def test_only_what_an_agent_decided_has_a_label(world: World):
     waits = world.packet("waits")
     world.kernel.not_decided(waits, "QUEUE_FULL", "256 decisions wait already")
     for dfid, said in (
-        ("nothing", "is not decided"),
-        (open_flow, "is not decided"),
-        (waits.dfid, "is no decision of an agent"),
+        ("nothing", "has no decision in the record"),
+        (open_flow, "has no decision in the record"),
+        (waits.dfid, "was not decided by an agent"),
     ):
         with pytest.raises(UsageError, match=said):
             label(world, dfid, right=True)

@@ -276,7 +276,7 @@ class TestTheCase:
     def test_nothing_can_be_carried_out_about_it(self, world: World, case: Case, decision: str) -> None:
         change = '{"action":"REFUND_TICKET","params":{"amount":1.00},"reason":"NOT_TRAVELLED"}'
         wanted = Resolution(decision, "ada", "why", change, acknowledged=True)  # type: ignore[arg-type]  # one of two
-        with pytest.raises(UsageError, match="a difference to the outside cannot be carried out"):
+        with pytest.raises(UsageError, match="this case is a difference, not a decision to carry out"):
             desk(world).resolve(case.dfid, wanted)
         assert 1 == len(cases(world))
 

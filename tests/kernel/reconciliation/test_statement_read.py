@@ -80,6 +80,6 @@ class TestAStatementThatIsNone:
             return iter(())
 
         listing(world).statement = statement  # type: ignore[method-assign]  # what it lists is what is tested
-        with pytest.raises(WorldError, match="the executor's statement cannot be read: it is not there within 0 s"):
+        with pytest.raises(WorldError, match="the executor's statement cannot be read: it did not arrive within 0 s"):
             compared(world)
         over.set()

@@ -35,7 +35,7 @@ def test_the_registered_contract_is_read_back_whole(world: World):
 def test_a_registered_contract_that_cannot_be_read_is_said_to_be_so(world: World, body: str):
     alone(world.store, "UPDATE contracts SET body = ?", (body,))
     for read in (registered_contract, registered_terms):
-        with pytest.raises(ContractError, match="a registered contract is not one of this program's") as caught:
+        with pytest.raises(ContractError, match="a registered contract cannot be read by this program") as caught:
             read(world.store, world.contract.gate)
         assert "sds ledger verify" == caught.value.hint
 

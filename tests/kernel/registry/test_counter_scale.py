@@ -25,10 +25,10 @@ WHOLE = (
 )
 
 NOT_DRAWN = "    draws: {ticket.refundable_minor: amount}\n"
-DRAWN = "`ticket.refundable_minor` is declared as `fixed\\(2\\)`, and what is drawn from it was counted with 0 decimals"
-SPENT = "what is spent in this hour or day was counted with 0 decimals, and this contract spends with others"
+DRAWN = "`ticket.refundable_minor` is declared as `fixed\\(2\\)`, but draws from it were counted with 0 decimals"
+SPENT = "what is spent in this hour or day was counted with 0 decimals, but this contract spends with another number"
 
-SHARED = "`ticket.refundable_minor` is declared as `fixed(2)`, and gate `claims`, which shares it, declares it as `int`"
+SHARED = "`ticket.refundable_minor` is declared as `fixed(2)`, but gate `claims`, which shares it, declares it as `int`"
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ def test_what_kinds_of_several_scales_spent_is_in_nobodys_units(euros: World):
     kind["params"]["amount"]["scale"] = 2
     body["human"]["kinds"] = {"GOODWILL": kind}
     alone(euros.store, "UPDATE contracts SET body = ?", (json.dumps(body),))
-    with pytest.raises(ContractError, match="was counted with now more, now fewer decimals"):
+    with pytest.raises(ContractError, match="was counted with different numbers of decimals"):
         put_in_force(euros, cents("1.1.0"))
     alone(euros.store, "UPDATE contracts SET body = ?", (text,))
 

@@ -163,7 +163,7 @@ def test_a_newer_version_takes_over_and_leaves_the_state_alone(world: World):
 @pytest.mark.parametrize("version", ["1.0.0", "0.9.9", "0.10.0"])
 def test_a_version_that_is_not_newer_is_refused(world: World, version: str):
     other = contract(("version: 1.0.0", f"version: {version}"), ("desk@example.org", "else@example.org"))
-    wanted = f"version `{version}` differs from and does not exceed the registered `1.0.0`"
+    wanted = f"version `{version}` differs from the registered `1.0.0` but is not higher"
     with pytest.raises(ContractError, match=wanted):
         register(world.store, other, by="registry", now_ms=2)
 
@@ -177,8 +177,8 @@ def test_versions_are_numbers_not_words(world: World):
 
 def test_a_gate_keeps_its_agent_and_an_agent_its_gate(world: World):
     for change, wanted in (
-        (("agent_id: claims-agent", "agent_id: other-agent"), "agent `claims-agent` serves `claims`"),
-        (("gate: claims", "gate: other"), "agent `claims-agent` serves `claims`"),
+        (("agent_id: claims-agent", "agent_id: other-agent"), "agent `claims-agent` already serves `claims`"),
+        (("gate: claims", "gate: other"), "agent `claims-agent` already serves `claims`"),
     ):
         with pytest.raises(ContractError, match=wanted):
             register(world.store, contract(change, ("1.0.0", "2.0.0")), by="registry", now_ms=2)
@@ -264,7 +264,7 @@ def test_the_proposal_schema_has_the_runtimes_major_and_no_newer_minor(
     if passes:
         register(world.store, terms, by="registry", now_ms=2)
     else:
-        message = f"the contract is written for proposal schema `{wanted}`, this runtime speaks `{ours}`"
+        message = f"the contract is written for proposal schema `{wanted}`, but this program supports `{ours}`"
         with pytest.raises(ContractError, match=message):
             register(world.store, terms, by="registry", now_ms=2)
     known = lookup(world.store, AGENT)

@@ -113,7 +113,7 @@ def test_its_checkpoints_rewritten_too_without_the_key_are_found(full: World):
         for idx, own in db.execute("SELECT idx, entry_hash FROM ledger").fetchall():
             db.execute("UPDATE checkpoints SET entry_hash = ? WHERE idx = ?", (own, idx))
         db.hide()
-        assert "checkpoint 1: its signature is not that of its key" == faults(full)[0]
+        assert "checkpoint 1: its signature does not match its key" == faults(full)[0]
 
 
 def test_all_of_it_signed_again_with_another_key_is_found_and_without_a_key_it_is_said_to_be_unseen(full: World):
@@ -132,7 +132,7 @@ def test_all_of_it_with_no_checkpoint_left_is_found(full: World):
         db.execute("DELETE FROM checkpoints")
         db.hide()
         last = head(full.store).idx
-        assert (f"entries 1 to {last}: none has a checkpoint, and each was written under a key",) == faults(full)
+        assert (f"entries 1 to {last}: none has a checkpoint, although signing had begun",) == faults(full)
         assert () == verify.verify(full.store).faults
 
 
@@ -241,11 +241,11 @@ def test_what_follows_an_altered_ledger_is_not_signed_and_nobody_goes_on_with_it
             stranger.execute("DELETE FROM checkpoints")
         stranger.hide()
     with closing(opened_store(path, witness=witness())) as store:
-        with pytest.raises(StoreError, match="the ledger is not what was signed: ") as caught:
+        with pytest.raises(StoreError, match="the ledger differs from what was signed: ") as caught:
             ledger.refuse_altered_ledger(store, PUBLIC)
-        assert caught.value.hint.startswith("sds ledger verify, and restore a backup")
+        assert caught.value.hint.startswith("run `sds ledger verify`, and restore a backup")
         assert strip == ("sds keys rotate" in caught.value.hint)
-        with pytest.raises(StoreError, match="the ledger is not what was signed: "):
+        with pytest.raises(StoreError, match="the ledger differs from what was signed: "):
             ledger.sign_head(store, KEY, 1)
         act(store, CHECKPOINT_EVERY)
     with closing(opened_store(path)) as store:
@@ -273,12 +273,12 @@ def test_a_signed_head_kept_elsewhere_shows_what_was_cut_off_and_who_signed(full
     full.kernel.decide(packet, deny(packet))
     assert () == faults(full, kept)
     forged = replace(kept, entry_hash="f" * 64)
-    assert ("the head kept: its signature is not that of its key",) == faults(full, forged)
+    assert ("the given head: its signature does not match its key",) == faults(full, forged)
     stranger = OTHER.signed(head(full.store), kept, 1)
-    assert (f"the head kept: signed with another key, `{OTHER.public.keys[0][:16]}`",) == faults(full, stranger)
+    assert (f"the given head: signed with another key, `{OTHER.public.keys[0][:16]}`",) == faults(full, stranger)
     assert () == verify.verify(full.store, stranger).faults
     ahead = KEY.signed(Head(kept.idx + 9, "a" * 64), kept, 1)
-    assert any(f"the head kept says {kept.idx + 9}" in line for line in faults(full, ahead))
+    assert any(f"the given head is at {kept.idx + 9}" in line for line in faults(full, ahead))
 
 
 def test_older_keys_go_on_verifying(folder: Path):

@@ -141,11 +141,11 @@ def test_a_step_that_is_altered_left_out_or_made_up_is_found(world: World):
     world.clock.advance(-DAY_MS)
     world.decide(escalate, "C2")
     (idx,) = world.column("SELECT idx FROM clock_steps")
-    said = f"clock step at entry {idx}: the table does not say what the ledger does"
+    said = f"clock step at entry {idx}: the table and the ledger differ"
     assert (said,) == found_after(world, ("DELETE FROM clock_steps", ()))
     assert {said} == set(found_after(world, ("UPDATE clock_steps SET was_ms = was_ms + 1", ())))
     made_up = "INSERT INTO clock_steps VALUES (1, 2, 1)"
-    assert ("clock step at entry 1: the table does not say what the ledger does",) == found_after(world, (made_up, ()))
+    assert ("clock step at entry 1: the table and the ledger differ",) == found_after(world, (made_up, ()))
 
 
 @pytest.mark.sqlite_alone("no record on a server is that old")

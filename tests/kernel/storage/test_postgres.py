@@ -191,7 +191,7 @@ def test_a_transaction_whose_connection_dies_has_done_nothing(schema: str, store
 
     with pytest.raises(StoreError) as caught:
         cut()
-    assert "is PostgreSQL running" in caught.value.hint
+    assert "check that PostgreSQL is running" in caught.value.hint
     assert [] == drawn(store)
 
 
@@ -220,7 +220,7 @@ def test_a_commit_whose_end_is_unknown_is_an_error_and_the_record_tells(store: P
             own = store._own.transaction
             own._db = LosesReply(own._db)
 
-    with pytest.raises(StoreError, match="lost while it committed: whether it did, the record says"):
+    with pytest.raises(StoreError, match="lost during the commit: the record shows whether it was made"):
         lost()
     assert [9] == drawn(store)
 
@@ -252,7 +252,7 @@ def test_a_writer_waits_only_so_long_for_another(schema: str, store: PostgresSto
         with pytest.raises(StoreError, match="lock timeout") as caught, other.transaction():
             pass
         assert 0.9 < time.monotonic() - begun < 10
-    assert "another program holds it: end that, or try again" == caught.value.hint
+    assert "another program holds the record: end that program, or try again" == caught.value.hint
 
 
 @pytest.mark.parametrize("isolation", ["read committed", "repeatable read", "serializable"])

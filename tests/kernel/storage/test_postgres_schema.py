@@ -52,10 +52,10 @@ def test_the_ledger_only_grows_whoever_writes(schema: str, statement: str, why: 
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        ("DROP TRIGGER ledger_no_update ON ledger", "schema: `ledger_no_update` is not as it was made"),
-        ("ALTER TABLE ledger DISABLE TRIGGER ledger_next", "schema: `ledger_next` is not as it was made"),
-        ("ALTER TABLE resources DROP CONSTRAINT resources_drawn_check", "schema: `resources` is not as it was made"),
-        ("DROP INDEX one_live_reservation", "schema: `one_live_reservation` is not as it was made"),
+        ("DROP TRIGGER ledger_no_update ON ledger", "schema: `ledger_no_update` was altered"),
+        ("ALTER TABLE ledger DISABLE TRIGGER ledger_next", "schema: `ledger_next` was altered"),
+        ("ALTER TABLE resources DROP CONSTRAINT resources_drawn_check", "schema: `resources` was altered"),
+        ("DROP INDEX one_live_reservation", "schema: `one_live_reservation` was altered"),
         ("CREATE TABLE more (x int)", "schema: `more` does not belong here"),
         ("CREATE OR REPLACE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'", "refuse()"),
         ("ALTER TABLE agents DISABLE TRIGGER ALL", "database: the constraints of agents are switched off"),

@@ -21,8 +21,8 @@ from tests.scale import scale
 
 pytestmark = pytest.mark.sqlite_alone("its file and its settings; `test_postgres` is the same for a server")
 
-WRITE = "is it in a folder that you may write?"
-RESTORE = "restore it from a backup, or use another folder"
+WRITE = "check that you may write in its folder"
+RESTORE = "restore the record from a backup, or use another folder"
 
 
 @pytest.fixture
@@ -199,7 +199,9 @@ def test_a_fresh_file_that_another_holds_too_long_is_given_up(folder: Path, monk
         other.execute("BEGIN EXCLUSIVE")
         with monkeypatch.context() as patched:
             patched.setattr("sds.kernel.storage.sqlite.BUSY_MS", 50)
-            assert "database is locked (another program holds it: end that, or try again)" == refusal(path)
+            assert "database is locked (another program holds the record: end that program, or try again)" == refusal(
+                path
+            )
         other.execute("ROLLBACK")
     SqliteStore(path).close()
 

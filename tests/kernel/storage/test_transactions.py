@@ -158,7 +158,7 @@ def test_a_frozen_reader_sees_one_moment_and_cannot_write(store: Store):
         with store.transaction():
             store.insert("resources", resource="r", epoch=0, drawn=0)
         assert 0 == reader.value("SELECT count(*) FROM resources")
-        with pytest.raises(StoreError, match="this statement is no SELECT"):
+        with pytest.raises(StoreError, match="the statement is not a SELECT"):
             reader.rows("DELETE FROM meta RETURNING key")
     assert 1 == store.value("SELECT count(*) FROM resources")
 
@@ -177,7 +177,7 @@ WRITING = (
 @pytest.mark.parametrize("statement", WRITING)
 def test_what_reads_writes_nothing_in_a_transaction_outside_of_one_and_beside_one(store: Store, statement: str):
     def ask(read: Callable[[str], object]) -> None:
-        with pytest.raises(StoreError, match="the store cannot be read: this statement is no SELECT"):
+        with pytest.raises(StoreError, match="the store cannot be read: the statement is not a SELECT"):
             read(statement)
 
     before = store.rows("SELECT * FROM meta ORDER BY key")
@@ -222,7 +222,7 @@ def test_reading_waits_for_no_transaction_of_another_thread_and_sees_what_was_co
 
 
 def test_a_name_that_is_no_name_locks_nothing(store: Store):
-    with pytest.raises(UsageError, match=r"`\.\./other` is no name of a lock"), store.exclusively("../other"):
+    with pytest.raises(UsageError, match=r"`\.\./other` is not a name of a lock"), store.exclusively("../other"):
         pass
 
 

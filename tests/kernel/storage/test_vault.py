@@ -190,7 +190,7 @@ def test_each_case_has_a_key_of_its_own_and_each_text_its_place(world: World):
     sealed = keys[0].seal_text(PROMPT, "x")
     assert "x" == keys[0].open_text(PROMPT, sealed)
     for key, column in ((keys[0], PROPOSAL), (keys[1], PROMPT)):
-        with pytest.raises(StoreError, match="is not what was sealed"):
+        with pytest.raises(StoreError, match="differs from what was sealed"):
             key.open_text(column, sealed)
     assert sealed != keys[0].seal_text(PROMPT, "x")
     assert 2 == len(set(world.column("SELECT wrapped FROM case_keys")))
@@ -224,7 +224,7 @@ def test_a_record_under_an_older_key_of_the_kernel_is_read_and_recognised(world:
     with closing(opened_store(world.path)) as store:
         store.unlock(Keyring(NEWER))
         assert 2 == len(store.rows("SELECT 1 FROM case_keys"))
-        with pytest.raises(StoreError, match="the key of event `C1` is not wrapped under the kernel's"):
+        with pytest.raises(StoreError, match="the key of event `C1` opens with no key of this kernel"):
             read_decided(store, made.dfid)
 
 
@@ -252,7 +252,7 @@ def test_a_text_that_was_altered_is_not_read(world: World):
     made = decided(world)
     (sealed,) = world.column("SELECT proposal FROM policy_proposals")
     alone(world.store, "UPDATE policy_proposals SET proposal = ?", (sealed + b"\0",))  # type: ignore[operator]
-    with pytest.raises(StoreError, match="a text of event `C1` is not what was sealed"):
+    with pytest.raises(StoreError, match="a text of event `C1` differs from what was sealed"):
         Texts(world.store, made.dfid).data(PROPOSAL, bytes(world.column("SELECT proposal FROM policy_proposals")[0]))  # type: ignore[call-overload]
     assert verify.verify(world.store).faults
 
@@ -276,9 +276,9 @@ def test_of_keys_that_were_lost_are_only_cases_from_before_whose_key_is_as_it_wa
         assert "NOT_TRAVELLED: [sealed]" == answer(store, before.dfid).justification  # type: ignore[union-attr]
         assert "[sealed]" == Texts(store, opened.dfid, shown=True).text(TRIGGER, stored_trigger(store, opened.dfid))
         for dfid, name in ((altered.dfid, "C2"), (later.dfid, "C4")):
-            with pytest.raises(StoreError, match=f"the key of event `{name}` is not wrapped under the kernel's"):
+            with pytest.raises(StoreError, match=f"the key of event `{name}` opens with no key of this kernel"):
                 answer(store, dfid)
-            with pytest.raises(StoreError, match=f"the key of event `{name}` is not wrapped under the kernel's"):
+            with pytest.raises(StoreError, match=f"the key of event `{name}` opens with no key of this kernel"):
                 verify.flow_record(store, dfid)
 
 
