@@ -41,7 +41,7 @@ _SPEEDUPS = ("speedup_over_fastest", "speedup_digits")
     [
         (KeyboardInterrupt(), 130, "error: interrupted: nothing was kept\n"),
         (BrokenPipeError(), 0, ""),
-        (OSError(28, "No space left on device"), 1, "error: the machine refused: no space left on device\n"),
+        (OSError(28, "No space left on device"), 1, "error: the operating system refused: no space left on device\n"),
         (
             ModuleNotFoundError("No module named 'torch'", name="torch"),
             2,
