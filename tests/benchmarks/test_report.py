@@ -224,5 +224,5 @@ def test_without_what_typesets_it_the_page_says_so_in_one_line(library: str, mon
     for loaded in [name for name in sys.modules if name.partition(".")[0] == library or "benchmarks.page" in name]:
         monkeypatch.delitem(sys.modules, loaded)
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(UsageError, match=f"the page needs what is not installed: {library}"):
+    with pytest.raises(UsageError, match=f"the page needs `{library}`, which is not installed"):
         report.page(documents())

@@ -137,7 +137,7 @@ def test_a_plain_name_runs_no_code_of_the_working_folder(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="there is no gate `toll`") as caught:
         registry.find("toll")
-    assert caught.value.hint.endswith("is it `./toll`?")
+    assert caught.value.hint.endswith("there is one at `./toll`")
 
 
 def test_an_installation_without_entry_points_is_told_from_a_gate_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -224,7 +224,7 @@ def test_a_lost_key_is_replaced_on_the_record_and_what_it_signed_of_the_ledger_v
     assert before is not None
     with pytest.raises(UsageError, match="are not lost") as caught:
         renewed(folder, lost=True)
-    assert 'sds keys rotate --reason "..."' == caught.value.hint
+    assert 'sds keys rotate --gate GATE --reason "..."' == caught.value.hint
     (folder / "kernel.key").unlink()
     if not public:
         (folder / "ledger.pub").unlink()

@@ -88,7 +88,7 @@ def test_a_gate_that_decides_does_not_move(halted: Path):
         registry.set_halted(store, False, by="ada", reason="on", now_ms=START_MS)
     with pytest.raises(UsageError, match="the gate is not halted") as caught:
         moved(halted, server_url())
-    assert 'sds halt --reason "..."' == caught.value.hint
+    assert 'sds halt --gate GATE --reason "..."' == caught.value.hint
 
 
 def test_a_gate_that_is_resumed_while_its_record_is_verified_does_not_move(
@@ -110,7 +110,7 @@ def test_a_gate_that_is_resumed_while_its_record_is_verified_does_not_move(
 
 def test_a_record_that_is_not_empty_is_left_as_it_is(halted: Path):
     moved(halted, server_url())
-    with pytest.raises(UsageError, match="holds a record already"):
+    with pytest.raises(UsageError, match="already holds a record"):
         moved(halted, server_url())
     with pytest.raises(UsageError, match=r"decisions.db` is there"):
         moved(halted, None)
@@ -152,7 +152,7 @@ def test_a_record_whose_keys_are_on_another_machine_is_refused(halted: Path, mon
             paths.signer(halted)
     away = ", move this file away" if key == "another" else ""
     copy = "copy kernel.key from the machine that made the record; if it is lost there, too"
-    assert f'{copy}{away}: sds keys rotate --gate GATE --lost --reason "..."' == caught.value.hint
+    assert f'{copy}{away}sds keys rotate --gate GATE --lost --reason "..."' == caught.value.hint
     replace_private_file(halted / "kernel.key", kept)
     paths.open_record(halted).close()
 

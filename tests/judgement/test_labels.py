@@ -34,7 +34,7 @@ def line(**said: object) -> bytes:
     ("raw", "message", "hint"),
     [
         (line(readings={"cause": "hail"}), "`hail` is not a value of `cause`", "one of: fault, storm, none"),
-        (line(readings={"mood": "calm"}), "`mood` is not a reading of gate `claims`", "another gate"),
+        (line(readings={"mood": "calm"}), "`mood` is not a reading of gate `claims`", "for this gate"),
         (line(colour="red"), "`colour` is not a reading of gate `claims`", "cause"),
         (line(gate="fraud"), "this is a label of gate `fraud`, not `claims`", "name the other gate"),
         (line(decision="GIVE"), "`GIVE` is not a kind of decision", "PAY, DENY, ESCALATE"),
@@ -80,13 +80,13 @@ def test_a_score_is_labelled_yes_or_no(said: str, kept: str) -> None:
 
 @pytest.mark.parametrize("said", ["2", "0.5", '"yes"', "null", "[]"])
 def test_a_score_is_labelled_nothing_else(said: str) -> None:
-    with pytest.raises(UsageError, match="no label of the score `risk`"):
+    with pytest.raises(UsageError, match="not a label of the score `risk`"):
         parsed(b'{"text": "a", "risk": %s}' % said.encode(), scored())
 
 
 def test_a_text_that_becomes_the_same_once_it_is_read_is_the_same_text() -> None:
     raw = line(text="the brake  broke") + b"\n" + line(text="the brake \x07broke", readings={"cause": "storm"})
-    with pytest.raises(UsageError, match="of the same text"):
+    with pytest.raises(UsageError, match="for the same text"):
         parsed(raw.replace(b"brake  b", b"brake \\u0007b"))
 
 
