@@ -137,7 +137,9 @@ def test_a_peer_that_fails_at_once_is_not_the_quickest(
     errors = {"error": len(tasks)}
     assert (0.0, errors, "the process has ended: out of luck") == fared["dying, 1 process"]
     assert (0.0, errors, "ValueError: no token is left") == fared["raising, 1 process"]
-    with pytest.raises(UsageError, match="none of the peers runs: dying, 1 process: the process has ended: out of luck"):
+    with pytest.raises(
+        UsageError, match="none of the peers runs: dying, 1 process: the process has ended: out of luck"
+    ):
         asked_of("dying")
 
 

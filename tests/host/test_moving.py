@@ -150,7 +150,7 @@ def test_a_record_whose_keys_are_on_another_machine_is_refused(halted: Path, mon
             assert store.halted
         with pytest.raises(StoreError, match="the record was signed with keys that are not in") as caught:
             paths.signer(halted)
-    away = ", move this file away" if key == "another" else ""
+    away = ", move this file away, then " if key == "another" else ": "
     copy = "copy kernel.key from the machine that made the record; if it is lost there, too"
     assert f'{copy}{away}sds keys rotate --gate GATE --lost --reason "..."' == caught.value.hint
     replace_private_file(halted / "kernel.key", kept)

@@ -47,7 +47,7 @@ def test_a_backup_says_whether_the_key_is_in_it_and_a_restore_what_is_to_be_done
     assert [
         "halts, suspensions, revocations and erasures since then are undone: repeat them first",
         "the record lacks the decisions since then; so that nothing is paid twice, do this now, in this order:",
-        "  (PATH: where the definition of `claims` lies, for no gate of this name is installed)",
+        "  (PATH: the path of the definition of `claims`, because no gate of this name is installed)",
         "  sds recover --gate PATH",
         '  sds reconcile PATH --adopt --reason "restored"     # if the executor offers a statement',
         "  send the events since then again",

@@ -63,7 +63,7 @@ def test_an_auditor_needs_the_record_and_the_public_keys_alone(sds: Shell, tmp_p
     rewrite(sds)
     assert "none has a checkpoint" in sds("ledger", "verify", "--public-key", str(public), *HERE).stdout
     refused = sds("ledger", "verify", "--public-key", str(sds.home / "claims" / "decisions.db"), *HERE)
-    assert (2, "mend:  give a copy of a gate's `ledger.pub`") == (refused.returncode, refused.stderr.splitlines()[1])
+    assert (2, "mend:  name a copy of a gate's `ledger.pub`") == (refused.returncode, refused.stderr.splitlines()[1])
 
 
 def test_a_signed_head_is_kept_elsewhere_and_checked(sds: Shell, tmp_path: Path) -> None:
