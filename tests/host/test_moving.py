@@ -112,7 +112,7 @@ def test_a_record_that_is_not_empty_is_left_as_it_is(halted: Path):
     moved(halted, server_url())
     with pytest.raises(UsageError, match="already holds a record"):
         moved(halted, server_url())
-    with pytest.raises(UsageError, match=r"decisions.db` is there"):
+    with pytest.raises(UsageError, match=r"decisions.db` already exists"):
         moved(halted, None)
 
 
