@@ -175,7 +175,9 @@ def _asked(gate: Gate, queue: Sequence[QueuedCase], most: int) -> list[tuple[Que
     looked = ((case, gate.preview(case.event)) for case in queue)
     found = list(islice((each for each in looked if each[1].envelope.names != (ESCALATE,)), most))
     if len(found) < most:
-        raise UsageError(f"{most} cases are needed, and the queue has {len(found)} to read", hint="a smaller --n")
+        raise UsageError(
+            f"{most} cases are needed, and the queue has {len(found)} to read", hint="choose a smaller --n"
+        )
     return found
 
 

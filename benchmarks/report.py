@@ -29,7 +29,7 @@ Results = Mapping[str, Report]
 def read_results(folder: Path) -> dict[str, Report]:
     """Return the documents by question. Raises UsageError for a file that is no such document."""
     if not folder.is_dir():
-        raise UsageError(f"`{folder}` is no folder", hint="sds bench QUESTION --save FOLDER makes one")
+        raise UsageError(f"`{folder}` is not a folder", hint="make one with sds bench QUESTION --save FOLDER")
     return {name: _read(path, name) for name in QUESTIONS if (path := folder / f"{name}.json").exists()}
 
 
@@ -49,7 +49,9 @@ def _read(path: Path, name: str) -> Report:
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict) or document.get("benchmark") != name:
-        raise UsageError(f"`{path}` is no result of `sds bench {name}`", hint=f"sds bench {name} --save {path.parent}")
+        raise UsageError(
+            f"`{path}` is not a result of `sds bench {name}`", hint=f"sds bench {name} --save {path.parent}"
+        )
     return document
 
 
@@ -61,7 +63,7 @@ def page(results: Results, elsewhere: Mapping[str, Results] = MappingProxyType({
         from sds.benchmarks.page.plots import PLOTS  # noqa: PLC0415  both need the extra `bench`
         from sds.benchmarks.page.rendering import section, whole  # noqa: PLC0415
     except ModuleNotFoundError as error:
-        raise UsageError(f"the page needs what is not installed: {error.name}", hint="make peers") from error
+        raise UsageError(f"the page needs `{error.name}`, which is not installed", hint="make peers") from error
     sections, plots = list[str](), dict[str, str]()
     for name, found in ((name, results[name]) for name in QUESTIONS if name in results):
         with _complete(name):
@@ -89,7 +91,7 @@ def _complete(name: str) -> Iterator[None]:
         yield
     except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         raise UsageError(
-            f"the result of `sds bench {name}` lacks what the page shows", hint="measure it again"
+            f"the result of `sds bench {name}` lacks values that the page shows", hint="measure it again"
         ) from error
 
 
@@ -114,7 +116,7 @@ def _run(asked: argparse.Namespace, _say: Say) -> Report:
     if not results:
         raise UsageError(f"`{asked.results}` holds no result", hint="sds bench QUESTION --save FOLDER")
     if asked.page.is_dir() or not asked.page.parent.is_dir():
-        raise UsageError(f"`{asked.page}` cannot be written", hint="name a file in a folder that is there")
+        raise UsageError(f"`{asked.page}` cannot be written", hint="name a file in a folder that exists")
     text, plots = page(results, read_elsewhere(asked.results))
     for name, svg in plots.items():
         write_whole(asked.page.parent / name, svg)

@@ -83,7 +83,7 @@ def _started(process: subprocess.Popen[bytes], said: int) -> tuple[str, int, str
         if ended:
             break
         time.sleep(0.05)
-    why = next((line for line in text.splitlines() if line.startswith("error:")), "it said nothing")
+    why = next((line for line in text.splitlines() if line.startswith("error:")), "it printed nothing")
     raise SdsError(f"the service did not start: {why.removeprefix('error: ')}", hint=extra_hint("service"))
 
 
@@ -137,7 +137,7 @@ def run(definition: GateDefinition, folder: Path, n: int) -> Report:
     events = [case.event for case in definition.cases(folder / "in_process")]
     if len(events) < 2 * (WARM_UP + n):
         raise UsageError(
-            f"{2 * (WARM_UP + n)} events are needed, and the queue has {len(events)}", hint="a smaller --n"
+            f"{2 * (WARM_UP + n)} events are needed, and the queue has {len(events)}", hint="choose a smaller --n"
         )
     paired, others = events[: WARM_UP + n], events[WARM_UP + n : 2 * (WARM_UP + n)]
     with ExitStack() as opened:

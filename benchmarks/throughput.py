@@ -209,7 +209,7 @@ def best_peer(tried: Mapping[str, Found]) -> Found:
     name, best = max(tried.items(), key=lambda found: found[1]["per_s"] or 0.0)
     if not best["per_s"]:
         hint = "make peers" if best["per_s"] is None else ""
-        raise UsageError(f"none of the peers runs: {name}: {best['notes'] or 'it decided nothing'}", hint=hint)
+        raise UsageError(f"none of the peers runs: {name}: {best['notes'] or 'it made no decisions'}", hint=hint)
     return {"best": name, **best, "tried": dict(tried)}
 
 

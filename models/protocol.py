@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Dtype = Literal["fp32", "bf16", "fp16", "int8", "int8-bf16", "int16"]
 Library = str  # the name of a backend, one of `models.catalog.backends`
 
-FOLDER_HINT = "name a GGUF file: a folder runs in transformers alone"
+FOLDER_HINT = "name a GGUF file, or use --library transformers for a folder"
 CONTEXT_TOKENS = 4096  # of a slot, by default
 SLOTS_MAX = 64
 CARD_SLOTS_MAX = 256  # of transformers: on a GPU a pass of many rows costs little more than one of few
@@ -194,12 +194,12 @@ class Replicable(Protocol):
 
 def check_slots(slots: int, most: int = SLOTS_MAX) -> None:
     if not 1 <= slots <= most:
-        raise BackendError(f"{slots} slots are not between 1 and {most}")
+        raise BackendError(f"the number of slots must be 1 to {most}, got {slots}")
 
 
 def check_device(name: str) -> int | None:
     """Return the number of the named GPU; None where none is named. Checks only the form: cpu, cuda, cuda:1."""
     found = _DEVICE.fullmatch(name)
     if found is None:
-        raise BackendError(f"`{name}` is no device", hint="cpu, cuda or cuda:NUMBER")
+        raise BackendError(f"`{name}` is not a device", hint="cpu, cuda or cuda:NUMBER")
     return int(found[1]) if found[1] else None

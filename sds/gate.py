@@ -74,7 +74,7 @@ class Gate:
         self._now_ms = now_ms = clock_given(now_ms)
         self._closed, self._process = False, os.getpid()
         folder, model = opening.paths_given(folder, model)
-        paths.make_private(folder, hint="`folder` names one that is there, or one that can be made")
+        paths.make_private(folder, hint="set `folder` to a folder that exists or can be made")
         with ExitStack() as opened:
             self._open_record(folder, opened)
             self.engine = engine or opening.open_deciding(self.contract, model, readers, now_ms=now_ms)
@@ -186,10 +186,10 @@ class Gate:
 
     def _check_open(self) -> None:
         if self._process != os.getpid():  # a fork has none of the threads, and must not use the locks and connections
-            hint = "open a gate in the process that decides, after it was forked"
+            hint = "open a gate in the forked process itself"
             raise UsageError("the gate was opened by another process", reason_code="FORKED", hint=hint)
         if self._closed:
-            raise UsageError("the gate is closed", hint="ask it within its `with` block, or open another")
+            raise UsageError("the gate is closed", hint="use the gate within its `with` block, or open another")
 
     def _deadline_time_ms(self, deadline_ms: int | None, decisions: int = 1) -> int | None:
         """Return the time at which a deadline, in milliseconds from now for so many decisions, passes; None without one."""
@@ -391,7 +391,7 @@ class Gate:
             self._closed = True
 
     def __reduce__(self) -> str:
-        raise UsageError("a gate cannot be copied, or sent to another process", hint="open one there")
+        raise UsageError("a gate cannot be copied, or sent to another process", hint="open a gate there")
 
     def __enter__(self) -> Self:
         return self

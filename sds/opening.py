@@ -20,12 +20,14 @@ THREADS_BESIDE = 2  # more than the engine has slots: these read state, wait for
 def check_given(contract: object, source: object, executor: object, engine: object) -> None:
     """Refuse parts that cannot work, before anything is opened. Raises UsageError."""
     if not isinstance(contract, Contract):
-        raise UsageError("the contract is neither a Contract nor a Path", hint="parse_contract(text) makes one of text")
+        raise UsageError(
+            "the contract is neither a Contract nor a Path", hint="make one from text with parse_contract(text)"
+        )
     check_parts(source, executor)
     asked = all(callable(getattr(engine, name, None)) for name in ("propose", "count_tokens", "close"))
     if engine is not None and (isinstance(engine, type) or not asked):
-        hint = "sds.engines.factory.open_engine opens one; `model` names a file or a folder of weights"
-        raise UsageError("the engine is no object with `propose`, `count_tokens` and `close`", hint=hint)
+        hint = "open one with sds.engines.factory.open_engine, or give `model`, a file or a folder of weights"
+        raise UsageError("the engine must be an object with `propose`, `count_tokens` and `close`", hint=hint)
 
 
 def paths_given(folder: object, model: object) -> tuple[Path, Path | None]:
@@ -35,14 +37,14 @@ def paths_given(folder: object, model: object) -> tuple[Path, Path | None]:
 
 def _path(given: object, what: str) -> Path:
     if not isinstance(given, str | PathLike):
-        raise UsageError(f"the {what} is no path")
+        raise UsageError(f"`{what}` must be a path")
     return Path(given)
 
 
 def listener_given(listener: Log) -> Log:
     """Return the listener. Raises UsageError unless it can be called; later, what the call raises is ignored."""
     if not callable(listener):
-        raise UsageError("the listener cannot be called: it is a function of `event` and `facts`")
+        raise UsageError("the listener must be a function of `event` and `facts`")
     return listener
 
 
@@ -52,8 +54,8 @@ def deadline_given(contract: Contract, deadline_ms: object, decisions: int) -> i
     if type(deadline_ms) is int and 1 <= deadline_ms <= most:
         return deadline_ms
     of = "" if decisions == 1 else f" {decisions} times"
-    hint = f"the contract's `budget.ttl_ms`{of} is {most}: a whole number from 1 to that"
-    raise UsageError(f"`{deadline_ms}` is no deadline of this gate", reason_code="DEADLINE_INVALID", hint=hint)
+    hint = f"give a whole number from 1 to {most}, the contract's `budget.ttl_ms`{of}"
+    raise UsageError(f"`{deadline_ms}` is not a valid deadline", reason_code="DEADLINE_INVALID", hint=hint)
 
 
 def open_deciding(contract: Contract, model: Path | None, readers: Path | None, *, now_ms: Callable[[], int]) -> Engine:

@@ -251,5 +251,5 @@ def _reason_code(error: SdsError) -> str:
 
 
 def _busy(event: Event, known: Answer) -> WorldError:
-    message = f"event `{event.id}` is being decided elsewhere"
+    message = f"event `{event.id}` is already being decided"
     return WorldError(message, reason_code="FLOW_IN_PROGRESS", dfid=known.dfid)

@@ -35,8 +35,8 @@ def writer_of(engine: Engine) -> Explains:
     if isinstance(engine, RunsBackground):
         return RationaleWriter(engine)
     raise UsageError(
-        f"the engine `{engine.model}` writes no rationale after the decision, and the contract asks for one",
-        hint="use a native engine alone, or `rationale: {order: before, ...}`",
+        f"the engine `{engine.model}` cannot write a rationale after the decision, but the contract asks for one",
+        hint="use a native engine, not a chain, or `rationale: {order: before, ...}`",
     )
 
 
@@ -73,11 +73,13 @@ class _Writing:
         while True:
             left -= len(unread)
             if left < 0:  # checked before the pass, which would fail for every request in it
-                raise ModelError("there is no room for the whole rationale", reason_code=TOKEN_BUDGET_EXCEEDED)
+                raise ModelError(
+                    "the model's context has no room for the whole rationale", reason_code=TOKEN_BUDGET_EXCEEDED
+                )
             (logits,) = yield [Row(prompt.slot, unread)]
             ids = text.allowed(self._chars_max - len(self._written))
             if logits.shape[-1] <= ids.max() or not np.isfinite(logits).all():
-                raise ModelError("the model returned numbers that are no logits", reason_code=LOGITS_INVALID)
+                raise ModelError("the model returned values that are not logits", reason_code=LOGITS_INVALID)
             token = int(ids[logits.reshape(-1, logits.shape[-1])[-1][ids].argmax()])
             added, ended = text.read(token)
             if ended:

@@ -60,9 +60,13 @@ class Schedule:
 
     def __init__(self, kernel: Kernel, *, every_s: float, now_ms: Callable[[], int], log: Log) -> None:
         if not every_s >= EVERY_S_MIN:
-            raise UsageError(f"`{every_s}` seconds is no time between two comparisons", hint=f"at least {EVERY_S_MIN}")
+            raise UsageError(
+                f"`{every_s}` seconds between two comparisons are too few", hint=f"give at least {EVERY_S_MIN}"
+            )
         if not kernel.dispatcher.executor.lists:
-            raise UsageError("this executor offers no statement", hint="give it `statement(since_ms, until_ms)`")
+            raise UsageError(
+                "this executor offers no statement", hint="add `statement(since_ms, until_ms)` to the executor"
+            )
         self._kernel, self._every_s, self._now_ms, self._log = kernel, every_s, now_ms, log
         self._closed = threading.Event()
         self._compared_ms = 0

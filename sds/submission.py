@@ -138,7 +138,7 @@ class Submissions:
         queue_max: int = QUEUE_MAX,
     ) -> None:
         if min(threads, queue_max) < 1:
-            raise UsageError("a gate has at least one thread, and room for one event")
+            raise UsageError("a gate needs at least one thread, and room for at least one event")
         self._decide, self._threads_max, self._queue_max, self._now_ms = decide, threads, queue_max, now_ms
         self._changed = threading.Condition()
         self._queue: deque[Call] = deque()
@@ -165,7 +165,7 @@ class Submissions:
             if call is not None:
                 return call.join(deadline_ms)
             if len(self._queue) >= self._queue_max:
-                raise WorldError(f"{self._queue_max} events wait already", reason_code=QUEUE_FULL)
+                raise WorldError(f"{self._queue_max} events are already waiting", reason_code=QUEUE_FULL)
             call = self._calls[_name(event)] = Call(event, deadline_ms, self._forget)
             handle = call.join(deadline_ms)
             self._queue.append(call)
@@ -284,7 +284,7 @@ class Submissions:
     def _decide_in_time(self, call: Call) -> Answer:
         """Decide a queued call. Raises WorldError, with nothing recorded, where its deadline has passed."""
         if call.deadline_ms is not None and self._now_ms() > call.deadline_ms:
-            raise WorldError("the deadline passed before its turn came", reason_code=DEADLINE_EXCEEDED)
+            raise WorldError("the deadline passed while the event waited", reason_code=DEADLINE_EXCEEDED)
         return self._decide(call)
 
 
@@ -301,5 +301,5 @@ def _deliver(future: Future[Answer], outcome: Outcome) -> None:
 
 
 def _in_progress(event: Event | None) -> SdsError:
-    name = f"event `{event.id}`" if event else "it"
-    return WorldError(f"{name} is being decided still", reason_code="FLOW_IN_PROGRESS")
+    name = f"event `{event.id}`" if event else "the event"
+    return WorldError(f"{name} is still being decided", reason_code="FLOW_IN_PROGRESS")

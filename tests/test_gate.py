@@ -41,13 +41,13 @@ def test_what_is_no_contract_source_or_executor_is_refused_in_plain_words(
     tickets, rail = parts
     with pytest.raises(UsageError, match="the contract is neither a Contract nor a Path"):
         Gate("gate: x", tickets, rail, folder=tmp_path)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="the state source is no object"):
+    with pytest.raises(UsageError, match="the state source must be an object"):
         Gate(contract(), Tickets, rail, folder=tmp_path)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="the executor is no object"):
+    with pytest.raises(UsageError, match="the executor must be an object"):
         Gate(contract(), tickets, object(), folder=tmp_path)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="the engine is no object with `propose`"):
+    with pytest.raises(UsageError, match="the engine must be an object with `propose`"):
         Gate(contract(), tickets, rail, folder=tmp_path / "gate", engine="vllm")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="the folder is no path"):
+    with pytest.raises(UsageError, match="`folder` must be a path"):
         Gate(contract(), tickets, rail, folder=None)  # type: ignore[arg-type]
     assert not (tmp_path / "decisions.db").exists()
     assert not (tmp_path / "gate").exists()
@@ -57,9 +57,9 @@ def test_a_file_in_place_of_the_folder_is_told_with_the_argument_to_mend(
     parts: tuple[Tickets, Rail], tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StoreError, match="file` cannot be made: file exists") as refused:
+    with pytest.raises(StoreError, match="file` cannot be created: file exists") as refused:
         Gate(contract(), *parts, folder=tmp_path / "file")
-    assert "`folder` names one that is there, or one that can be made" == refused.value.hint
+    assert "set `folder` to a folder that exists or can be made" == refused.value.hint
 
 
 @pytest.mark.skipif(not OPEN_FILES.exists(), reason="looks for open files under /proc")
@@ -104,9 +104,9 @@ def test_no_threads_and_a_listener_that_cannot_be_called_are_refused(
     parts: tuple[Tickets, Rail], tmp_path: Path, tiny: LlamaBackend
 ) -> None:
     engine = NativeEngine(tiny, now_ms=now_ms)
-    with pytest.raises(UsageError, match="a gate has at least one thread"):
+    with pytest.raises(UsageError, match="a gate needs at least one thread"):
         Gate(contract(), *parts, folder=tmp_path / "gate", engine=engine, threads=0)
-    said = "the listener cannot be called: it is a function of `event` and `facts`"
+    said = "the listener must be a function of `event` and `facts`"
     gate = Gate(contract(), *parts, folder=tmp_path / "gate", engine=engine)
     with gate, pytest.raises(UsageError, match=said):
         gate.listen("print")  # type: ignore[arg-type]
@@ -117,7 +117,7 @@ def test_a_gate_is_neither_copied_nor_sent_to_another_process(parts: tuple[Ticke
         for send in (pickle.dumps, copy.copy, copy.deepcopy):
             with pytest.raises(UsageError, match="a gate cannot be copied, or sent to another process") as refused:
                 send(gate)
-            assert "open one there" == refused.value.hint
+            assert "open a gate there" == refused.value.hint
 
 
 class _Panic(BaseException):

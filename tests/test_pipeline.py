@@ -235,7 +235,7 @@ def test_an_event_that_stays_busy_elsewhere_is_a_typed_refusal(world: World) -> 
     with pytest.raises((WorldError, EventError)) as refused:
         Stream(world.kernel, Says(compensate), now_ms=_jumping(world), sleep=lambda _s: None).decide(world.event("C1"))
     assert "FLOW_IN_PROGRESS" == refused.value.reason_code
-    assert "event `C1` is being decided elsewhere" == str(refused.value)
+    assert "event `C1` is already being decided" == str(refused.value)
 
 
 def _jumping(world: World) -> Callable[[], int]:

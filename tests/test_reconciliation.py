@@ -78,7 +78,10 @@ def test_an_outside_that_is_down_is_logged_and_asked_again(tmp_path: Path, monke
 
 @pytest.mark.parametrize("every_s", [0.0, -1.0, 0.5, float("nan")])
 def test_no_time_between_two_comparisons_is_refused(tmp_path: Path, every_s: float) -> None:
-    rail, refused = ListingRail(tmp_path / "rail.db"), pytest.raises(UsageError, match="is no time between two")
+    rail, refused = (
+        ListingRail(tmp_path / "rail.db"),
+        pytest.raises(UsageError, match="between two comparisons are too few"),
+    )
     with gate_of(tmp_path / "gate", rail) as gate, refused:
         gate.reconcile_every(every_s)
     assert 0 == workers()

@@ -251,7 +251,7 @@ def test_a_decision_on_a_card_is_replayed_on_one_and_another_card_is_named(
     monkeypatch.setattr("sds.models.llamacpp.weights.gpus", lambda: ("any", "another"))
     assert (Circumstance("card", "mine", "another"),) == made.replay(made.dfids[0], tiny_path(1)).circumstances
     monkeypatch.setattr("sds.models.llamacpp.weights.gpus", lambda: ("any",))
-    with pytest.raises(ModelError, match="sees no card 1 here"):
+    with pytest.raises(ModelError, match="finds no GPU 1 here"):
         made.replay(made.dfids[0], tiny_path(1))
 
 

@@ -67,7 +67,7 @@ def main(
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] == "sds":
             raise
-        parser.error(f"this question needs `{error.name}`", "make peers, in the source folder")
+        parser.error(f"this question needs `{error.name}`", "run make peers in the source folder")
     except KeyboardInterrupt:
         parser.exit(130, "error: interrupted: nothing was kept\n")
     except BrokenPipeError:  # the output's reader is gone
@@ -75,7 +75,7 @@ def main(
         parser.exit(0)
     except OSError as error:
         _discard_output()
-        parser.exit(1, f"error: the machine refused: {cause_of(error)}\n")
+        parser.exit(1, f"error: the operating system refused: {cause_of(error)}\n")
 
 
 def _measure(

@@ -51,7 +51,7 @@ class PeerProcess:
             self._pipe_in.write(json.dumps(request).encode() + b"\n")
             self._pipe_in.flush()
         except OSError:
-            return self._fail("it has ended")
+            return self._fail("the process has ended")
         return self._answer(timeout_s)
 
     def close(self) -> None:
@@ -73,7 +73,7 @@ class PeerProcess:
             return self._fail(f"no answer within {timeout_s:g} s")
         line = pipe.readline(LINE_BYTES_MAX)
         if not line.endswith(b"\n"):
-            return self._fail(f"it has ended: {_last_line(self._log)}")
+            return self._fail(f"the process has ended: {_last_line(self._log)}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -91,4 +91,4 @@ def _environment(overlay: Path | None) -> dict[str, str]:
 
 def _last_line(log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return lines[-1][:200] if lines else "it said nothing"
+    return lines[-1][:200] if lines else "it printed nothing"

@@ -117,7 +117,7 @@ class ArrayKVCache:
         """
         finite = bool(np.isfinite(logits).all())
         if not finite and not row.outputs:
-            raise BackendError("the model answered with what is no number")
+            raise BackendError("the model returned logits that are not numbers")
         kept = answered if finite else np.zeros_like(answered)
         in_one_piece = path[-1] - path[0] == len(path) - 1  # indices in a path increase
         breaks = [] if in_one_piece else [n for n in range(1, len(path)) if path[n] != path[n - 1] + 1]

@@ -90,7 +90,7 @@ def check_known(tokens: Sequence[int], vocab_size: int) -> None:
 
 def check_rows(rows: Sequence[Row]) -> None:
     if len({row.slot for row in rows}) != len(rows):
-        raise BackendError("a pass holds at most one row of a slot")
+        raise BackendError("a pass may hold at most one row of each slot")
     for row in rows:
         if not row.tokens:
             raise BackendError("a step needs at least one token")
@@ -153,7 +153,9 @@ class SlotBackend(ModelTokenizer, ABC, Generic[P]):
         self._ready()
         source = self._prompt(slot)
         if len(self._prompts) - self.slots >= FORKS_MAX:
-            raise BackendError(f"more than {FORKS_MAX} forks at once", hint="drop some, or score fewer alternatives")
+            raise BackendError(
+                f"more than {FORKS_MAX} forks at once", hint="drop some forks, or score fewer alternatives"
+            )
         forked = self._forked(source)
         fork, self._next_fork = self._next_fork, self._next_fork + 1
         self._prompts[fork] = forked
@@ -297,12 +299,12 @@ class PrefixCachingBackend(SlotBackend[_Prompt]):
         prompt, section = self._prompts[slot], sections[-1]
         start = prompt.position
         if (kv_block := self._prefix_cache.get(sections)) is not None:
-            with self._freed_on_error([slot], "a kept section could not be put back"):
+            with self._freed_on_error([slot], "a stored section could not be restored"):
                 self._kv_cache.write_block(prompt.cache_slot, start, kv_block)
             prompt.position += len(section)
         elif section:
             self._read([Row(slot, section, 0)])
-            with self._freed_on_error([slot], "a section could not be kept"):
+            with self._freed_on_error([slot], "a section could not be stored"):
                 self._prefix_cache.put(sections, *self._kv_cache.read_block(prompt.cache_slot, start, prompt.position))
 
     def _read(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:

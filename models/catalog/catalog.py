@@ -182,12 +182,12 @@ def read_record(path: Path) -> Record:
     """Read the record of prepared weights. Raises BackendError in one line."""
     try:
         if path.stat().st_size > RECORD_BYTES_MAX:
-            raise BackendError(f"`{path}` is no record of prepared weights: too long", hint=PREPARE_HINT)
+            raise BackendError(f"`{path}` is not a record of prepared weights: it is too long", hint=PREPARE_HINT)
         return Record.model_validate_json(path.read_bytes())
     except OSError as error:
         raise BackendError(f"`{path}` cannot be read: {cause_of(error)}") from error
     except ValidationError as error:
-        what = f"`{path}` is no record of prepared weights, or another version's"
+        what = f"`{path}` is not a record of prepared weights, or another version wrote it"
         raise BackendError(what, hint=PREPARE_HINT) from error
 
 
@@ -198,7 +198,7 @@ def prepared(source: Path, cache: Path, *, layers: int | None = None) -> Prepare
     """
     folder = next((each for each in (cache, *cache.parents) if each.exists()), cache)
     if not folder.is_dir():
-        raise BackendError(f"`{folder}` is no folder", hint="set SDS_CACHE to one")
+        raise BackendError(f"`{folder}` is not a folder", hint="set SDS_CACHE to a folder")
     if not source.is_file() or folder != cache or not any(cache.glob("*.json")):
         return None
     sha256 = gguf_fingerprint(source)
@@ -208,7 +208,7 @@ def prepared(source: Path, cache: Path, *, layers: int | None = None) -> Prepare
     _check_private(cache)
     record = read_record(path)
     if (record.source.sha256, record.layers) != (sha256, layers):
-        raise BackendError(f"`{path}` is about other weights than `{source}`", hint=PREPARE_HINT)
+        raise BackendError(f"`{path}` describes other weights than `{source}`", hint=PREPARE_HINT)
     if record.machine != this_machine():
         raise BackendError(
             "the prepared weights were measured on another machine or with other libraries", hint=PREPARE_HINT
@@ -231,7 +231,7 @@ def weights_for(source: Path, cache: Path) -> tuple[Prepared | None, str]:
 
 
 def not_used(error: BackendError) -> str:
-    return f"{error}: the model runs as it is{f' ({error.hint})' if error.hint else ''}"
+    return f"{error}: the model runs without prepared weights{f' ({error.hint})' if error.hint else ''}"
 
 
 def _check_whole(path: Path, record: Record) -> None:
@@ -247,4 +247,4 @@ def _check_private(cache: Path) -> None:
     """Raise BackendError where others can write to the folder: its weights would decide."""
     found = cache.stat()
     if found.st_uid != os.getuid() or found.st_mode & _WRITABLE_BY_OTHERS:
-        raise BackendError(f"the prepared weights in `{cache}` can be changed by others", hint=f"chmod 700 {cache}")
+        raise BackendError(f"other users can change the prepared weights in `{cache}`", hint=f"chmod 700 {cache}")

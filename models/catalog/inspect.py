@@ -24,7 +24,7 @@ DIGITS_MAX = 18  # of a number that is only shown
 CONFIG_BYTES_MAX = 1 << 20
 NOT_SAID = "not said"
 _DIGITS = (b"0123456789", b"2026", b"150.00", b'"amount":99995.05')
-_WHOLE = "name the GGUF file of a whole model: no adapter, no projector, no later part of several"
+_WHOLE = "name the GGUF file of a whole model, not an adapter, a projector or a later part of a split model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def inspect_model(path: Path) -> Iterator[Inspected]:
         model, words = load_gguf(path, vocab_only=True)
     except BackendError as error:
         if not _mentions(path, b"tokenizer.ggml.model"):
-            raise BackendError(f"`{path}` has no vocabulary, or is cut off before it", hint=_WHOLE) from error
+            raise BackendError(f"`{path}` has no vocabulary, or the file ends before it", hint=_WHOLE) from error
         raise
     try:
         yield _gguf(path, sha256, model, words)
@@ -114,7 +114,9 @@ def _gguf(path: Path, sha256: str, model: lib.llama_model_p, words: Tokenizer) -
 
 def _folder(path: Path) -> Inspected:
     if not (path / "config.json").exists():
-        raise BackendError(f"`{path}` is a folder without a config.json, so no checkpoint", hint="or name a GGUF file")
+        raise BackendError(
+            f"`{path}` is not a checkpoint: it has no config.json", hint="name a checkpoint folder or a GGUF file"
+        )
     config = read_json_object(path / "config.json", bytes_max=CONFIG_BYTES_MAX)
     text_config = config.get("text_config")
     inner = text_config if isinstance(text_config, dict) else config
@@ -149,7 +151,7 @@ def _folder_words(path: Path, size: int) -> tuple[Tokenizer, str | None, str]:
     from sds.models.tokenizer.tokenizer_json import JsonTokenizer  # noqa: PLC0415  most models are no such folder
 
     if not (path / "tokenizer.json").exists():
-        raise BackendError(f"`{path}` has no tokenizer.json", hint="save the tokenizer with the fast library, too")
+        raise BackendError(f"`{path}` has no tokenizer.json", hint="save the fast tokenizer in the folder, too")
     try:
         words = JsonTokenizer(path, size)
     except BackendError:

@@ -133,7 +133,7 @@ class Preparation:
         try:
             found = prepared(source, self.cache, layers=layers)
         except BackendError as error:
-            self.log(f"{error}: measuring anew")
+            self.log(f"{error}: measuring again")
             return None
         return found if found and self._is_near(found.record) else None
 
@@ -157,7 +157,7 @@ class Preparation:
         """Raise BackendError for lack of room: at one time either the exact weights or all candidates lie in the cache."""
         kept = set(self.cache.glob("*.json")) - {record_path(self.cache, card.sha256, layers)}
         if len(kept) >= PREPARED_MAX:
-            hint = "delete those no longer needed"
+            hint = "delete the models that are no longer needed"
             raise BackendError(f"`{self.cache}` holds {PREPARED_MAX} prepared models", hint=hint)
         header = min(HEADER_BYTES, card.file_bytes)
         sizes = {name: int(card.parameters * BITS[name] / 8) + header for name in ("F32", *types)}
@@ -166,11 +166,11 @@ class Preparation:
         if needed > free:
             raise BackendError(
                 f"preparing needs {_mb(needed)} in `{self.cache}`, which has {_mb(free)}",
-                hint="free some, or set SDS_CACHE to another folder",
+                hint="free disk space, or set SDS_CACHE to another folder",
             )
 
     def _exact(self, source: Path, card: ModelCard, layers: int | None, path: Path) -> Distributions:
-        self.log("re-encoding as F32, which is exact, to compare with")
+        self.log("re-encoding as F32, the exact weights that the others are compared with")
         _encoded(source, path, lib.LLAMA_FTYPE_ALL_F32, card, layers)
         try:
             return distributions(path, DEFAULT, None, self.threads)
@@ -204,7 +204,7 @@ class Preparation:
         """
         own.kl_mean = divergence(exact, self._distributions(own))
         if own.kl_mean == float("inf"):
-            raise BackendError(f"`{own.path}` gives no probabilities: its weights are no numbers")
+            raise BackendError(f"`{own.path}` gives no probabilities: some of its weights are not numbers")
         close, said = [own], set[str]()
         for each in chain([own], encodings):
             others = [*([] if each is own else [each]), *self._of_other_backends(each)]
@@ -309,7 +309,7 @@ def chosen(candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
 def _card(source: Path, layers: int | None) -> ModelCard:
     """Return the card of the model to prepare. Raises BackendError where it cannot be prepared."""
     if source.is_dir():
-        hint = "set `dtype` (transformers: bf16, fp16)"
+        hint = "name a GGUF file, or run the folder with --dtype bf16"
         raise BackendError(f"`{source}` is a folder: weight types and layers are for GGUF files", hint=hint)
     with inspect_model(source) as model:
         card = model.card
@@ -334,7 +334,7 @@ def _encoded(source: Path, path: Path, file_type: int | None, card: ModelCard, l
         free = shutil.disk_usage(path.parent).free
         raise BackendError(
             f"`{source.name}` could not be re-encoded as {path.stem} (llama.cpp code {code}, {_mb(free)} free)",
-            hint="free some room, or run it as it is",
+            hint="free disk space, or run the model unprepared",
         )
     path.chmod(0o600)
     return path

@@ -53,7 +53,7 @@ class GgufFile:
         except OSError as error:
             raise BackendError(f"`{path}` cannot be read: {cause_of(error)}") from error
         except (ValueError, TypeError, LookupError, ArithmeticError, struct.error) as error:
-            raise BackendError(f"`{path}` is damaged or of a kind that is not known here") from error
+            raise BackendError(f"`{path}` is damaged, or its kind of GGUF is not supported") from error
 
     def _read(self) -> None:
         magic, version, tensors, settings = self._taken(_HEAD)

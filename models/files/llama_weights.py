@@ -60,7 +60,7 @@ class LlamaShape:
         if self.heads % self.key_heads or self.head % 2:
             raise ValueError("heads cannot be shared evenly or halved")
         if not (0 < self.rope_base < inf and 0 <= self.epsilon < inf):
-            raise ValueError("the base of its rotation or the epsilon of its norms is no number")
+            raise ValueError("its `rope.freq_base` or the epsilon of its norms is out of range")
 
     @property
     def kv_width(self) -> int:
@@ -96,7 +96,7 @@ class LlamaWeights:
         try:
             self.shape = self._shape()
         except ValueError as error:
-            raise BackendError(f"`{path}` does not say what its model is like", hint=str(error)) from error
+            raise BackendError(f"`{path}` does not describe its model", hint=str(error)) from error
         self._check()
 
     def __contains__(self, name: str) -> bool:
@@ -106,7 +106,7 @@ class LlamaWeights:
         """Return a tensor, de-quantised."""
         values = self._file.tensors[name].values()
         if not -BF16_MAX <= values.min() <= values.max() <= BF16_MAX:
-            raise BackendError(f"the weights `{name}` hold what is no number")
+            raise BackendError(f"the weights `{name}` contain values that are too large or not numbers")
         return values
 
     def rope_tables(self, context: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -116,7 +116,7 @@ class LlamaWeights:
         if ROPE_FACTORS in self:
             factors = self[ROPE_FACTORS]
             if not factors.all():
-                raise BackendError(f"the weights `{ROPE_FACTORS}` hold a zero, by which no rotation is divided")
+                raise BackendError(f"the weights `{ROPE_FACTORS}` contain a zero, but they are divisors")
             turns /= factors
         angles = np.tile(np.outer(np.arange(context), turns), 2)
         return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
@@ -150,7 +150,7 @@ class LlamaWeights:
             epsilon=number("attention.layer_norm_rms_epsilon", float),
         )
         if {number(name, int, head) for name in ("rope.dimension_count", "attention.value_length")} != {head}:
-            raise self._other("its heads turn in part, or keys and values are of two sizes")
+            raise self._other("its heads are rotated only in part, or its keys and values differ in size")
         return shape
 
     def _settings(self) -> dict[str, Any]:
@@ -158,8 +158,8 @@ class LlamaWeights:
         found = self._file.settings.get("general.architecture", "")
         if found != ARCHITECTURE:
             raise BackendError(
-                f"GGUF files of the architecture `{ARCHITECTURE}` run in {self._runs} here, not `{found}`",
-                hint="llama.cpp runs it",
+                f"only GGUF files of the architecture `{ARCHITECTURE}` run in {self._runs}, not of `{found}`",
+                hint="choose llamacpp",
             )
         prefix = f"{ARCHITECTURE}."
         names = {name for name in (*self._file.settings, *self._file.lengths) if name.startswith(prefix)}
@@ -173,11 +173,11 @@ class LlamaWeights:
         needed = self.shape.tensors(min(self.shape.layers, len(self._file.tensors) + 1))
         found = {name: tensor.shape for name, tensor in self._file.tensors.items()}
         if lacking := sorted(needed.keys() - found.keys() - {HEAD, ROPE_FACTORS}):
-            raise self._other(f"it lacks `{lacking[0]}`")
+            raise self._other(f"it has no tensor `{lacking[0]}`")
         if surplus := sorted(found.keys() - needed.keys()):
-            raise self._other(f"no use for `{surplus[0]}`")
+            raise self._other(f"it has the unknown tensor `{surplus[0]}`")
         if wrong := sorted(name for name in found if found[name] != needed[name]):
-            raise self._other(f"`{wrong[0]}` is of another shape than its settings say")
+            raise self._other(f"the shape of `{wrong[0]}` differs from its settings")
 
     def _other(self, why: str) -> BackendError:
-        return BackendError(f"this model does not run in {self._runs} here: {why}", hint="llama.cpp runs it")
+        return BackendError(f"this model does not run in {self._runs} here: {why}", hint="choose llamacpp")

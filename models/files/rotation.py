@@ -102,5 +102,7 @@ def rotated_matrix(
         scaled = matrix if scales is ONE else matrix * scales
         found = by.rotate(scaled.reshape(-1, by.width)).reshape(matrix.shape)
     if not np.isfinite(found).all():
-        raise BackendError("weights are too large to be turned", hint="choose openvino in bf16 or fp32, or llamacpp")
+        raise BackendError(
+            "some weights are too large to be rotated", hint="choose openvino in bf16 or fp32, or llamacpp"
+        )
     return found

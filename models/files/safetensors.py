@@ -31,7 +31,8 @@ def read_safetensors(folder: Path) -> SafetensorsInfo:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise BackendError(
-            f"`{folder}` holds no safetensors", hint="save_pretrained(FOLDER) writes them; pickles are never loaded"
+            f"`{folder}` holds no safetensors files",
+            hint="write them with save_pretrained(FOLDER): pickles are never loaded",
         )
     if len(files) > FILES_MAX:
         raise BackendError(f"`{folder}` holds more than {FILES_MAX} safetensors files")
@@ -54,7 +55,7 @@ def _header(file: Path) -> Counter[str]:
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
         if length > min(HEADER_BYTES_MAX, total - _LENGTH_BYTES):
-            raise BackendError(f"`{file}` is no safetensors file, or it is cut short")
+            raise BackendError(f"`{file}` is not a safetensors file, or is cut short")
         text = stream.read(length)
     types, end = Counter[str](), 0
     try:
@@ -63,9 +64,9 @@ def _header(file: Path) -> Counter[str]:
                 types[str(tensor["dtype"])] += prod(map(int, tensor["shape"]))
                 end = max(end, int(tensor["data_offsets"][1]))
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError) as error:
-        raise BackendError(f"`{file}` is no safetensors file") from error
+        raise BackendError(f"`{file}` is not a safetensors file") from error
     if types.total() > 8 * total:
-        raise BackendError(f"`{file}` is no safetensors file")
+        raise BackendError(f"`{file}` is not a safetensors file")
     if total != _LENGTH_BYTES + length + end:
         raise BackendError(f"`{file}` is cut short: {total} of {_LENGTH_BYTES + length + end} bytes")
     return types

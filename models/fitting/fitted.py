@@ -32,7 +32,7 @@ class Fitted:
     def artifact(self) -> Artifact:
         if "calibration" not in self.manifest:
             raise ReaderError(
-                "what was fitted is not calibrated", hint="call calibrated() with examples that were kept apart"
+                "the fitted reader is not calibrated", hint="call calibrated() with examples that were kept apart"
             )
         return make_artifact(self.manifest, self.files)
 

@@ -81,9 +81,9 @@ def fit_tabular(
 
 def _check(rows: Sequence[Row], truth: Sequence[bool]) -> None:
     if len(rows) != len(truth):
-        raise ReaderError(f"{len(rows)} rows have {len(truth)} answers", hint="give one answer a row")
+        raise ReaderError(f"{len(rows)} rows have {len(truth)} answers", hint="give each row one answer")
     if not any(truth) or all(truth):
-        raise ReaderError("the rows are all alike", hint="give true and false ones")
+        raise ReaderError("the rows are all true or all false", hint="give both true and false rows")
 
 
 def _completed(given: Input, rows: Sequence[Row]) -> Input:
@@ -101,5 +101,7 @@ def _completed(given: Input, rows: Sequence[Row]) -> Input:
         kept = sorted(counts, key=lambda value: (-counts[value], value))[:CATEGORIES_MAX]
         return given.model_copy(update={"values": tuple(sorted(kept))})
     if given.type == "reading" and not 1 <= len(given.values) <= VALUES_MAX:
-        raise ReaderError(f"the reading `{given.name}` has no values", hint="name them in the input")
+        raise ReaderError(
+            f"the reading `{given.name}` must have 1 to {VALUES_MAX} values", hint="list them in the input"
+        )
     return given

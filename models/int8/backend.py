@@ -57,7 +57,7 @@ class PackedModel:
         self.kv_width = shape.kv_width + 2 * shape.key_heads
         if shape.head % (2 * HALF_HEAD) or shape.head > HEAD_MAX:
             heads = f"heads of multiples of {2 * HALF_HEAD} numbers, up to {HEAD_MAX}"
-            raise BackendError(f"integer passes run {heads}", hint="llama.cpp runs it")
+            raise BackendError(f"integer passes run {heads}", hint="choose llamacpp")
         self._library, self._weights = library(), weights
         self._rotation, self._block = rotation(shape.width), block_rotation(shape.inner)
         of_model = (shape.layers, shape.heads, shape.key_heads, shape.head, shape.width, shape.inner, shape.vocab_size)
@@ -124,7 +124,7 @@ class IntegerBackend(PrefixCachingBackend):
         kind_here()
         dtype = dtype or DTYPES[0]
         if dtype not in DTYPES:
-            raise BackendError(f"integer passes do not compute in {dtype}", hint=f"choose {' or '.join(DTYPES)}")
+            raise BackendError(f"integer passes do not support the dtype {dtype}", hint=f"choose {' or '.join(DTYPES)}")
         self._path, self._dtype, self.name = path, dtype, path.name
         self._output = np.empty(0, np.int16)
         with (

@@ -23,7 +23,7 @@ KINDS = {  # the features that a processor needs for each, the fastest first
     "avx512vnni": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "fma"},
     "avx2": {"avx2", "fma"},
 }
-INSTALL_HINT = "`make install` in the source folder compiles them, with a C++ compiler"
+INSTALL_HINT = "run `make install` in the source folder: it needs a C++ compiler"
 _Pointer = ctypes.c_void_p
 
 
@@ -92,7 +92,7 @@ class PassesLibrary:
             getattr(self._calls, name).argtypes, getattr(self._calls, name).restype = (_Pointer,), None
         self._calls.passes_sources.restype = ctypes.c_char_p
         if self._calls.passes_sources() != passes_sources().encode():
-            raise BackendError(f"`{path.name}` was compiled of other sources", hint=INSTALL_HINT)
+            raise BackendError(f"`{path.name}` was compiled from other sources", hint=INSTALL_HINT)
 
     def call(self, name: str, *arguments: Any) -> None:
         if getattr(self._calls, f"passes_{name}")(*arguments):
@@ -114,7 +114,7 @@ def kind_here() -> str:
     found = next((kind for kind, needed in KINDS.items() if needed <= features), None)
     if found is None:
         raise BackendError(
-            "integer passes are written for processors with AVX2, or AVX-512 and VNNI",
+            "integer passes need a processor with AVX2, or with AVX-512 and VNNI",
             hint="choose llamacpp or openvino",
         )
     return found

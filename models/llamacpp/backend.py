@@ -165,7 +165,7 @@ class LlamaBackend(SlotBackend[Prompt]):
         forked = sum(writes.values())
         forked += sum(len(row.tokens) for row in rows if row.slot >= self.slots)
         if forked > self._fork_tokens_max:
-            raise BackendError(f"forks hold {forked} tokens of their own, at most {self._fork_tokens_max}")
+            raise BackendError(f"forks hold {forked} tokens of their own, which is more than {self._fork_tokens_max}")
 
     def _truncate(self, prompt: Prompt, wanted: list[tuple[int, ...]]) -> None:
         """Truncate `prompt` to the leading sections that it shares with `wanted`, or copy more of them from another slot."""
@@ -226,7 +226,7 @@ class LlamaBackend(SlotBackend[Prompt]):
         tokens = sum(len(row.tokens) for row in rows)
         if self._kv_cache.full(tokens + 1):
             self._clear()
-            raise BackendError("the cache is fragmented", hint="defragment it between two decisions")
+            raise BackendError("the cache is fragmented", hint="call `defragment` between two decisions")
         for row in rows:
             prompt = self._prompts[row.slot]
             batch.add(row.tokens, position=prompt.position, sequence=prompt.sequence, outputs=row.outputs)

@@ -208,7 +208,7 @@ def check_cache(slots: int, n_ctx: int) -> None:
     check_slots(slots)
     if slots * n_ctx > CACHE_TOKENS_MAX:
         raise BackendError(
-            f"{slots} slots of {n_ctx} tokens are more than a cache of {CACHE_TOKENS_MAX}",
+            f"{slots} slots of {n_ctx} tokens need a cache of more than {CACHE_TOKENS_MAX} tokens",
             hint="ask for fewer slots or a smaller context",
         )
 
@@ -219,8 +219,8 @@ def check_fit(model: GgufModel, slots: int) -> None:
         raise BackendError(why, hint=UNFIT_HINT)
     if slots > 1 and is_one_state(model.pointer):
         raise BackendError(
-            "a model whose memory is one state decides one case at a time",
-            hint="`replicas` for several at once on the processor",
+            "a model with recurrent state can decide only one case at a time",
+            hint="use one slot; on the processor, `replicas` decide several at once",
         )
 
 

@@ -11,7 +11,7 @@ from sds.models.protocol import BackendError
 
 PIECE_BYTES_MAX = 1 << 14
 TEXTS_CACHED = 64  # prompts start alike
-BYTES_HINT = "use a model whose tokenizer falls back to bytes"
+BYTES_HINT = "use a model whose tokenizer has a token for every byte"
 _GUARD = b"\x02"
 
 

@@ -23,7 +23,7 @@ OWN_MEMORY, SHARED_MEMORY = 1, 2  # ggml's numbers for kinds of GPU; 0 is the pr
 
 VALUE_BYTES_MAX = 256
 NO_AMX = "-DCMAKE_C_FLAGS=-mno-amx-int8 -DCMAKE_CXX_FLAGS=-mno-amx-int8"
-NO_AMX_HINT = f"build it again with CMAKE_ARGS='{NO_AMX}', as `make` does"
+NO_AMX_HINT = f"build llama.cpp again with CMAKE_ARGS='{NO_AMX}', as `make` does"
 UNFIT_HINT = "use a model that writes text"
 
 
@@ -75,7 +75,7 @@ def load_gguf(path: Path, *, vocab_only: bool = False, device: str = "cpu") -> t
     model = lib.llama_model_load_from_file(os.fsencode(path), params)
     if model is None:
         why = f", or there is no room for it on `{device}`" if on_gpu else ""
-        raise BackendError(f"`{path}` is damaged or of a kind this llama.cpp does not know{why}")
+        raise BackendError(f"`{path}` is damaged or of a kind that this llama.cpp does not know{why}")
     try:
         return model, LlamaTokenizer(lib.llama_model_get_vocab(model))
     except BaseException:
@@ -97,9 +97,9 @@ def unfit(model: lib.llama_model_p) -> str:
     if lib.llama_model_is_diffusion(model):
         return "a diffusion model does not write from left to right"
     if lib.llama_model_has_encoder(model) or not lib.llama_model_has_decoder(model):
-        return "a model with an encoder is not asked here"
+        return "a model with an encoder is not supported"
     if metadata(model, f"{metadata(model, 'general.architecture')}.attention.causal") == "false":
-        return "an embedding model writes nothing"
+        return "an embedding model writes no text"
     return ""
 
 
@@ -183,7 +183,7 @@ def gpu_names(device: str) -> tuple[str, ...]:
     named = found if number is None else found[number : number + 1]
     if not named:
         raise BackendError(
-            f"llama.cpp sees no card{'' if number is None else f' {number}'} here",
-            hint="it takes a build for one (CMAKE_ARGS=-DGGML_CUDA=on for NVIDIA's), a driver, and CUDA_VISIBLE_DEVICES",
+            f"llama.cpp finds no GPU{'' if number is None else f' {number}'} here",
+            hint="install a build with GPU support (for NVIDIA: CMAKE_ARGS=-DGGML_CUDA=on) and a driver; check CUDA_VISIBLE_DEVICES",
         )
     return named

@@ -34,7 +34,7 @@ def usual_dtype() -> Dtype:
 def check_dtype(dtype: Dtype) -> None:
     """Raise BackendError for a data type that OpenVINO does not compute in here."""
     if dtype not in DTYPES:
-        raise BackendError(f"OpenVINO does not compute in {dtype} here", hint=f"choose {', '.join(DTYPES)}")
+        raise BackendError(f"OpenVINO does not support the dtype {dtype} here", hint=f"choose {', '.join(DTYPES)}")
     if dtype in INT8_REST and not computes_in_int8():
         raise BackendError(
             "this processor does not compute in int8",

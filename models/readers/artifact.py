@@ -28,7 +28,7 @@ FILE_BYTES_MAX = 1 << 28
 TOKENS_MAX = 512
 INPUTS_MAX = 256
 POINTS_MAX = 4096  # of an isotonic calibration
-_HINT = "fit it again, or take back the files as they were fitted"
+_HINT = "fit the reader again, or restore its files from a copy"
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
@@ -157,13 +157,13 @@ def read_artifact(folder: Path, *, sha256: str = "") -> Artifact:
     content = _read(folder / MANIFEST, MANIFEST_BYTES_MAX)
     found = hashlib.sha256(content).hexdigest()
     if sha256 and found != sha256:
-        raise ReaderError(f"`{folder / MANIFEST}` is not the one that was fitted: its hash differs", hint=_HINT)
+        raise ReaderError(f"`{folder / MANIFEST}` has changed since it was fitted: its hash differs", hint=_HINT)
     manifest = _manifest(folder / MANIFEST, content)
     files: dict[str, bytes] = {}
     for name, expected in manifest.files.items():
         files[name] = _read(folder / name, FILE_BYTES_MAX)
         if (len(files[name]), hashlib.sha256(files[name]).hexdigest()) != (expected.bytes, expected.sha256):
-            raise ReaderError(f"`{folder / name}` is not the one that was fitted: its hash differs", hint=_HINT)
+            raise ReaderError(f"`{folder / name}` has changed since it was fitted: its hash differs", hint=_HINT)
     check_onnx(files[MODEL])
     return Artifact(manifest, found, files)
 
@@ -182,7 +182,7 @@ def write_artifact(artifact: Artifact, folder: Path) -> str:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if next(folder.iterdir(), None) is not None:
-            raise ReaderError(f"`{folder}` is not empty", hint="name a folder that is absent or empty")
+            raise ReaderError(f"`{folder}` is not empty", hint="name a new or an empty folder")
         for name, data in artifact.files.items():
             (folder / name).write_bytes(data)
         (folder / MANIFEST).write_bytes(_written(artifact.manifest))
@@ -208,7 +208,7 @@ def _manifest(file: Path, content: bytes) -> Manifest:
         where = ".".join(map(str, first["loc"])) or "the whole"
         raise ReaderError(f"`{file}` is not as it was written: {where[:80]}", hint=_HINT) from error
     except (ValueError, RecursionError) as error:
-        raise ReaderError(f"`{file}` is no JSON", hint=_HINT) from error
+        raise ReaderError(f"`{file}` is not JSON", hint=_HINT) from error
 
 
 def _read(file: Path, bytes_max: int) -> bytes:
@@ -218,7 +218,7 @@ def _read(file: Path, bytes_max: int) -> bytes:
         with os.fdopen(descriptor, "rb") as stream:
             status = os.fstat(stream.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise ReaderError(f"`{file}` is no regular file", hint=_HINT)
+                raise ReaderError(f"`{file}` is not a regular file", hint=_HINT)
             if status.st_size > bytes_max:
                 raise ReaderError(f"`{file}` is larger than {bytes_max} bytes", hint=_HINT)
             return stream.read(bytes_max)

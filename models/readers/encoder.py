@@ -68,7 +68,7 @@ class TextReader:
     def __init__(self, artifact: Artifact) -> None:
         manifest = artifact.manifest
         if not isinstance(manifest.calibration, Temperature) or manifest.familiarity is None:
-            raise ReaderError("a reader.json is that of no reader of texts")
+            raise ReaderError("a reader.json does not describe a reader of texts")
         self.kind: str = manifest.kind
         self.values: tuple[str, ...] = manifest.values
         self.sha256 = artifact.sha256
@@ -81,7 +81,7 @@ class TextReader:
         tokens, whole = self._tokenizer.encode(text)
         logits, distance = self._session.run(["logits", "distance"], {"tokens": np.array(tokens, np.int64)})
         if logits.shape != (len(self.values),):
-            raise ReaderError("a model gives another number of values than its reader.json", hint="fit it again")
+            raise ReaderError("a model and its reader.json differ in the number of values", hint="fit it again")
         shares = softened(logits.astype(np.float64), self._temperature)
         known = whole and len(tokens) > _CONTROLS and is_familiar(self._familiarity, text, distance)
         return Reading(dict(zip(self.values, shares.tolist(), strict=True)), known)

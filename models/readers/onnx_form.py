@@ -30,14 +30,14 @@ def check_onnx(model: bytes) -> None:
                 graphs += 1
                 _check_graph(value, DEPTH_MAX)
     except (ValueError, LookupError, TypeError, UnicodeDecodeError) as error:
-        raise ReaderError("a model is no ONNX file", hint=_HINT) from error
+        raise ReaderError("a model is not an ONNX file", hint=_HINT) from error
     if graphs != 1:
-        raise ReaderError("a model is no ONNX file", hint=_HINT)
+        raise ReaderError("a model is not an ONNX file", hint=_HINT)
 
 
 def _check_graph(graph: memoryview, depth: int) -> None:
     if not depth:
-        raise ReaderError(f"a model holds more than {DEPTH_MAX} graphs in each other", hint=_HINT)
+        raise ReaderError(f"a model has graphs nested more than {DEPTH_MAX} deep", hint=_HINT)
     for field, value in _fields(graph):
         if field == _INITIALIZER:
             _check_tensor(value)
@@ -61,7 +61,7 @@ def _check_node(node: memoryview, depth: int) -> None:
 
 def _check_tensor(tensor: memoryview) -> None:
     if any(field in _EXTERNAL for field, _ in _fields(tensor)):
-        raise ReaderError("a model names numbers that lie in another file", hint=_HINT)
+        raise ReaderError("a model refers to weights in another file", hint=_HINT)
 
 
 def _fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:

@@ -84,5 +84,5 @@ def read(content: bytes, vocabulary: Collection[str]) -> Spelling:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ReaderError("a spelling.json cannot be read", hint="fit it again") from error
     if not all(isinstance(words, list) and all(isinstance(word, str) for word in words) for words in (usual, known)):
-        raise ReaderError("a spelling.json has something else than words", hint="fit it again")
+        raise ReaderError("a spelling.json has entries that are not words", hint="fit it again")
     return Spelling(usual, {*known, *vocabulary})

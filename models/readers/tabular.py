@@ -70,7 +70,7 @@ def _field(given: Input, fields: Fields) -> Field:
     kind = {"int": int, "bool": bool, "category": str}[given.type]
     found = fields.get(given.name)
     if found is None or type(found) is not kind or (isinstance(found, int) and abs(found) > WHOLE_MAX):
-        raise ReaderError(f"the field `{given.name}` is absent, or no {given.type}", hint=_HINT)
+        raise ReaderError(f"the field `{given.name}` is absent, or is not of type {given.type}", hint=_HINT)
     return found
 
 

@@ -37,7 +37,7 @@ class Address:
             parts = urlsplit(self.url)
             _ = parts.port  # raises unless it is a number
         except ValueError as error:
-            raise BackendError("the url cannot be read", hint=URL_HINT) from error
+            raise BackendError("the url is malformed", hint=URL_HINT) from error
         plain = not (parts.username or parts.password or parts.query or parts.fragment)
         if parts.scheme not in ("http", "https") or not parts.hostname or not plain:
             raise BackendError("the url is not `http(s)://host:port/path`", hint=URL_HINT)
@@ -57,7 +57,7 @@ def post(address: Address, path: str, body: bytes, headers: dict[str, str], *, t
     if timeout_s <= 0:
         raise BackendError("no time is left to ask the server")
     if not _free.acquire(blocking=False):
-        raise BackendError(f"{EXCHANGES_MAX} exchanges with servers are hanging")
+        raise BackendError(f"{EXCHANGES_MAX} requests to servers have not ended yet")
     outcome: list[bytes | BackendError] = []
 
     def exchange() -> None:
@@ -73,7 +73,7 @@ def post(address: Address, path: str, body: bytes, headers: dict[str, str], *, t
         thread.start()
     except RuntimeError as error:
         _free.release()
-        raise BackendError("the machine has no thread left") from error
+        raise BackendError("no thread can be started") from error
     thread.join(timeout_s)
     (found,) = outcome or [_failure(TimeoutError(), timeout_s)]
     if isinstance(found, BackendError):
@@ -99,12 +99,10 @@ async def _exchange(url: str, body: bytes, headers: dict[str, str], timeout_s: f
                 if len(answer) > BODY_BYTES_MAX:
                     raise BackendError(f"the server's answer is longer than {BODY_BYTES_MAX} bytes")
         except RemoteProtocolError as error:
-            raise BackendError("the server's answer is shorter than it announced") from error
+            raise BackendError("the server's answer is incomplete") from error
     if response.status_code != 200:
         said = _UNSHOWN.sub(" ", answer[:SHOWN_CHARS].decode("utf-8", "replace")).strip()
-        hint = (
-            "does the url end as the server's own do: in /v1, for TGI without?" if response.status_code == 404 else ""
-        )
+        hint = "check the path of the url: it ends with /v1, for TGI without" if response.status_code == 404 else ""
         raise BackendError(
             f"the server answered with status {response.status_code}{f': {said}' if said else ''}", hint=hint
         )
@@ -123,8 +121,8 @@ def _failure(error: Exception, timeout_s: float) -> BackendError:
         said = _UNSHOWN.sub(" ", str(error) or type(error).__name__).lower()
         found = BackendError(f"the server cannot be reached: {said[:SHOWN_CHARS]}")
     elif isinstance(error, httpx2.ProtocolError):
-        found = BackendError("the server does not speak HTTP, or hung up")
+        found = BackendError("the server does not speak HTTP, or closed the connection")
     else:
-        found = BackendError(f"the exchange with the server failed: {type(error).__name__}")
+        found = BackendError(f"the request to the server failed: {type(error).__name__}")
     found.__cause__ = error
     return found

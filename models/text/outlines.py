@@ -28,9 +28,10 @@ from sds.models.tokenizer.tokenizer import ModelTokenizer, Tokenizer, prompt_sec
 from sds.models.transformers_.facts import TRANSFORMERS
 
 OUTLINES_HINT = extra_hint("outlines")
-XGRAMMAR_HINT = "pip install xgrammar, or take --backend llguidance"
+XGRAMMAR_HINT = "pip install xgrammar, or use --backend llguidance"
 # outlines-core builds every state before the first token, which takes long for a large language: some 10 ms a character
-# of free text, and the states grow with the expression. The others build states on demand.
+# of free text, and the states grow with the expression. llguidance builds states on demand. xgrammar also compiles before
+# the first token, but takes no longer for texts beyond this limit than for one at it.
 CORE_FREE_CHARS_MAX = 200
 CORE_REGEX_CHARS_MAX = 16_384
 # The libraries that Outlines can constrain, each with its backends; and those of them that run on a GPU.
@@ -83,7 +84,7 @@ class OutlinesWriter:
         if guard.error is not None:  # an interrupt stays one
             raise guard.error
         if not guard.calls:
-            raise BackendError("the model was run without its mask")
+            raise BackendError("the model ran without its grammar mask")
         return Completion(text.encode("utf-8", "replace"), len(prompt) + guard.calls)
 
     @property
@@ -108,7 +109,7 @@ class OutlinesWriter:
 
     def _compiled(self, grammar: Grammar) -> Any:
         if grammar.form != self.form:
-            raise BackendError(f"a grammar in {grammar.form} was given, {self.form} is taken")
+            raise BackendError(f"the grammar must be in {self.form}, not {grammar.form}")
         if self._processing == "outlines_core":
             _refuse_explosion(grammar)
         try:
@@ -160,13 +161,13 @@ class Guard:
         if monotonic() > self._deadline_s:
             raise BackendError("the model did not finish in time")
         if self._permitted is not None and not bool(self._permitted[..., int(input_ids[..., -1])]):
-            raise BackendError("a token was written that the mask forbids")
+            raise BackendError("the model wrote a token that the mask forbids")
         masked = self._inside(input_ids, logits)
         if any(matcher.is_error() for matcher in getattr(self._inside, "ll_matchers", ())):
-            raise BackendError("the mask refused a token that was written")
+            raise BackendError("the mask rejected a token that the model wrote")
         self._permitted = masked > float("-inf")
         if self._permitted.shape != logits.shape:  # C could not store it, and would continue without it
-            raise BackendError("the mask is of another shape than the logits")
+            raise BackendError("the mask does not have the shape of the logits")
         if not bool(self._permitted.any()):
             raise BackendError("the mask permits no token, or the model returned no logits")
         return masked
@@ -175,9 +176,9 @@ class Guard:
 def _refuse_explosion(grammar: Grammar) -> None:
     if grammar.free_chars_max > CORE_FREE_CHARS_MAX or len(grammar.text) > CORE_REGEX_CHARS_MAX:
         raise BackendError(
-            f"the language is too large for outlines_core: more than {CORE_FREE_CHARS_MAX} characters of free text or"
-            f" an expression of more than {CORE_REGEX_CHARS_MAX}",
-            hint="--backend llguidance",
+            f"the language is too large for outlines_core: it has over {CORE_FREE_CHARS_MAX} characters of free text, or"
+            f" an expression of over {CORE_REGEX_CHARS_MAX} characters",
+            hint="use --backend llguidance",
         )
 
 
@@ -186,7 +187,7 @@ def _compiler(model: Any, processing: Processing) -> Any:
     from outlines import backends, models  # noqa: PLC0415
 
     if processing == "xgrammar" and not isinstance(model, models.Transformers):
-        raise BackendError("xgrammar runs only with transformers", hint="--library transformers")
+        raise BackendError("xgrammar runs only with transformers", hint="use --library transformers")
     kinds: dict[Processing, Any] = {
         "outlines_core": backends.OutlinesCoreBackend,
         "llguidance": backends.LLGuidanceBackend,
@@ -200,7 +201,7 @@ def _compiler(model: Any, processing: Processing) -> Any:
     except BackendError:
         raise
     except Exception as error:
-        raise BackendError(f"{processing} does not take this tokenizer: {type(error).__name__}") from error
+        raise BackendError(f"{processing} does not support this tokenizer: {type(error).__name__}") from error
 
 
 class DrivenLlama:
@@ -214,7 +215,9 @@ class DrivenLlama:
         from sds.models.llamacpp.tokenizer import LlamaTokenizer  # noqa: PLC0415
 
         if weights.multiplies_in_tiles():
-            raise BackendError("this llama.cpp is compiled for AMX, which ends the process", hint=weights.NO_AMX_HINT)
+            raise BackendError(
+                "this llama.cpp is compiled for AMX, which crashes the process", hint=weights.NO_AMX_HINT
+            )
         logging.getLogger("llama-cpp-python").setLevel(logging.CRITICAL + 1)
         self.name, self.fingerprint = path.name, gguf_fingerprint(path)
         count = threads or os.cpu_count() or 1
@@ -226,7 +229,7 @@ class DrivenLlama:
                 str(path), n_ctx=n_ctx, n_threads=count, n_threads_batch=count, verbose=False, **on_processor
             )
         except (ValueError, OSError, MemoryError) as error:
-            raise BackendError(f"`{path}` is damaged or of a kind this llama.cpp does not know") from error
+            raise BackendError(f"`{path}` is damaged or of a kind that this llama.cpp does not know") from error
         if why := weights.unfit(self._llama.model):
             self._llama.close()
             raise BackendError(why, hint=weights.UNFIT_HINT)
@@ -266,7 +269,9 @@ class DrivenTransformers:
             self._open(path)
         except Exception as error:
             self._backend.close()
-            raise BackendError(f"Outlines does not take the tokenizer of `{path}`: {type(error).__name__}") from error
+            raise BackendError(
+                f"Outlines does not support the tokenizer of `{path}`: {type(error).__name__}"
+            ) from error
 
     def _open(self, path: Path) -> None:
         import outlines  # noqa: PLC0415

@@ -49,7 +49,8 @@ class RemoteWriter:
     def __init__(self, kind: Server, *, url: str, model: str, form: Form | None = None, api_key: str = "") -> None:
         self.name, self.form = model, form or FORMS[kind]
         if self.form != FORMS[kind] and (kind, self.form) != ("openai", "gbnf"):
-            raise BackendError(f"`{kind}` takes {FORMS[kind]}, not {self.form}")
+            either = " or gbnf" if kind == "openai" else ""
+            raise BackendError(f"`form` of `{kind}` must be {FORMS[kind]}{either}, not {self.form}")
         self._wire = _Wire(Address(url), api_key)
         self._ask = _ask(kind, self._wire, model)
 
@@ -58,7 +59,7 @@ class RemoteWriter:
 
     def write(self, system: str, user: str, grammar: Grammar, *, tokens_max: int, timeout_s: float) -> Completion:
         if grammar.form != self.form:
-            raise BackendError(f"a grammar in {grammar.form} was given, {self.form} is taken")
+            raise BackendError(f"the grammar must be in {self.form}, not {grammar.form}")
         self._wire.begin(timeout_s)
         try:
             text = self._ask(system, user, grammar, tokens_max)
@@ -68,7 +69,7 @@ class RemoteWriter:
             raise BackendError("the server's answer holds no text")
         cut, tokens = self._wire.reported(text, grammar)
         if cut:
-            raise BackendError(f"the server stopped after {tokens_max} tokens, before the sentence ended")
+            raise BackendError(f"the server stopped after {tokens_max} tokens, before the decision was complete")
         data = text.encode("utf-8", "replace")
         return Completion(data, tokens or len(data) + self.count_tokens(system + user))
 
@@ -94,7 +95,7 @@ class _Wire:
 
     def post(self, path: str, body: bytes) -> bytes:
         if self._answer or self.failure:
-            raise BackendError("one question is one exchange")
+            raise BackendError("a question may send only one request")
         try:
             self._answer = post(self.address, path, body, self._headers, timeout_s=self._timeout_s)
         except BackendError as error:

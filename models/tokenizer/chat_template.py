@@ -66,13 +66,14 @@ def chat_frame(template: str | None, *, bos: str, eos: str) -> ChatFrame:
     chat = rendering.chat(_LEFT_ALONE)
     if chat is None:
         raise BackendError(
-            "the chat template does not show each text exactly once", hint="use a model with a chat template"
+            "the chat template does not show the system and the user text exactly once",
+            hint="use a model with another chat template",
         )
     frame = _switched(rendering, chat, template) or answering(chat, template)
     if frame is None:
         raise BackendError(
-            "the chat template has the model think first, and nobody can tell how a thought ends",
-            hint="use a model that answers at once, or a template with a switch for thinking",
+            "the chat template makes the model think first, and does not show how a thought ends",
+            hint="use a model that answers at once, or a template that can turn thinking off",
         )
     return frame
 
@@ -90,7 +91,7 @@ def _switched(rendering: _Rendering, chat: RenderedChat, template: str) -> ChatF
         found = answering(other, template) if off is False or (left and off is None) else None
         if found is not None:
             also = f"; {found.thinking}" if found.thinking else ""
-            return replace(found, thinking=f"thinking is off by the template's own `{switch.name}`{also}")
+            return replace(found, thinking=f"the template's own `{switch.name}` turns thinking off{also}")
     return None
 
 

@@ -20,7 +20,7 @@ def read_json_object(path: Path, *, bytes_max: int) -> dict[str, Any]:
     except OSError as error:
         raise BackendError(f"`{path}` cannot be read: {cause_of(error)}") from error
     except (ValueError, RecursionError) as error:
-        raise BackendError(f"`{path}` is no JSON") from error
+        raise BackendError(f"`{path}` is not JSON") from error
     if not isinstance(found, dict):
-        raise BackendError(f"`{path}` is no JSON object")
+        raise BackendError(f"`{path}` is not a JSON object")
     return found

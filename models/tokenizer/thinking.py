@@ -57,7 +57,9 @@ def answering(chat: RenderedChat, source: str) -> ChatFrame | None:
     header = past.removeprefix(said) if past.startswith(said) else _header(past, said)
     if not header.strip():
         return chat.frame
-    return _with(chat.frame, said + header, f"the answer stands behind `{_shown(header)}`, as in its past answers")
+    return _with(
+        chat.frame, said + header, f"the answer follows `{_shown(header)}`, as the template writes past answers"
+    )
 
 
 def _header(past: str, said: str) -> str:
@@ -69,7 +71,11 @@ def _closed(chat: RenderedChat, source: str) -> ChatFrame | None:
     """Close the open thought: as the template does before an answer, or after a thought, or with the mark that it knows."""
     said, past = chat.frame.after_user, chat.answer
     if past is not None and thinks(past) is False and _bare(past).startswith(_bare(said)):
-        return _with(chat.frame, past, f"the thought is empty, as in its past answers: `{_shown(_unlike(past, said))}`")
+        return _with(
+            chat.frame,
+            past,
+            f"the thought is left empty, as the template writes past answers: `{_shown(_unlike(past, said))}`",
+        )
     marks = list(_MARK.finditer(said))
     if not marks or said[marks[-1].end() :].strip():
         return None
@@ -79,7 +85,9 @@ def _closed(chat: RenderedChat, source: str) -> ChatFrame | None:
         closing = f"\n{close}\n\n" if said.endswith("\n") else close
     if closing is None:
         return None
-    return _with(chat.frame, said + closing, f"the thought that the template opens is closed: `{_shown(closing)}`")
+    return _with(
+        chat.frame, said + closing, f"the thought that the template begins is ended at once: `{_shown(closing)}`"
+    )
 
 
 def _close_of(mark: str) -> str:

@@ -90,7 +90,9 @@ def readable(text: bytes, what: str) -> str:
     try:
         return text.decode()
     except UnicodeDecodeError as error:
-        raise BackendError(f"{what} of the model is no UTF-8", hint="use a model whose tokenizer is whole") from error
+        raise BackendError(
+            f"{what} of the model is not UTF-8", hint="use a model whose tokenizer is undamaged"
+        ) from error
 
 
 def model_frame(template: str | None, words: Tokenizer) -> ChatFrame:

@@ -27,7 +27,7 @@ class JsonTokenizer:
 
     def __init__(self, folder: Path, size: int) -> None:
         if size > SIZE_MAX:
-            raise BackendError(f"a vocabulary of {size} tokens is larger than {SIZE_MAX}")
+            raise BackendError(f"a vocabulary of {size} tokens is larger than the limit of {SIZE_MAX}")
         config = folder / "tokenizer_config.json"
         settings = read_json_object(config, bytes_max=FILE_BYTES_MAX) if config.exists() else {}
         whole = read_json_object(folder / "tokenizer.json", bytes_max=FILE_BYTES_MAX)
@@ -55,7 +55,7 @@ class JsonTokenizer:
         try:
             readable = text.decode()
         except UnicodeDecodeError as error:
-            raise BackendError("a text is no UTF-8") from error
+            raise BackendError("a text is not UTF-8") from error
         self._tokenizer.encode_special_tokens = not special
         return list(self._tokenizer.encode(readable, add_special_tokens=False).ids)
 
@@ -106,10 +106,10 @@ class JsonTokenizer:
     def _check(self, folder: Path, settings: dict[str, Any]) -> None:
         for token, entry in settings.get("added_tokens_decoder", {}).items():
             if self._tokenizer.id_to_token(int(token)) != entry["content"]:
-                raise BackendError(f"`{folder}` names a token `{entry['content']}` that its tokenizer.json has not")
+                raise BackendError(f"`{folder}` names a token `{entry['content']}` that is not in its tokenizer.json")
         for text in _PROBES:
             if b"".join(map(self.piece, self.encode(text.encode(), special=False))) != text.encode():
-                raise BackendError("the tokenizer does not spell text exactly", hint=_UNKNOWN_HINT)
+                raise BackendError("the tokenizer does not reproduce text exactly", hint=_UNKNOWN_HINT)
 
 
 def _tokenizer(whole: dict[str, Any]) -> Tokenizer:

@@ -55,7 +55,9 @@ class HfBackend(PrefixCachingBackend):
         """Load weights. Raises BackendError when transformers cannot run `path`, or not on `device`."""
         check_slots(slots, CARD_SLOTS_MAX)
         if dtype not in DTYPES:
-            raise BackendError(f"transformers does not compute in {dtype} here", hint=f"choose {', '.join(DTYPES)}")
+            raise BackendError(
+                f"transformers does not support the dtype {dtype} here", hint=f"choose {', '.join(DTYPES)}"
+            )
         self._device = device_of(device)
         torch.set_num_threads(threads or os.cpu_count() or 1)
         self.name = path.name

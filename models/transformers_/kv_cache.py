@@ -293,7 +293,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return self._kv_cache.exchange(self.keys, key_states), self._kv_cache.exchange(self.values, value_states)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002  named by transformers
-        raise TypeError("the mask is given: a model that makes its own takes no slots")
+        raise TypeError("the mask is given: a model that makes its own mask does not support slots")
 
     def get_seq_length(self) -> int:
         return 0
@@ -323,7 +323,7 @@ def captured(compute: Compute, inputs: Sequence[torch.Tensor], device: torch.dev
     except RuntimeError as error:
         why = (str(error).splitlines() or ["unknown cause"])[0]
         warnings.warn(
-            f"passes of a shape are started kernel by kernel, for they cannot be captured: {why}", stacklevel=2
+            f"some passes run much slower, because they cannot be captured in a CUDA graph: {why}", stacklevel=2
         )
         return compute
 
@@ -344,7 +344,7 @@ def _agrees(model: Any, device: torch.device) -> bool:
         return model(**inputs, logits_to_keep=1).logits[:, -1].float()  # type: ignore[no-any-return]
 
     long, short = PROBE_TOKENS
-    with suppress(BackendError), failing("the model takes no slots"), torch.inference_mode():
+    with suppress(BackendError), failing("the model does not support slots"), torch.inference_mode():
         kv_cache.run([BatchRow(0, 0, long[:3], 0)], last)
         together = kv_cache.run([BatchRow(0, 3, long[3:], 0), BatchRow(1, 0, short, 0)], last)
         alone = torch.cat([last(input_ids=torch.tensor([tokens], device=device)) for tokens in PROBE_TOKENS])

@@ -47,7 +47,7 @@ def loaded(
     path: Path, dtype: torch.dtype
 ) -> tuple[Any, LlamaTokenizer | JsonTokenizer, str | None, Callable[[], object]]:
     """Return a folder's or GGUF file's model, tokenizer and chat template, and a function that frees the tokenizer."""
-    with failing(f"`{path}` is damaged or of a kind transformers does not know"), _quiet():
+    with failing(f"`{path}` is damaged or of a kind that transformers does not know"), _quiet():
         model = (_from_folder if path.is_dir() else _from_gguf)(path, dtype)
         return model, *_tokenizer(path, int(model.get_output_embeddings().weight.shape[0]))
 
@@ -60,7 +60,7 @@ def _tokenizer(path: Path, size: int) -> tuple[LlamaTokenizer | JsonTokenizer, s
     if tokenizer.size != size:
         tokenizer.release()
         free()
-        raise BackendError(f"the model has {size} logits and {tokenizer.size} tokens")
+        raise BackendError(f"the model has {size} logits, but its tokenizer has {tokenizer.size} tokens")
     return tokenizer, template, free
 
 
@@ -96,11 +96,11 @@ def _whole(loaded: tuple[Any, dict[str, Any]]) -> Any:
     model, found = loaded
     lacking = sorted(map(str, [*found["missing_keys"], *found["mismatched_keys"]]))
     if lacking:
-        raise BackendError(f"the checkpoint lacks {len(lacking)} weights, the first is `{lacking[0]}`")
+        raise BackendError(f"the checkpoint lacks {len(lacking)} weights, first `{lacking[0]}`")
     _refuse_surplus(key for key in map(str, found["unexpected_keys"]) if not key.endswith(_COMPUTED))
     for name, weights in model.state_dict().items():
         if weights.is_floating_point() and not bool(torch.isfinite(weights).all()):
-            raise BackendError(f"the weights `{name}` hold what is no number in {weights.dtype}")
+            raise BackendError(f"the weights `{name}` contain non-finite numbers in {weights.dtype}")
     return model
 
 
@@ -109,8 +109,8 @@ def _refuse_surplus(names: Iterable[str]) -> None:
     surplus = sorted(names)
     if surplus:
         raise BackendError(
-            f"the checkpoint has {len(surplus)} weights that the model of its config has not, the first is `{surplus[0]}`",
-            hint="a folder: mend its config.json (layers, biases); a GGUF: run it through llama.cpp",
+            f"the checkpoint has {len(surplus)} weights that its config does not name, first `{surplus[0]}`",
+            hint="correct the folder's config.json (layers, biases), or run the GGUF with llamacpp",
         )
 
 

@@ -44,10 +44,10 @@ EXIT_WORLD, EXIT_USAGE = 1, 2
 COLUMNS_MIN = 20  # the least width: with $COLUMNS 0 rich would write nothing, errors included
 # Hints for failures of the world that have none of their own
 WORLD_MENDS: dict[type[WorldError], str] = {
-    ExecutorError: "is it up that carries orders out, and its address right? then the same again",
-    StateError: "is the source of the state up, and its address right? then the same again",
-    LanguageError: "sds contracts check",
-    WorldError: "sds doctor says what is not as it has to be",
+    ExecutorError: "check that the executor runs and that its address is right, then run the command again",
+    StateError: "check that the state source runs and that its address is right, then run the command again",
+    LanguageError: "run sds contracts check",
+    WorldError: "run sds doctor: it says what is wrong",
 }
 # Hints for errors of the operating system
 _FILES = "raise the limit of open files: ulimit -n"
@@ -55,9 +55,9 @@ MACHINE_MENDS = {
     errno.EACCES: OTHER_HOME,
     errno.EPERM: OTHER_HOME,
     errno.EROFS: OTHER_HOME,
-    errno.ENOSPC: "make room on the disk",
-    errno.EDQUOT: "make room on the disk",
-    errno.ENAMETOOLONG: "is the path right? SDS_HOME names a shorter one",
+    errno.ENOSPC: "free disk space",
+    errno.EDQUOT: "free disk space",
+    errno.ENAMETOOLONG: "check the path, or set SDS_HOME to a shorter one",
     errno.EMFILE: _FILES,
     errno.ENFILE: _FILES,
     errno.EAGAIN: "raise the limit of processes and threads: ulimit -u",
@@ -248,17 +248,17 @@ def _refused(error: OSError | UnicodeError | MemoryError) -> SdsError:
     if isinstance(error, MemoryError):
         error = OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
     if not isinstance(error, OSError) or error.errno is None:
-        return SdsError(f"the machine refused: {error}")
+        return SdsError(f"the operating system refused: {error}")
     where = f"`{os.fsdecode(error.filename)}`: " if isinstance(error.filename, str | bytes) else ""
-    return SdsError(f"the machine refused: {where}{cause_of(error)}", hint=MACHINE_MENDS.get(error.errno, ""))
+    return SdsError(f"the operating system refused: {where}{cause_of(error)}", hint=MACHINE_MENDS.get(error.errno, ""))
 
 
 def _unforeseen(error: Exception) -> SdsError:
     """Return an unforeseen exception as one of ours, with its place: a record was altered, or this program has a fault."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "sds" in Path(frame.filename).parts]
-    place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "no place of ours"
+    place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "a place outside sds"
     what = f"{type(error).__name__} at {place}: {one_line(in_words(error), 200)}"
-    hint = "is the record whole? sds ledger verify; if it is, report this, with what SDS_TRACEBACK=1 shows"
+    hint = "run sds ledger verify; if the record has no fault, report this with the output under SDS_TRACEBACK=1"
     return SdsError(f"the command failed: {what}", hint=hint)
 
 
@@ -267,7 +267,7 @@ def _refuse_empty(args: list[str]) -> None:
     for before, each in zip(["sds", *args], args, strict=False):
         if not each or (each.startswith("--") and each.find("=") == len(each) - 1):
             named = each.removesuffix("=") or before
-            raise UsageError(f"what follows `{named}` is empty", hint="is the variable set that it comes from?")
+            raise UsageError(f"the value after `{named}` is empty", hint="check that the shell variable in it is set")
 
 
 def _reader_gone() -> int:

@@ -68,7 +68,7 @@ class ChosenGate:
         """Return the gate's definition. Raises UsageError where none or two are given, or there is no such gate."""
         if (self.gate is None) == (self.gate_option is None):
             message = "Missing argument 'GATE'" if self.gate is None else "GATE and --gate exclude each other"
-            raise UsageError(message, hint="refund, or the path of a gate of your own")
+            raise UsageError(message, hint="give the name of a gate, such as refund, or the path of your own")
         return defined(self.gate or self.gate_option or "")
 
 
@@ -78,20 +78,20 @@ def defined(gate: str) -> GateDefinition:
         return find(gate)
     except UsageError as error:
         if NAME.fullmatch(gate) and gate not in installed() and has_record(gate_home(gate)):
-            message = f"`{gate}` is a gate of your own: only its code knows its state and executor"
-            raise UsageError(message, hint="name the path of its folder or file in place of its name") from error
+            message = f"`{gate}` is a gate of your own, and its definition is not found by its name"
+            raise UsageError(message, hint="give the path of its folder or file instead of its name") from error
         raise
 
 
 def open_store(gate: str) -> Store:
     """Open the record of any gate that has one, also of a user's own. Raises UsageError, StoreError."""
     if not NAME.fullmatch(gate):
-        raise UsageError(f"`{gate}` is not the name of a gate", hint="a gate has a name_in_lower_case")
+        raise UsageError(f"`{gate}` is not the name of a gate", hint="write a name_in_lower_case")
     folder = gate_home(gate)
     if not has_record(folder) and not is_there(key_path(folder)):
         known = ", ".join(recorded())
         there = f"gates with a record there (`--gate`): {known}" if known else "no gate has a record there"
-        hint = f"is SDS_HOME right? The home in use is `{home().absolute()}`; {there}"
+        hint = f"check SDS_HOME: the home in use is `{home().absolute()}`; {there}"
         raise UsageError(f"there is no record at `{record_name(folder)}` yet", hint=hint)
     return open_record(folder)
 
@@ -101,7 +101,7 @@ def whole_dfid(store: Store, given: str) -> str:
     empty, as from a shell variable that is not set.
     """
     if not given.strip():
-        raise UsageError("the dfid is empty", hint="sds flows")
+        raise UsageError("the dfid is empty", hint="sds flows lists them")
     known = [
         row[0]
         for row in store.rows(
@@ -109,7 +109,7 @@ def whole_dfid(store: Store, given: str) -> str:
         )
     ]
     if len(known) > 1 and given not in known:
-        raise UsageError(f"several flows begin with `{given}`", hint="give more of the dfid: sds flows")
+        raise UsageError(f"several flows begin with `{given}`", hint="give more of the dfid: sds flows lists them")
     return str(known[0]) if len(known) == 1 else given
 
 
@@ -121,7 +121,7 @@ def recorded() -> list[str]:
 def existing(model: Path) -> Path:
     """Return the path of a model. Raises UsageError where there is no file or folder; its content is not checked."""
     if not model.exists():
-        hint = "name a GGUF file or a checkpoint folder; `sds models list` shows those it knows"
+        hint = "name a GGUF file or a checkpoint folder; `sds models list` lists the known ones"
         raise UsageError(f"`{model}` cannot be read: no such file or directory", hint=hint)
     return model
 
@@ -139,7 +139,7 @@ def named_model(path: Path | None) -> Iterator[None]:
 def named(text: str) -> str:
     """Return a name as it was typed. Raises UsageError where it is not UTF-8: no record can hold it."""
     if any("\ud800" <= char <= "\udfff" for char in text):
-        raise UsageError(f"`{text}` is not text in UTF-8", hint="type the name, or copy it from what `sds` prints")
+        raise UsageError(f"`{text}` is not text in UTF-8", hint="type the name, or copy it from the output of `sds`")
     return text
 
 
@@ -164,7 +164,7 @@ def read_event_text(source: str) -> str:
         raise EventError("the event is empty")
     if _holds_several(text):
         raise EventError(
-            "there is more than one event", hint="head -1 takes the first: ... | head -1 | sds ... --event -"
+            "there is more than one event", hint="keep the first with head -1: ... | head -1 | sds ... --event -"
         )
     return text
 

@@ -99,7 +99,7 @@ def opened_engine(
     """
     given = options.given
     if parallel > 1 and given.get("engine") == "outlines":
-        typer.echo("Outlines decides one claim at a time: the others wait", err=True)
+        typer.echo("Outlines decides one case at a time: --parallel has no effect", err=True)
     elif parallel > 1 and options.engines is None:
         given["parallel"] = parallel
     with named_model(options.model):
@@ -140,7 +140,7 @@ def _open(model: Path | None, engines: Path | None, given: dict[str, Any], *, br
     if engines is not None:
         if model is not None or given:
             other = "model" if model is not None else min(given).replace("_", "-")
-            raise UsageError(f"--engines and --{other} exclude each other", hint="write it into the file")
+            raise UsageError(f"--engines and --{other} exclude each other", hint="write it into the file of --engines")
         return open_chain(load_engines(engines), now_ms=now_ms, skip_warmup=brief)
     if model is not None:
         existing(model)
@@ -163,13 +163,13 @@ def _mend(error: Any, kind: str) -> str:
     path = cause.path if isinstance(cause, ContradictionError) else ()
     named = str(path[0]) if path else ""
     if named == "backend" and kind == "native":
-        return "--engine outlines"
+        return "add --engine outlines"
     if named == "dtype":
-        return "another --dtype, or another --library"
+        return "choose another --dtype or another --library"
     if named == "device" and kind == "native":
-        return "--library transformers or llamacpp"
+        return "use --library transformers or llamacpp"
     if named in {"backend", "device"}:
-        return "--library transformers"
+        return "use --library transformers"
     if named == "slots":
-        return "ask for fewer with --parallel"
+        return "use a smaller --parallel"
     return f"leave out --{named.replace('_', '-')}" if named else ""

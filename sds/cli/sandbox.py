@@ -72,11 +72,13 @@ def _opened(port: int, file: Path, faults: str, token: str) -> Iterator[GatewayS
             books = opened.enter_context(closing(Books(file, now_ms)))
         except (sqlite3.Error, OSError) as error:
             why = cause_of(error) if isinstance(error, OSError) else str(error)
-            raise UsageError(f"no gateway with `{file}`: {why}", hint="another --file") from error
+            raise UsageError(f"the gateway cannot use `{file}`: {why}", hint="name another --file") from error
         try:
             server = opened.enter_context(GatewayServer(port, books, wanted, token=token))
         except OSError as error:
-            raise WorldError(f"no gateway on port {port}: {cause_of(error)}", hint="another --port") from error
+            raise WorldError(
+                f"the gateway cannot listen on port {port}: {cause_of(error)}", hint="choose another --port"
+            ) from error
         yield server
 
 
@@ -88,5 +90,7 @@ def _token(file: Path | None) -> str:
     except (OSError, ValueError) as error:
         raise UsageError(f"the token in `{file}` cannot be read") from error
     if not 0 < len(text) <= TOKEN_CHARS_MAX:
-        raise UsageError(f"`{file}` holds no token", hint=f"one line of at most {TOKEN_CHARS_MAX} characters")
+        raise UsageError(
+            f"`{file}` does not hold a token", hint=f"write one line of at most {TOKEN_CHARS_MAX} characters"
+        )
     return text

@@ -194,7 +194,7 @@ class _Run:
             exact = self._exact(point)
             whole = self.matcher.alternatives() if exact and point.finite else ()
         if exact and self.pending:
-            raise ModelError("whole texts were to be compared before all was read", reason_code=LANGUAGE_FAILED)
+            raise ModelError("whole texts cannot be compared before the prompt is read", reason_code=LANGUAGE_FAILED)
         if whole:
             check_tokens(len(self.matcher.tokens) + max(len(text) for _, text in whole), self.tokens_max)
             yield from self._choose_whole(point, [label for label, _ in whole], [tuple(text) for _, text in whole])
@@ -248,7 +248,9 @@ class _Run:
         if self.score is None:
             self.score = ChoiceScore(point.choice, point.start, [label for labels in point.labels for label in labels])
         if (self.score.name, self.score.start) != (point.choice, point.start):
-            raise ModelError("the language left a choice before it was made", reason_code=LANGUAGE_FAILED)
+            raise ModelError(
+                "the language moved to another choice before this one was made", reason_code=LANGUAGE_FAILED
+            )
         self.action_tokens += point.choice == ACTION_CHOICE
         record = self.score.add(point.labels, shares, best, z)
         if record is not None:
@@ -315,7 +317,7 @@ class _Run:
             for row, logits in zip(rows, found, strict=True)
         )
         if not sound:
-            raise ModelError("the model returned numbers that are no logits", reason_code=LOGITS_INVALID)
+            raise ModelError("the model returned values that are not logits", reason_code=LOGITS_INVALID)
         return found
 
     def _fork(self, slot: int) -> int:

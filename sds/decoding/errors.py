@@ -38,4 +38,6 @@ def check_tokens(tokens: int, tokens_max: int) -> None:
 
 
 def ambiguous(choice: str) -> ModelError:
-    return ModelError(f"the best two of `{choice}` are closer than the model's noise", reason_code=CHOICE_TOO_CLOSE)
+    return ModelError(
+        f"the two likeliest options of `{choice}` are closer than the model's noise", reason_code=CHOICE_TOO_CLOSE
+    )

@@ -151,9 +151,11 @@ class GateDefinition:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not NAME.fullmatch(self.name):
-            raise UsageError(f"`{self.name}` is not the name of a gate", hint="a gate has a name_in_lower_case")
+            raise UsageError(f"`{self.name}` is not the name of a gate", hint="write a name_in_lower_case")
         if not callable(self.open):
-            raise UsageError(f"`open` of gate `{self.name}` is no function", hint="open(folder) -> (source, executor)")
+            raise UsageError(
+                f"`open` of gate `{self.name}` is not a function", hint="write open(folder) -> (source, executor)"
+            )
 
     @property
     def argument(self) -> str:
@@ -177,7 +179,9 @@ class GateDefinition:
         if not isinstance(contract, Contract):
             raise UsageError(f"the contract of gate `{self.name}` is neither a Contract nor a Path")
         if contract.gate != self.name:
-            raise UsageError(f"gate `{self.name}` has the contract of gate `{contract.gate}`", hint="name both alike")
+            raise UsageError(
+                f"gate `{self.name}` has the contract of gate `{contract.gate}`", hint="give both the same name"
+            )
         return contract
 
     @contextmanager
@@ -210,7 +214,7 @@ class GateDefinition:
     def cases(self, folder: Path) -> list[QueuedCase]:
         """Return its whole queue. Raises UsageError where it has none."""
         if self.events is None:
-            hint = f"sds decide {self.argument} --event FILE, or give its definition `events(folder)`"
+            hint = f"sds decide {self.argument} --event FILE, or add `events(folder)` to its definition"
             raise UsageError(f"gate `{self.name}` has no queue of events", hint=hint)
         paths.make_private(folder)
         events = self.events
@@ -230,7 +234,7 @@ class GateDefinition:
             raise
         except Exception as error:
             raise UsageError(
-                f"`{what}` of gate `{self.name}` failed: {in_place(error)}", hint="mend it there"
+                f"`{what}` of gate `{self.name}` failed: {in_place(error)}", hint="correct the code there"
             ) from error
 
 
@@ -248,13 +252,13 @@ def check_parts(source: object, executor: object) -> None:
     _check_source(source)
     methods = all(callable(getattr(executor, name, None)) for name in ("dispatch", "lookup"))
     if isinstance(executor, type) or not methods or not isinstance(getattr(executor, "idempotent", None), bool):
-        raise UsageError("the executor is no object with `idempotent` (bool), `dispatch` and `lookup`")
+        raise UsageError("the executor must be an object with `idempotent` (bool), `dispatch` and `lookup`")
     keys_kept_ms(executor)  # raises UsageError for an invalid one
 
 
 def _check_source(source: object) -> None:
     if isinstance(source, type) or not callable(getattr(source, "read", None)):
-        raise UsageError("the state source is no object with a method `read(key)`")
+        raise UsageError("the state source must be an object with a method `read(key)`")
 
 
 def _close_with(closing: ExitStack, part: object) -> None:

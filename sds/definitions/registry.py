@@ -29,7 +29,7 @@ def installed() -> dict[str, EntryPoint]:
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
         if found.setdefault(entry.name, entry).value != entry.value:
             raise UsageError(
-                f"two packages bring a gate `{entry.name}`", hint="uninstall one of them, or name its path"
+                f"two packages provide a gate `{entry.name}`", hint="uninstall one of them, or give the path of a gate"
             )
     return found
 
@@ -46,15 +46,21 @@ def find(gate: str | os.PathLike[str]) -> GateDefinition:
         return _find_at(Path(gate))
     entry = installed().get(gate)
     if entry is None:
-        here = f"; is it `./{gate}`?" if (Path(gate) / FILE).is_file() else "; one of your own: its path"
-        known = ", ".join(installed()) or "none is installed: install this package anew (make install)"
-        raise UsageError(f"there is no gate `{gate[:80]}`", hint=f"gates are: {known}{here}")
+        here = (
+            f"; there is one at `./{gate}`"
+            if (Path(gate) / FILE).is_file()
+            else "; for a gate of your own, give its path"
+        )
+        known = ", ".join(installed()) or "none, so install this package again (make install)"
+        raise UsageError(f"there is no gate `{gate[:80]}`", hint=f"the gates are: {known}{here}")
     try:
         definition = entry.load()
     except SdsError:
         raise
     except Exception as error:
-        raise UsageError(f"the gate `{gate}` cannot be loaded: {in_place(error)}", hint="install it anew") from error
+        raise UsageError(
+            f"the gate `{gate}` cannot be loaded: {in_place(error)}", hint="install its package again"
+        ) from error
     return _checked(definition, f"`{entry.value}`", gate)
 
 
@@ -62,10 +68,10 @@ def _find_at(path: Path) -> GateDefinition:
     file = path / FILE if path.is_dir() else path
     if not file.is_file():
         why = f"it holds no {FILE}" if path.is_dir() else "no such file or folder"
-        raise UsageError(f"there is no gate at `{path}`: {why}", hint="`sds new NAME` writes one")
+        raise UsageError(f"there is no gate at `{path}`: {why}", hint="write one with `sds new NAME`")
     definition = _checked(getattr(_import_file(file.resolve()), "gate", None), f"`{file}`")
     if definition.name in installed():
-        hint = "name it, or give yours another `name`, and its contract another `gate`"
+        hint = "give yours another `name`, and its contract another `gate`"
         raise UsageError(f"`{path}` has the name of an installed gate, `{definition.name}`", hint=hint)
     return replace(definition, path=path)
 
@@ -75,7 +81,7 @@ def _checked(definition: object, where: str, name: str = "") -> GateDefinition:
         raise UsageError(f"{where} has no `gate` that is a GateDefinition", hint=A_DEFINITION)
     if name and definition.name != name:
         raise UsageError(
-            f"{where} is the gate `{definition.name}`, not `{name}`", hint="its entry point names it wrongly"
+            f"{where} is the gate `{definition.name}`, not `{name}`", hint="correct the name of its entry point"
         )
     return definition
 
@@ -88,7 +94,9 @@ def _import_file(file: Path) -> ModuleType:
         return sys.modules[name]
     spec = spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise UsageError(f"`{file}` is no Python file", hint=f"name a folder with {FILE}, or a file that ends with .py")
+        raise UsageError(
+            f"`{file}` is not a Python file", hint=f"name a folder with {FILE}, or a file that ends with .py"
+        )
     parent, module = ModuleType(package), module_from_spec(spec)
     parent.__path__ = [str(file.parent)]
     sys.modules.update({package: parent, name: module})
@@ -99,10 +107,10 @@ def _import_file(file: Path) -> ModuleType:
         raise
     except Exception as error:
         _forget(package)
-        raise UsageError(f"`{file}` cannot be imported: {in_place(error)}", hint="mend it there") from error
+        raise UsageError(f"`{file}` cannot be imported: {in_place(error)}", hint="correct the code there") from error
     except SystemExit as error:
         _forget(package)
-        hint = 'what a script does belongs under `if __name__ == "__main__":`'
+        hint = 'put the code of the script under `if __name__ == "__main__":`'
         raise UsageError(f"`{file}` ends the process when it is imported", hint=hint) from error
     return module
 

@@ -87,7 +87,7 @@ def _check_url(url: str) -> None:
     try:
         Address(url)
     except BackendError as error:
-        raise ContradictionError(("url",), f"{error}, as {error.hint}") from error
+        raise ContradictionError(("url",), f"{error}; for example {error.hint}") from error
 
 
 def _check_local(spec: EngineSpec) -> None:
@@ -95,7 +95,7 @@ def _check_local(spec: EngineSpec) -> None:
     if spec.kind == "outlines":
         _check_outlines(spec, backend)
     if _is_folder(spec) and not backend.reads_folders:
-        raise ContradictionError(("library",), f"{backend.title} runs GGUF files, no folder")
+        raise ContradictionError(("library",), f"{backend.title} runs GGUF files, not folders")
     _check_dtype(spec, backend)
     if spec.device and not backend.on_gpus:
         others = " and ".join(each.name for each in BACKENDS.values() if each.on_gpus)
@@ -127,13 +127,13 @@ def _check_dtype(spec: EngineSpec, backend: BackendFacts) -> None:
 
 def _check_many(spec: EngineSpec, backend: BackendFacts) -> None:
     if (spec.replicas or 1) > 1 and (spec.device or "cpu") != "cpu":
-        raise ContradictionError(("replicas",), "`replicas` share cores, not a card: there `slots` share passes")
+        raise ContradictionError(("replicas",), "`replicas` run on the processor only: use `slots` on a GPU")
     if (spec.replicas or 1) > 1 and not backend.replicable:
-        raise ContradictionError(("replicas",), f"`replicas` are engines of any library but {backend.name}")
+        raise ContradictionError(("replicas",), f"`replicas` cannot be used with the library {backend.name}")
     if (spec.parallel or 1) > 1 and max(spec.slots or 1, spec.replicas or 1) > 1:
         raise ContradictionError(("parallel",), "`parallel` chooses slots or replicas by itself")
     if (spec.mode or "greedy") != "greedy" and (spec.slots or 1) > SLOTS_EXACT_MAX:
-        raise ContradictionError(("slots",), f"mode `exact` goes with at most {SLOTS_EXACT_MAX} slots")
+        raise ContradictionError(("slots",), f"mode `{spec.mode}` allows at most {SLOTS_EXACT_MAX} slots")
 
 
 def _backend_of(spec: EngineSpec) -> BackendFacts:
@@ -156,7 +156,7 @@ class EnginesFile(BaseModel):
     def _named_once(self) -> Self:
         names = [spec.name for spec in self.engines]
         if len(set(names)) < len(names):
-            raise ContradictionError(("engines",), "two engines have one name")
+            raise ContradictionError(("engines",), "two engines have the same name")
         return self
 
 
@@ -176,7 +176,7 @@ def load_engines(path: Path) -> tuple[EngineSpec, ...]:
         at = ("engines", len(specs) - 1, "model")
         raise UsageError(
             f"{path}:{lines[at]}: {'.'.join(map(str, at))}: `{last.model}` cannot be read: no such file or directory",
-            hint="name a GGUF file or a checkpoint folder; `sds models list` shows those it knows",
+            hint="name a GGUF file or a checkpoint folder; `sds models list` lists the known ones",
         )
     return specs
 
@@ -217,11 +217,11 @@ def _api_key(spec: EngineSpec, environ: Mapping[str, str]) -> str:
     key = environ.get(spec.api_key_env, "")
     if not key:
         raise UsageError(
-            f"engine `{spec.name}`: the environment has no `{spec.api_key_env}`",
-            hint="set it to the server's key; for a server without one, leave `api_key_env` out of the file",
+            f"engine `{spec.name}`: the environment variable `{spec.api_key_env}` is not set",
+            hint="set it to the server's key, or remove `api_key_env` from the file if the server needs no key",
         )
     if not key.isascii() or not key.isprintable():
-        raise UsageError(f"engine `{spec.name}`: `{spec.api_key_env}` holds what no header can carry")
+        raise UsageError(f"engine `{spec.name}`: `{spec.api_key_env}` has characters other than printable ASCII")
     return key
 
 

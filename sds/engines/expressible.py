@@ -123,7 +123,7 @@ def refuse_unsayable(contract: Contract, model: Speaks, name: str) -> None:
         if not found.ok:
             raise ModelError(
                 f"`{name}` cannot decide under `{contract.gate}` {contract.version}: {found.name}: {found.reason}",
-                hint="`sds models check` tells all that is wrong; use another model",
+                hint="run `sds models check PATH` to see all faults, or use another model",
             )
 
 
@@ -143,7 +143,7 @@ def _writes_in_order(question: Question) -> str:
 def _template(question: Question) -> str:
     if question.frame is None:
         raise ModelError(question.refused)
-    own = "the model's own" if question.templated else "none, so the texts are given as they are"
+    own = "the model's own" if question.templated else "none, so the texts are given without a template"
     return f"{own}; {question.frame.thinking}" if question.frame.thinking else own
 
 
@@ -159,13 +159,13 @@ def _spelling(question: Question) -> str:
     for sentence in question.sentences:
         spelled = b"".join(map(question.words.spelling, question.content(sentence)))
         if spelled != sentence:
-            raise ModelError(f"`{_example(sentence)}` comes back as `{_example(spelled)}`")
-    return f"{len(question.sentences)} sample decisions come back byte for byte"
+            raise ModelError(f"`{_example(sentence)}` is reproduced as `{_example(spelled)}`")
+    return f"{len(question.sentences)} sample decisions are reproduced byte for byte"
 
 
 def _mask(question: Question) -> str:
     check_mask_constrains(ModelTokenizer(question.words))
-    return "the mask is alive: no decision under it leaves its language"
+    return "the mask works: no decision under it leaves its language"
 
 
 def _decisions(question: Question) -> str:
@@ -173,9 +173,11 @@ def _decisions(question: Question) -> str:
     for sentence in question.sentences:
         written = follow(compiler.matcher(question.said.envelope, _CONTEXT_REF), sentence)
         if written != sentence:
-            raise ModelError(f"`{_example(sentence)}` cannot be said beyond `{_example(written[-EXAMPLE_CHARS_MAX:])}`")
+            raise ModelError(
+                f"`{_example(sentence)}` cannot be written beyond `{_example(written[-EXAMPLE_CHARS_MAX:])}`"
+            )
     kinds = len(question.said.envelope.kinds)
-    return f"{len(question.sentences)} sample decisions of all {kinds} kinds can be said under the mask"
+    return f"{len(question.sentences)} sample decisions of all {kinds} kinds can be written under the mask"
 
 
 def _context(question: Question) -> str:
@@ -184,11 +186,11 @@ def _context(question: Question) -> str:
     needed = sum(_tokens_needed(question))
     if budget < min(needed, limit):
         raise ModelError(
-            f"contract, fullest case and longest decision can need {needed} tokens, the contract's budget is {budget}"
+            f"contract, fullest case and longest decision can need {needed} tokens, but the contract's budget is {budget}"
         )
     if needed > limit:
         raise ModelError(
-            f"contract, fullest case and longest decision can need {needed} tokens, the context has {limit}"
+            f"contract, fullest case and longest decision can need {needed} tokens, but the context has {limit}"
         )
     return f"contract, fullest case and longest decision need at most {needed} of {limit} tokens"
 

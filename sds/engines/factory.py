@@ -136,9 +136,12 @@ def _check_supported(path: Path, library: Library, device: str, dtype: Dtype | N
         raise BackendError(f"`{path}` is a folder: {backend.title} runs GGUF files here", hint=FOLDER_HINT)
     if device != "cpu" and not backend.on_gpus:
         others = " or ".join(each.name for each in BACKENDS.values() if each.on_gpus)
-        raise BackendError(f"{backend.title} runs on the processor alone", hint=f"choose {others} for a device")
+        raise BackendError(f"{backend.title} runs on the processor only", hint=f"choose {others} for a device")
     if dtype is not None and not backend.dtypes:
-        raise BackendError(f"{backend.title} runs in the file's own types", hint="choose another library for a dtype")
+        raise BackendError(
+            f"{backend.title} always computes in the file's own types",
+            hint="leave out the dtype, or choose another library",
+        )
 
 
 def library_of_record(facts: Mapping[str, Any]) -> Library | None:
@@ -229,9 +232,9 @@ def open_replicas(
 ) -> Replicas:
     """Open engines side by side over the same weights, each with `slots` and a share of the cores; else like `open_engine`."""
     if not 1 <= replicas <= REPLICAS_MAX:
-        raise UsageError(f"{replicas} replicas are not between 1 and {REPLICAS_MAX}")
+        raise UsageError(f"the number of replicas must be 1 to {REPLICAS_MAX}, got {replicas}")
     if replicas > 1 and options.get("device", "cpu") != "cpu":
-        raise UsageError("replicas share cores, not a card", hint="use slots: they share passes")
+        raise UsageError("replicas run on the processor only", hint="use slots on a GPU: they share passes")
     threads = max(1, cores() // replicas)
     first = _open(model, lambda _: Resources(slots, threads, replicas), now_ms=now_ms, **options)
     return _add_replicas(first, replicas, threads, now_ms)
@@ -246,7 +249,7 @@ def open_parallel(
     engine of its own, up to the number of cores.
     """
     if not 1 <= parallel <= SLOTS_MAX:
-        raise UsageError(f"{parallel} decisions at once are not between 1 and {SLOTS_MAX}")
+        raise UsageError(f"the number of decisions at once must be 1 to {SLOTS_MAX}, got {parallel}")
     replicas = min(parallel, cores())
     threads = max(1, cores() // replicas)
     on_processor = options.get("device", "cpu") == "cpu"

@@ -54,7 +54,7 @@ class FallbackEngine:
         self, links: Sequence[Link], *, now_ms: Callable[[], int], log: Log = lambda _event, _facts: None
     ) -> None:
         if not 1 <= len(links) <= LINKS_MAX:
-            raise UsageError(f"a chain has 1 to {LINKS_MAX} engines, not {len(links)}")
+            raise UsageError(f"a chain must have 1 to {LINKS_MAX} engines, got {len(links)}")
         self._links, self._now_ms, self._log = tuple(links), now_ms, log
         self._lock, self._closed = threading.Lock(), False
         self.notices: tuple[str, ...] = ()
@@ -159,7 +159,7 @@ class FallbackEngine:
                 raise
             error = raised if isinstance(raised, SdsError) else _broken(link, raised)
             self._went_down(link, error, dfid=None)
-            self.notices += (f"engine `{link.name}` is down, the next one answers: {error}",)
+            self.notices += (f"engine `{link.name}` is down, so the next one is used: {error}",)
         else:
             self.notices += tuple(f"engine `{link.name}`: {notice}" for notice in getattr(link.engine, "notices", ()))
 

@@ -69,7 +69,7 @@ class NativeEngine:
             self.notices = thinking_notices(backend)
             self._noise = batch_variance(backend) if noise_logp_max is None else noise_logp_max
         if not 0.0 <= self._noise < inf:  # a negative one, or NaN, would guard nothing
-            raise ModelError(f"the batch variance is `{self._noise}`, no log-probability")
+            raise ModelError(f"the batch variance `{self._noise}` is not a log-probability")
         self._compiler, self._tokenization = GrammarCompiler(backend), _TokenizationCache(backend)
         self._facts = {
             **(runtime or {}),
@@ -101,7 +101,7 @@ class NativeEngine:
         """Return another engine over the same weights, on `threads` threads of its own. Raises ModelError, UsageError."""
         if not isinstance(self._backend, Replicable):
             raise UsageError(
-                "replicas are for llama.cpp, OpenVINO and integer passes, on the processor",
+                "replicas run only on the processor, in llama.cpp, OpenVINO and integer passes",
                 hint="use slots: they share passes",
             )
         with backend_errors():
@@ -231,4 +231,4 @@ def check_slots(slots: int, mode: Mode) -> None:
     """Raise UsageError for a number of slots that no backend can have in this mode."""
     most = CARD_SLOTS_MAX if mode == "greedy" else SLOTS_EXACT_MAX
     if not 1 <= slots <= most:
-        raise UsageError(f"{slots} decisions at once are not between 1 and {most} in mode {mode}")
+        raise UsageError(f"the number of decisions at once must be 1 to {most} in mode {mode}, got {slots}")

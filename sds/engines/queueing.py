@@ -96,7 +96,7 @@ class KeyLocks:
             lock, asking = self._locks.setdefault(key, (FairPool(None), []))
             asking.append(None)
         try:
-            with lock.acquired(wait_s, "another decision on the same key has not ended in time"):
+            with lock.acquired(wait_s, "another decision on the same key did not end in time"):
                 yield
         finally:
             with self._guard:
@@ -134,7 +134,7 @@ class StopCause:
 
 
 CANCELLED = StopCause("CANCELLED", "the decision was cancelled")
-DRAINING = StopCause("DRAINING", "the gate is closing: it takes nothing new")
+DRAINING = StopCause("DRAINING", "the gate is closing and accepts no new events")
 
 End = Callable[[StopCause], Answer]
 

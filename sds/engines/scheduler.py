@@ -81,7 +81,7 @@ class Scheduler:
         with self._changed:
             self._check_open()
             if len(self._waiting) >= self._queue_max:
-                raise QueueTimeoutError(f"{self._queue_max} decisions wait already", reason_code=QUEUE_FULL)
+                raise QueueTimeoutError(f"{self._queue_max} decisions are already waiting", reason_code=QUEUE_FULL)
             self._waiting.append(request)
             self._changed.notify_all()
         return request
@@ -129,7 +129,7 @@ class Scheduler:
         """Raise ModelError in a forked process: it has no worker, and its locks may be held for good."""
         if self._process != os.getpid():
             raise ModelError(
-                "the engine was opened by another process", hint="open one after the fork", retryable=False
+                "the engine was opened by another process", hint="open an engine after the fork", retryable=False
             )
 
     def _check_open(self) -> None:
@@ -284,7 +284,7 @@ class Scheduler:
         try:
             logits = self._backend.run(rows) if rows else []
             if len(logits) != len(rows):
-                raise BackendError(f"the model answered {len(logits)} of {len(rows)} rows")
+                raise BackendError(f"the model returned logits for {len(logits)} of {len(rows)} rows")
         except BaseException as error:  # noqa: BLE001  any failure ends this pass, and not the worker
             for running, _ in scheduled:
                 running.request.end(_backend_failed(error))
@@ -327,7 +327,7 @@ class Scheduler:
             for running in reversed(self._running.copy()):
                 running.request.restarts += 1
                 if running.request.restarts > RESTARTS_MAX:
-                    why = "the model failed too often beside this decision"
+                    why = "the model failed too often in the passes of this decision"
                     running.request.end(ModelError(why, reason_code=BACKEND_FAILED))
                 self._requeue(running)
 

@@ -69,13 +69,13 @@ class TextEngine:
         only = language(envelope_of([]), self._nonce())  # a new sentence each time: a gateway may cache answers
         expected = _one_sentence(only)
         if expected is None:
-            raise ModelError("the proof of the mask is no single sentence", reason_code=BACKEND_FAILED)
+            raise ModelError("the test of the mask has no single sentence", reason_code=BACKEND_FAILED)
         grammar = grammar_of(only, self._writer.form)
         texts = (_PROOF_TEXTS[0], _PROOF_TEXTS[1] + _form_hint(only, self._writer.form))
         needed = sum(map(self._writer.count_tokens, texts)) + grammar.bytes_max + END_TOKENS
         completion = self._write(texts, grammar, needed, deadline_ms)
         if completion.data != expected:
-            hint = "the server ignores the grammar it is sent; another kind of engine or a newer server may not"
+            hint = "the grammar is ignored: try another kind of engine, or a newer version of the server"
             raise ModelError(
                 f"the engine `{self._name}` does not constrain its model", reason_code="MASK_FAILED", hint=hint
             )
@@ -110,7 +110,7 @@ class TextEngine:
         """Ask the model once it is free. Raises QueueTimeoutError where it stays busy, ModelError for other failures."""
         asked_ms = self._now_ms()
         if not self._lock.acquire(timeout=max(0.0, self._left_s(deadline_ms))):
-            raise QueueTimeoutError(f"{self._name}: another decision holds the engine")
+            raise QueueTimeoutError(f"{self._name}: the engine was busy with another decision")
         with after_waiting(asked_ms, self._now_ms(), deadline_ms):
             try:
                 budget = tokens_max - sum(map(self._writer.count_tokens, texts))

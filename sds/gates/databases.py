@@ -99,7 +99,7 @@ def _read_only(path: Path) -> str:
 def new_database(path: Path, schema: str) -> Iterator[sqlite3.Connection]:
     """Make a private file and fill it within the block. Raises StateError when it exists or cannot be written."""
     if path.exists():
-        raise StateError(f"`{path}` exists already", hint="choose another file or remove this one")
+        raise StateError(f"`{path}` already exists", hint="choose another file, or remove this one")
     try:
         make_private_file(path)
         with closing(sqlite3.connect(path)) as db, db:
@@ -116,7 +116,7 @@ def changing(path: Path) -> Iterator[sqlite3.Connection]:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True, timeout=BUSY_S)) as db, db:
             yield db
     except sqlite3.Error as error:
-        raise StateError(f"`{path}` cannot be moved: {error}") from error
+        raise StateError(f"`{path}` cannot be changed: {error}") from error
 
 
 def versioned(table: str, name: str) -> str:

@@ -112,7 +112,10 @@ def undecided_cases(gate: GateDefinition, opened: Gate, folder: Path, limit: int
     cases = [case for case in gate.cases(folder) if case.event.get(name) not in known]
     if len(cases) < limit:
         left = f"{len(cases)} of {limit} {gate.demo.case}s" if cases else f"no {gate.demo.case}"
-        raise UsageError(f"left in the queue: {left}", hint=f"sds run {gate.argument} --reset")
+        raise UsageError(
+            f"the queue has only {left} left" if cases else f"the queue has {left} left",
+            hint=f"sds run {gate.argument} --reset",
+        )
     return cases
 
 
@@ -148,7 +151,7 @@ class _Queue:
         self._failures = self._failures + 1 if _undecided(answer) and not _waits(answer) else 0
         if self._failures >= FAILURES_MAX:
             why = f"the model failed {FAILURES_MAX} times in a row, the last time with {answer.reason_code}"
-            self.stopped = self.stopped or (why, "sds doctor --model PATH")
+            self.stopped = self.stopped or (why, "run sds doctor with the same options")
         return Decided(case, answer, ms, expected)
 
     def _expected(self, case: QueuedCase) -> str | None:
@@ -224,8 +227,8 @@ def payments_of(opened: Gate, gate: GateDefinition) -> list[StatementLine]:
         lines = opened.kernel.dispatcher.statement(0, now_ms() + CLOCKS_APART_MS)
     except WorldError as error:
         unknown = opened.store.value("SELECT count(*) FROM execution_log WHERE status IN ('PENDING', 'UNKNOWN')")
-        hint = f"{unknown} orders are UNKNOWN: sds recover{gate.option}"
-        raise WorldError(f"{error}: what was paid cannot be told", hint=hint) from error
+        hint = f"{unknown} orders are UNKNOWN: run sds recover{gate.option}"
+        raise WorldError(f"{error}: it is not known what was paid", hint=hint) from error
     return [line for line in lines if line.outcome != "rejected"]
 
 
@@ -333,5 +336,5 @@ def _paused(store: Store, agent_id: str, gate: GateDefinition) -> Stopped | None
         found = agent_record(store, agent_id, now_ms=now_ms())
         why = f": {found.moves[-1].reason}" if found and found.moves else ""
         hint = HINTS.get(known.status, "sds agents show {}").format(agent_id) + gate.option
-        return f"agent `{agent_id}` is not active but {known.status}{why}", hint
+        return f"agent `{agent_id}` is {known.status}, not ACTIVE{why}", hint
     return None

@@ -14,7 +14,7 @@ from sds.kernel.contract.schema import Contract, load_contract
 from sds.kernel.errors import NOT_AS_WRITTEN, StateError, cause_of
 from sds.kernel.storage.private_files import make_private_file, tighten
 
-ROOM = "is there room, and may this user write there? SDS_HOME names another folder"
+ROOM = "check the free space and the rights of this user, or set SDS_HOME to another folder"
 
 
 def make_once(
@@ -36,7 +36,7 @@ def make_once(
             with suppress(FileExistsError):  # another process was first, and may already use its file
                 database.hardlink_to(fresh_database)
     except OSError as error:
-        raise StateError(f"`{folder}` cannot be filled: {cause_of(error)}", hint=ROOM) from error
+        raise StateError(f"`{folder}` cannot be written: {cause_of(error)}", hint=ROOM) from error
 
 
 def read_lines(queue: Path, case: Callable[[dict[str, str]], QueuedCase], *, gate: str) -> list[QueuedCase]:

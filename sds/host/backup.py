@@ -85,7 +85,7 @@ def back_up(store: Store, folder: Path, to: Path, *, gate: str, with_key: bool, 
     UsageError where `to` exists or there is no key to include, StoreError where the record is damaged.
     """
     if to.exists():
-        raise UsageError(f"`{to}` is there already", hint="name one that is not; a backup overwrites nothing")
+        raise UsageError(f"`{to}` already exists", hint="name a new path: a backup overwrites nothing")
     if with_key and not paths.is_there(paths.key_path(folder)):
         raise UsageError(f"there is no `{paths.key_path(folder)}` to back up", hint="leave out --with-key")
     with _folder_beside(to) as made:
@@ -159,7 +159,7 @@ def verified(
 def refuse_damaged(found: verify.Report) -> None:
     if found.faults:
         more = f", and {len(found.faults) - 1} more" if len(found.faults) > 1 else ""
-        raise StoreError(f"the record is damaged: {found.faults[0]}{more}", hint="sds ledger verify")
+        raise StoreError(f"the record is damaged: {found.faults[0]}{more}", hint="sds ledger verify --gate GATE")
 
 
 def _signed_head(copy: Store, folder: Path, now_ms: int) -> Checkpoint | None:
@@ -227,7 +227,7 @@ def unpacked(source: Path, beside: Path) -> Iterator[Unpacked]:
             for name, wanted in manifest.files.items():
                 if not copy_file(name, made / name, wanted.bytes) or file_sum(made / name) != wanted:
                     hint = "restore another backup"
-                    raise StoreError(f"`{name}` in `{source}` is not what was backed up", hint=hint)
+                    raise StoreError(f"`{name}` in `{source}` has changed since the backup", hint=hint)
         yield Unpacked(made, manifest)
 
 
@@ -250,9 +250,11 @@ def _opened_backup(source: Path) -> Iterator[CopyFile]:
 
             yield copy_file
     except (tarfile.TarError, EOFError) as error:
-        raise UsageError(f"`{source}` is no backup: {one_line(error, MESSAGE_CHARS_MAX)}") from error
+        raise UsageError(f"`{source}` is not a backup: {one_line(error, MESSAGE_CHARS_MAX)}") from error
     except (FileNotFoundError, KeyError) as error:
-        raise UsageError(f"`{source}` is no whole backup", hint="sds backup makes a folder or a .tar file") from error
+        raise UsageError(
+            f"`{source}` is not a whole backup", hint="name a folder or a .tar file that sds backup made"
+        ) from error
     except OSError as error:
         raise StoreError(f"`{source}` cannot be read: {cause_of(error)}") from error
 

@@ -27,8 +27,8 @@ def clock_given(now_ms: Callable[[], int]) -> Callable[[], int]:
             raise UsageError(f"the clock `now_ms` failed: {one_line(in_words(error), 200)}") from error
         if type(at_ms) is int and 0 <= at_ms <= AT_MS_MAX:
             return at_ms
-        message = f"the clock `now_ms` gave `{one_line(repr(at_ms), 40)}`"
-        raise UsageError(message, hint="it gives whole milliseconds since 1970, as an `int`")
+        message = f"the clock `now_ms` returned `{one_line(repr(at_ms), 40)}`"
+        raise UsageError(message, hint="it must return whole milliseconds since 1970, as an `int`")
 
     return checked
 

@@ -31,9 +31,9 @@ KEYS_MAX = 1_000  # of each kind; enough for a new one every month for 83 years
 KEY_FILE, PUBLIC_FILE = "kernel.key", "ledger.pub"
 FILE_BYTES_MAX = 1 << 20
 _MAGIC = b"sds keys 1\n"
-SAY_LOST = 'sds keys rotate --lost --reason "..."'
-LOST = f"put it back from a backup; if there is none: {SAY_LOST}"
-_MOVE_AWAY = f"put the key back from a backup; if there is none, move this file away: {SAY_LOST}"
+SAY_LOST = 'sds keys rotate --gate GATE --lost --reason "..."'
+LOST = f"restore the key from a backup; if there is none: {SAY_LOST}"
+_MOVE_AWAY = f"restore the key from a backup; if there is none, move this file away, then {SAY_LOST}"
 
 SHOWN_CHARS = 16  # of a public key, in a message
 # The signature of the newest order, and whether the record says that keys were lost after it.
@@ -131,7 +131,7 @@ def _other_keys(path: Path, signed: str, mend: str) -> StoreError:
     message = f"`{path}` is another record's, or older than its own: {signed}"
     if not path.exists():
         message, mend = f"the key `{path}` is gone, but its record is there", LOST
-    hint = f"copy the one that the record's other processes use, or {mend}"
+    hint = f"copy the key that the record's other processes use, or {mend}"
     return StoreError(message, hint=hint, retryable=False)
 
 
@@ -194,7 +194,7 @@ def read_ring(path: Path) -> Ring:
     """Read a key file. Raises StoreError when it is gone or damaged, UsageError when other users can read it."""
     try:
         if path.stat().st_mode & OTHERS:
-            raise UsageError(f"`{path}` can be read by others", hint=f"chmod 600 {path}")
+            raise UsageError(f"other users can read `{path}`", hint=f"chmod 600 {path}")
         raw = _read_bytes(path)
     except OSError as error:
         raise StoreError(f"`{path}` cannot be used: {cause_of(error)}") from error
@@ -207,14 +207,14 @@ def read_ring(path: Path) -> Ring:
             raise StoreError(f"`{path}` is damaged: its keys cannot be read", hint=_MOVE_AWAY) from error
         return ring
     if len(raw) < KEY_BYTES:
-        raise StoreError(f"`{path}` is damaged: it has {len(raw)} bytes, a key has {KEY_BYTES}", hint=_MOVE_AWAY)
+        raise StoreError(f"`{path}` is damaged: it has {len(raw)} bytes, but a key has {KEY_BYTES}", hint=_MOVE_AWAY)
     return Ring(orders=(OrderKey(key=raw.hex()),))
 
 
 def _check_pair(ring: Ring) -> None:
     public = _signing_key(ring).public
     if ring.ledger is None or public != ring.ledger.public:
-        raise ValueError("the private key is not that of the public one")
+        raise ValueError("the private key does not match the public key")
 
 
 def read_public(path: Path) -> PublicKeys:
@@ -224,8 +224,8 @@ def read_public(path: Path) -> PublicKeys:
     except OSError as error:
         raise UsageError(f"`{path}` cannot be read: {cause_of(error)}") from error
     except ValidationError as error:
-        hint = f"give a copy of a gate's `{PUBLIC_FILE}`"
-        raise UsageError(f"`{path}` is no file of public keys", hint=hint) from error
+        hint = f"name a copy of a gate's `{PUBLIC_FILE}`"
+        raise UsageError(f"`{path}` is not a file of public keys", hint=hint) from error
 
 
 def _read_bytes(path: Path) -> bytes:

@@ -32,14 +32,16 @@ def move(folder: Path, source: Store, url: str | None, *, who: str, reason: str,
     """
     _refuse_deciding(source)
     if url is None and paths.is_there(paths.decisions_path(folder)):
-        raise UsageError(f"`{paths.decisions_path(folder)}` is there", hint="move that file away, if it is not in use")
+        raise UsageError(
+            f"`{paths.decisions_path(folder)}` already exists", hint="move that file away, if it is not in use"
+        )
     _refuse_unsound(folder, source)
     with closing(paths.open_record_at(folder, url)) as target:
         if target.name == source.name:
-            raise UsageError("the record is there already")
+            raise UsageError("the record is already in that store")
         if copying.rows_there(target):
             raise UsageError(
-                f"`{target.name}` holds a record already", hint="name another database, or drop that schema"
+                f"`{target.name}` already holds a record", hint="name another database, or drop that schema"
             )
         with source.transaction():  # keeps others from writing while it is copied
             _refuse_deciding(source)  # again: somebody may have resumed it during the verification
@@ -49,19 +51,21 @@ def move(folder: Path, source: Store, url: str | None, *, who: str, reason: str,
             reached = head(source)
         found = verify.verify(target, reached, paths.public_keys_of(folder))
         if found.faults:
-            raise StoreError(f"the copy is not whole: {found.faults[0]}", hint="the record you moved from is as it was")
+            raise StoreError(
+                f"the copy is damaged: {found.faults[0]}", hint="drop the copy; the old record is unchanged"
+            )
         return Moved(rows, target.name, found.head)
 
 
 def _refuse_deciding(source: Store) -> None:
     if not source.halted:
-        message = "the gate decides: what it pays meanwhile would be in one record only"
-        raise UsageError(message, hint='sds halt --reason "..."')
+        message = "the gate is not halted: what it pays during the move would be in one record only"
+        raise UsageError(message, hint='sds halt --gate GATE --reason "..."')
 
 
 def _refuse_unsound(folder: Path, source: Store) -> None:
     if found := verify.verify(source, None, paths.public_keys_of(folder)).faults:
-        raise StoreError(f"the record is not whole: {found[0]}", hint="sds ledger verify")
+        raise StoreError(f"the record is damaged: {found[0]}", hint="sds ledger verify --gate GATE")
 
 
 def _refuse_differing(source: Store, target: Store) -> None:

@@ -27,8 +27,8 @@ from sds.models.protocol import extra_hint, missing_package
 
 SCHEMA_PREFIX = "sds_"  # of a gate's record in PostgreSQL
 _NAMES_A_SCHEMA = re.compile("[a-z][a-z0-9_]{0,58}")
-_COPY = "copy kernel.key from the machine that began the record; if it is lost there, too"
-OTHER_HOME = "may this user read and write there? SDS_HOME names another folder"
+_COPY = "copy kernel.key from the machine that made the record; if it is lost there, too"
+OTHER_HOME = "check that this user may read and write there, or set SDS_HOME to another folder"
 
 
 def home() -> Path:
@@ -80,7 +80,7 @@ def is_there(path: Path) -> bool:
     try:
         return path.exists()
     except OSError as error:
-        raise StoreError(f"`{path}` cannot be looked for: {cause_of(error)}", hint=OTHER_HOME) from error
+        raise StoreError(f"`{path}` cannot be accessed: {cause_of(error)}", hint=OTHER_HOME) from error
 
 
 def decisions_path(folder: Path) -> Path:
@@ -126,15 +126,15 @@ def store_url() -> str | None:
     """Return `$SDS_STORE`, the address of the PostgreSQL that holds records; None: records are files. Raises UsageError."""
     url = os.environ.get("SDS_STORE") or None
     if url is not None and not url.startswith(("postgresql://", "postgres://")):
-        raise UsageError("SDS_STORE is no address of a PostgreSQL", hint="postgresql://USER@HOST/DATABASE")
+        raise UsageError("SDS_STORE is not the address of a PostgreSQL", hint="postgresql://USER@HOST/DATABASE")
     return url
 
 
 def schema_name(folder: Path) -> str:
     """Return the schema of a gate's record in PostgreSQL. Raises UsageError for a folder that cannot name one."""
     if not _NAMES_A_SCHEMA.fullmatch(folder.name):
-        message = f"the folder `{folder.name}` cannot name a schema of PostgreSQL"
-        raise UsageError(message, hint="lower-case letters, digits and `_`, 59 at most")
+        message = f"the folder name `{folder.name}` cannot name a schema of PostgreSQL"
+        raise UsageError(message, hint="use at most 59 lower-case letters, digits and `_`, beginning with a letter")
     return f"{SCHEMA_PREFIX}{folder.name}"
 
 
@@ -145,7 +145,7 @@ def _postgres() -> ModuleType:
         if missing_package(error):
             message = "a record in PostgreSQL needs packages that are not installed"
             raise UsageError(message, hint=extra_hint("service")) from error
-        message = f"what keeps a record in PostgreSQL cannot be imported: {one_line(error, 200)}"
+        message = f"the PostgreSQL store cannot be imported: {one_line(error, 200)}"
         raise StoreError(message, retryable=False) from error
 
 
@@ -156,7 +156,7 @@ def _refuse_other_keys(folder: Path, store: Reader) -> None:
     ring, last = keys.read_ring(key_path(folder)), ledger.newest_checkpoint(store)
     if last is not None and ring.ledger is not None and last.public_key not in ring.ledger.public.keys:
         message = f"the record was signed with other keys than those of `{key_path(folder)}`"
-        raise StoreError(message, hint=f"{_COPY}, move this file away: {keys.SAY_LOST}")
+        raise StoreError(message, hint=f"{_COPY}, move this file away, then {keys.SAY_LOST}")
 
 
 def record_name(folder: Path) -> str:
@@ -219,7 +219,7 @@ def refuse_lost(folder: Path) -> None:
     """Raise StoreError when a gate's record is gone or empty but its key is there."""
     if is_there(key_path(folder)) and not _is_begun(folder):
         message = f"the record `{record_name(folder)}` is gone, but its key is there"
-        raise StoreError(message, hint="restore it, or use another folder")
+        raise StoreError(message, hint="restore the record from a backup, or use another folder")
 
 
 def _is_begun(folder: Path) -> bool:
@@ -236,7 +236,7 @@ def make_private(folder: Path, *, hint: str = "set SDS_HOME to a folder that can
         for each in (folder.parent, folder):
             each.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise StoreError(f"`{folder}` cannot be made: {cause_of(error)}", hint=hint) from error
+        raise StoreError(f"`{folder}` cannot be created: {cause_of(error)}", hint=hint) from error
 
 
 def refuse_lost_key(folder: Path) -> None:
@@ -251,7 +251,7 @@ def refuse_lost_key(folder: Path) -> None:
             raise StoreError(message, hint=f"{_COPY}: {keys.SAY_LOST}")
         raise StoreError(f"the key `{key}` is gone, but its record is there", hint=keys.LOST)
     if checkpoints and keys.read_ring(key).ledger is None:
-        raise StoreError(f"`{key}` is older than its record: it has no key of the ledger", hint=keys.LOST)
+        raise StoreError(f"`{key}` is older than its record: it has no key for the ledger", hint=keys.LOST)
 
 
 def _has_signatures(folder: Path) -> tuple[bool, bool]:

@@ -44,7 +44,9 @@ def restore(source: Path, folder: Path, *, gate: str, public: PublicKeys | None 
     """
     with suppress(OSError):  # an unreadable path is reported below
         if not source.exists():
-            raise UsageError(f"`{source}` is no whole backup", hint="sds backup makes a folder or a .tar file")
+            raise UsageError(
+                f"`{source}` is not a whole backup", hint="name a folder or a .tar file that sds backup made"
+            )
     paths.make_private(folder)
     with unpacked(source, folder) as backup:
         if backup.manifest.gate != gate:
@@ -74,8 +76,8 @@ def _key_to_put(backup: Unpacked, folder: Path) -> Path | None:
         return None
     if _holds(ours, theirs):
         return backup.key
-    hint = f"is it another gate's record? If the backup's is the right one, move away `{there}`"
-    raise UsageError(f"the keys in `{there}` are not those of the backup", hint=hint)
+    hint = f"check that the backup is of this gate; if its keys are the right ones, move `{there}` away"
+    raise UsageError(f"the keys in `{there}` differ from those of the backup", hint=hint)
 
 
 def _holds(ring: keys.Ring, other: keys.Ring) -> bool:
@@ -149,8 +151,8 @@ def _lock_out_others(db: sqlite3.Connection) -> None:
 
 def _unusable_error(there: Path, error: Exception) -> SdsError:
     if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
-        return UsageError(f"others use the record `{there}`", hint="end the gates and services that decide with it")
-    hint = f"nobody can tell what it knows: move it away, then restore: mv {there} {there}.damaged"
+        return UsageError(f"other processes use the record `{there}`", hint="stop the gates and services that use it")
+    hint = f"its entries are unknown; move it away, then restore again: mv {there} {there}.damaged"
     return StoreError(f"`{there}` cannot be read: {one_line(error, MESSAGE_CHARS_MAX)}", hint=hint)
 
 
@@ -161,8 +163,8 @@ def _refuse_knowing_more(there: Path, known: Head, copy: Reader) -> None:
     if stored == known.entry_hash:
         return
     more = f"up to entry {known.idx}, the backup up to {last.idx}" if known.idx > last.idx else "other entries"
-    hint = f"if it is to be given up all the same, move it away: mv {there} {there}.given-up"
-    raise UsageError(f"the record `{there}` knows more than the backup: {more}", hint=hint)
+    hint = f"to give up its entries nevertheless, move it away: mv {there} {there}.given-up"
+    raise UsageError(f"the record `{there}` has entries that the backup lacks: {more}", hint=hint)
 
 
 def _rename(record: Path, there: Path) -> None:

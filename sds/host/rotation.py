@@ -60,7 +60,9 @@ def _refuse_found(folder: Path, store: Store) -> None:
         return
     keys.refuse_other_ledger_keys(folder, store)
     if not _is_unrecorded_loss(folder, store):
-        raise UsageError(f"the keys in `{paths.key_path(folder)}` are there", hint='sds keys rotate --reason "..."')
+        raise UsageError(
+            f"the keys in `{paths.key_path(folder)}` are not lost", hint='sds keys rotate --gate GATE --reason "..."'
+        )
 
 
 def _is_unrecorded_loss(folder: Path, store: Store) -> bool:

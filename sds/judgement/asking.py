@@ -119,8 +119,8 @@ def calibrated_readers(contract: Contract, manifest: Manifest, engine: Engine, *
     for name, known in manifest.models.items():
         if known.model != engine.model:
             raise UsageError(
-                f"`{known.model}` was calibrated to read `{name}`, and here is `{engine.model}`",
-                hint="sds fit GATE --language-model",
+                f"`{known.model}` was calibrated to read `{name}`, but the model here is `{engine.model}`",
+                hint="run sds fit GATE --language-model",
             )
         answers = ModelReader(name, contract.readings[name], engine, known.temperature)
         found[name] = language_model(contract, answers, name, now_ms=now_ms)

@@ -86,14 +86,10 @@ def in_words(thresholds_: Mapping[str, Threshold]) -> list[str]:
 def _line(of: Threshold) -> str:
     seen = f"{of.wrong} wrong of {of.accepted} held-out cases"
     if of.least is not None:
-        return f"decided from confidence {of.least:.4f} on ({seen}; at most {of.max_error} may be)"
+        return f"decided from confidence {of.least:.4f} on ({seen}; max_error {of.max_error})"
     if of.missing:
-        return (
-            f"always escalates: {of.missing} more labelled cases of it are needed for max_error {of.max_error} ({seen})"
-        )
-    return (
-        f"always escalates: it is wrong more often than max_error {of.max_error}, and labels alone do not help ({seen})"
-    )
+        return f"always escalates: it needs {of.missing} more labelled cases for max_error {of.max_error} ({seen})"
+    return f"always escalates: it is wrong more often than max_error {of.max_error}, and more labels alone will not change that ({seen})"
 
 
 def is_decided(judged: Judged, chosen_: Mapping[str, Threshold], contract: Contract) -> bool:

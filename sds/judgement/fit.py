@@ -139,7 +139,7 @@ def fit_gate(
     parts = check_labels(contract, cases, learns=not fitters.asked)
     _refuse_other_folder(out)
     paths.make_private(
-        out.parent, hint="--out names a place in a folder that can be written; without it, $SDS_HOME has to be one"
+        out.parent, hint="name a place that can be written with --out; without it, $SDS_HOME must be writable"
     )
     with working_folder(out.parent, f".{out.name}-") as folder:
         try:
@@ -334,13 +334,13 @@ def _refuse_without_policy(contract: Contract) -> None:
     if not contract.policy:
         raise UsageError(
             f"the contract of gate `{contract.gate}` has no readings to fit",
-            hint="docs/judgement.md: readings and policy",
+            hint="docs/judgement.md says how to declare readings and a policy",
         )
 
 
 def _refuse_other_folder(out: Path) -> None:
     if out.exists() and not (out.is_dir() and ((out / FILE).exists() or not any(out.iterdir()))):
-        raise UsageError(f"`{out}` is there and holds no fitted readers", hint="name another folder with --out")
+        raise UsageError(f"`{out}` exists, but holds no fitted readers", hint="name another folder with --out")
 
 
 def _refuse_one_sided(contract: Contract, parts: Parts, name: str, *, learns: bool) -> None:
@@ -352,8 +352,8 @@ def _refuse_one_sided(contract: Contract, parts: Parts, name: str, *, learns: bo
         what = "different texts" if contract.readings[name].values else "cases with all fields"
         why = f"to learn {', '.join(few)}" if few else f"to calibrate {len(tuning)}"
         raise UsageError(
-            f"`{name}` has too few labels: {why}",
-            hint=f"{LABELS_MIN} or more {what} of each value to learn, {TUNING_MIN} or more to calibrate:"
+            f"`{name}` has too few labels {why}",
+            hint=f"label {LABELS_MIN} or more {what} of each value to learn, {TUNING_MIN} or more to calibrate:"
             f" sds label {contract.gate} --reading {name}",
         )
 

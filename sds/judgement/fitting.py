@@ -19,7 +19,7 @@ from sds.models.protocol import BackendError, extra_hint
 from sds.models.readers.protocol import Reader
 
 SEED = 261
-NO_TORCH = "torch is not here: a head on the encoder as it is, not the tuned encoder (extra `hf`)"
+NO_TORCH = "torch is not installed (extra `hf`): a head is fitted on the unchanged encoder, which is not tuned"
 LIBRARIES = ("numpy", "scikit-learn", "onnx", "onnxruntime", "tokenizers", "torch")
 
 Progress = Callable[[int, int, str], None]

@@ -44,7 +44,7 @@ def read_labels(contract: Contract, path: Path) -> list[LabelledCase]:
     files = [path / f"{part}.jsonl" for part in PARTS] if path.is_dir() else [path]
     found = parse_labels(contract, ((str(file), _read(file)) for file in files))
     if not found:
-        raise UsageError(f"`{path}` holds no label", hint=_form(contract))
+        raise UsageError(f"`{path}` does not hold any label", hint=_form(contract))
     return found
 
 
@@ -118,17 +118,18 @@ def split_hash(cases: Iterable[LabelledCase]) -> str:
 def _read(path: Path) -> bytes:
     try:
         if path.stat().st_size > FILE_BYTES_MAX:
-            raise UsageError(f"`{path}` is larger than {FILE_BYTES_MAX} bytes", hint="divide it")
+            raise UsageError(f"`{path}` is larger than {FILE_BYTES_MAX} bytes", hint="split the file")
         return path.read_bytes()
     except OSError as error:
         raise UsageError(
-            f"`{path}` cannot be read: {cause_of(error)}", hint="--labels names a file of labels, one JSON a line"
+            f"`{path}` cannot be read: {cause_of(error)}",
+            hint="name a file of labels with --labels: one JSON object a line",
         ) from error
 
 
 def _form(contract: Contract) -> str:
     named = ", ".join(f'"{name}": "{next(iter(spec.values), YES)}"' for name, spec in contract.readings.items())
-    return f'a label is one line: {{"text": "...", "readings": {{{named}}}}}'
+    return f'write each label as one line: {{"text": "...", "readings": {{{named}}}}}'
 
 
 class _Lines:
@@ -175,8 +176,8 @@ class _Lines:
         if name not in self._contract.readings:
             known = ", ".join(self._contract.readings)
             raise UsageError(
-                f"`{one_line(name, 64)}` is no reading of gate `{self._contract.gate}`",
-                hint=f"its readings are: {known or 'none'}; is this the label of another gate?",
+                f"`{one_line(name, 64)}` is not a reading of gate `{self._contract.gate}`",
+                hint=f"its readings are: {known or 'none'}; check that the label is for this gate",
             )
         return name
 
@@ -185,44 +186,46 @@ class _Lines:
         if not values:
             known = _OF_SCORE.get(value) if isinstance(value, bool | str) or value in (0, 1) else None
             if known is None:
-                raise UsageError(f"`{one_line(value, 64)}` is no label of the score `{name}`", hint="1 or 0")
+                raise UsageError(f"`{one_line(value, 64)}` is not a label of the score `{name}`", hint="write 1 or 0")
             return str(known)
         if not isinstance(value, str) or value not in values:
-            raise UsageError(f"`{one_line(value, 64)}` is no value of `{name}`", hint=f"one of: {', '.join(values)}")
+            raise UsageError(
+                f"`{one_line(value, 64)}` is not a value of `{name}`", hint=f"choose one of: {', '.join(values)}"
+            )
         return value
 
     def _decision(self, kind: object) -> str | None:
         known = (*self._contract.kinds, ESCALATE)
         if kind is not None and kind not in known:
-            raise UsageError(f"`{one_line(kind, 64)}` is no kind of decision", hint=f"one of: {', '.join(known)}")
+            raise UsageError(
+                f"`{one_line(kind, 64)}` is not a kind of decision", hint=f"choose one of: {', '.join(known)}"
+            )
         return None if kind is None else str(kind)
 
     def _fields(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
         if strange := sorted(fields.keys() - self._contract.snapshot.keys()):
             raise UsageError(
-                f"`{one_line(strange[0], 64)}` is no field of the contract's snapshot", hint="leave it out"
+                f"`{one_line(strange[0], 64)}` is not a field of the contract's snapshot", hint="leave it out"
             )
         if fields and (wrong := self._rules.faults(fields)):
-            raise UsageError(
-                f"the field {wrong[0]}", hint="give all fields of the snapshot, as they were read, or none"
-            )
+            raise UsageError(f"the field {wrong[0]}", hint="give all fields of the snapshot as they were read, or none")
         return fields
 
     def _refuse_other_gate(self, gate: object) -> None:
         if gate not in (None, self._contract.gate):
             raise UsageError(
                 f"this is a label of gate `{one_line(gate, 64)}`, not `{self._contract.gate}`",
-                hint="name the other gate",
+                hint="use the labels of this gate, or name the other gate",
             )
 
     def _refuse_empty(self, case: LabelledCase) -> None:
         if not case.readings and case.decision is None:
-            raise UsageError("it says neither a reading nor a decision")
+            raise UsageError("the label has neither a reading nor a decision")
         read = [name for name in case.readings if name in self._enumerations]
         if read and not as_read(self._contract, case.text):
             raise UsageError(
-                f"`{read[0]}` is read from the text, and nothing of it is printable ASCII",
-                hint="leave it out, or write it in Latin letters: as it is, no reader is given anything, and a human decides",
+                f"`{read[0]}` is read from the text, which has no printable ASCII",
+                hint="leave the reading out, or write the text in Latin letters: a reader gets only printable ASCII",
             )
 
     def _refuse_repeated(self, case: LabelledCase, where: str) -> None:
@@ -234,7 +237,7 @@ class _Lines:
             before, there = self._seen.setdefault((name, text if of_text else (text, fields)), (value, where))
             if before != value:
                 raise UsageError(
-                    f"{there} says `{before}` of the same {'text' if of_text else 'case'}", hint="keep one"
+                    f"{there} says `{before}` for the same {'text' if of_text else 'case'}", hint="keep one of the two"
                 )
         _, there = self._seen.setdefault((tuple(said), text, fields), ("", where))
         if there != where:
@@ -245,39 +248,41 @@ def _parse_object(line: bytes) -> dict[str, Any]:
     try:
         data = json.loads(line.decode("utf-8"), object_pairs_hook=once, parse_constant=no_number)
     except UnicodeDecodeError as error:
-        raise UsageError(f"not UTF-8 at byte {error.start} of the line", hint="save it as UTF-8") from error
+        raise UsageError(f"not UTF-8 at byte {error.start} of the line", hint="save the file as UTF-8") from error
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"no JSON: {one_line(error, 120)}") from error
+        raise UsageError(f"not JSON: {one_line(error, 120)}") from error
     if not isinstance(data, dict):
-        raise UsageError("no JSON object")
+        raise UsageError("not a JSON object")
     return data
 
 
 def _mapping(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     found = data.get(name, {})
     if not isinstance(found, dict):
-        raise UsageError(f"`{name}` is no JSON object")
+        raise UsageError(f"`{name}` is not a JSON object")
     return found
 
 
 def _text(data: Mapping[str, Any]) -> str:
     text = data.get("text")
     if not isinstance(text, str):
-        raise UsageError("`text` is missing, or no text")
+        raise UsageError("`text` is missing, or is not a string")
     if len(text) > TEXT_CHARS_MAX:
         raise UsageError(f"the text has {len(text)} characters, more than {TEXT_CHARS_MAX}", hint="shorten it")
     if any("\ud800" <= char <= "\udfff" for char in text):
-        raise UsageError("the text holds half a character, which no UTF-8 has", hint="write it anew")
+        raise UsageError("the text has half a character, which UTF-8 cannot hold", hint="write the text again")
     return text
 
 
 def _amount(value: object) -> int:
     if type(value) is not int or not 0 <= value < 1 << 53:
-        raise UsageError("`amount_minor` is no number of minor units", hint="whole, from 0 on")
+        raise UsageError("`amount_minor` is not an amount in minor units", hint="write a whole number, 0 or more")
     return value
 
 
 def _part(value: object) -> str:
     if value not in ("", *PARTS):
-        raise UsageError(f"`{one_line(value, 64)}` is no part", hint=f"one of: {', '.join(PARTS)}, or leave it out")
+        raise UsageError(
+            f"`{one_line(value, 64)}` is not a part", hint=f"choose one of: {', '.join(PARTS)}, or leave it out"
+        )
     return str(value)

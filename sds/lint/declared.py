@@ -41,8 +41,8 @@ def _unused_fields(contract: Contract, places: Mapping[Path, Checked]) -> Iterat
                 "field-unused",
                 "warning",
                 ("snapshot", path),
-                f"`{path}` is read by no rule, shown to no model, drawn from by no kind",
-                "leave it out, unless a decision must not be carried out when it has moved: it is required and strict",
+                f"`{path}` is not read by any rule, not shown to the model and not drawn from by any kind",
+                "remove the field, unless a change of it must stop a decision: it is required and strict",
             )
 
 
@@ -62,7 +62,11 @@ def _kinds(contract: Contract) -> Iterator[Finding]:
         if kind not in contract.authority and kind != contract.refusal and kind not in others:
             message = f"`{kind}` is declared, but no agent, no human and no saga has the authority for it"
             yield Finding(
-                "kind-without-authority", "warning", ("kinds", kind), message, "name it in `authority`, or drop it"
+                "kind-without-authority",
+                "warning",
+                ("kinds", kind),
+                message,
+                "name the kind in `authority`, or remove it",
             )
     names = sorted({*contract.authority, contract.refusal})
     yield from (
@@ -74,7 +78,7 @@ def _kinds(contract: Contract) -> Iterator[Finding]:
 
 
 def _begins(one: str, other: str) -> str:
-    return f"`{one}` begins `{other}`: telling them apart can take the model one more pass"
+    return f"`{other}` begins with `{one}`: to tell them apart, the model may need one more pass"
 
 
 def _reasons(contract: Contract) -> Iterator[Finding]:
@@ -83,7 +87,11 @@ def _reasons(contract: Contract) -> Iterator[Finding]:
             at = ("kinds", name, "reasons", index)
             if code in kind.reasons[:index]:
                 yield Finding(
-                    "reason-repeated", "warning", at, f"`{code}` stands twice among the reasons of `{name}`", "drop one"
+                    "reason-repeated",
+                    "warning",
+                    at,
+                    f"`{code}` is listed twice in the reasons of `{name}`",
+                    "remove one",
                 )
         codes = sorted(set(kind.reasons))
         yield from (
@@ -97,32 +105,30 @@ def _reasons(contract: Contract) -> Iterator[Finding]:
 def _governance(contract: Contract) -> Iterator[Finding]:
     spending = [name for name in contract.authority if contract.kinds[name].spends]
     if spending and not contract.spend:
-        message = f"`{spending[0]}` spends, and no limit says how much in an hour or a day"
+        message = f"`{spending[0]}` spends, but no limit says how much it may spend in an hour or a day"
         yield Finding("spend-unlimited", "warning", ("kinds", spending[0], "spends"), message, "add `spend`")
     for name in contract.authority:
         kind = contract.kinds[name]
         if kind.draws and not kind.spends and any(isinstance(drawn, str) for drawn in kind.draws.values()):
-            message = f"`{name}` draws an amount that counts against no spend limit"
+            message = f"`{name}` draws an amount that no spend limit counts"
             yield Finding("draw-not-spent", "warning", ("kinds", name, "draws"), message, "name the amount in `spends`")
     if "@" not in contract.owner:
-        message = f"the owner `{contract.owner}` is no address: nobody can be reached when the agent is suspended"
+        message = f"the owner `{contract.owner}` is not an address: nobody can be reached when the agent is suspended"
         yield Finding("owner-unreachable", "warning", ("owner",), message, "name a human, with an address")
     if contract.escalation.confidence_min_pct:
         message = "an engine that measures no confidence (any but `native`) escalates every decision"
         yield Finding("confidence-needed", "info", ("escalation", "confidence_min_pct"), message)
     for index, kind_name in enumerate(contract.escalation.always):
         if kind_name not in contract.authority and kind_name != contract.refusal:
-            message = f"`{kind_name}` always needs a human, but the agent may not decide it anyway"
-            yield Finding("always-without-authority", "warning", ("escalation", "always", index), message, "drop it")
+            message = f"`{kind_name}` is in `always`, but the agent may not decide it in any case"
+            yield Finding("always-without-authority", "warning", ("escalation", "always", index), message, "remove it")
 
 
 def _times(contract: Contract) -> Iterator[Finding]:
     ttl_ms, age_ms_max = contract.budget.ttl_ms, contract.drift.age_ms_max
     if ttl_ms < TTL_MS_PLAUSIBLE:
         message = f"{ttl_ms} ms from trigger to proposal: a model on a busy CPU is slower, and every case escalates"
-        yield Finding(
-            "ttl-too-short", "warning", ("budget", "ttl_ms"), message, f"give it {TTL_MS_PLAUSIBLE} ms or more"
-        )
+        yield Finding("ttl-too-short", "warning", ("budget", "ttl_ms"), message, f"set {TTL_MS_PLAUSIBLE} ms or more")
     if age_ms_max < min(ttl_ms, TTL_MS_PLAUSIBLE):
         message = (
             f"a snapshot may be {age_ms_max} ms old, but deciding may take {ttl_ms} ms: slow decisions always drift"
@@ -135,7 +141,14 @@ def _times(contract: Contract) -> Iterator[Finding]:
 def source_findings(contract: Contract, reads: Sequence[Fields]) -> list[Finding]:
     """Return what is missing or mistyped in these reads: an error if in all of them, else a warning."""
     if not reads:
-        return [Finding("source-unread", "warning", ("snapshot",), "the source has no key to compare the fields with")]
+        return [
+            Finding(
+                "source-unread",
+                "warning",
+                ("snapshot",),
+                "the state source offers no key whose fields could be compared",
+            )
+        ]
     found = []
     for path, text in contract.snapshot.items():
         wrong = [words for fields in reads for words in faults((parse_type(path, text),), fields)]

@@ -27,7 +27,7 @@ from sds.lint.snapshots import calm_envelope, space_of
 from sds.models.protocol import Backend
 
 ENVELOPES_MAX = 12
-_NARROW = "narrow the bounds, or take a step that divides a power of ten"
+_NARROW = "narrow the bounds, or use a step that divides a power of ten"
 _NO_REF = "0" * 64
 
 
@@ -128,7 +128,7 @@ def model_findings(contract: Contract, reached: Mapping[str, Sequence[Fields]], 
 def _unsayable(contract: Contract, proposal: Proposal, data: bytes, backend: Backend) -> Finding:
     at = ("kinds", proposal.action, "reasons") if proposal.action in contract.kinds else ("kinds",)
     text = data.decode()[: data.decode().rfind(',"context_ref"')]
-    words = f"`{backend.name}` cannot say `{text}`: no tokens of its vocabulary spell it"
+    words = f"`{backend.name}` cannot write `{text}`: no tokens of its vocabulary spell it"
     return Finding("cannot-be-said", "error", at, words, "use codes of plain letters, or another model")
 
 
@@ -175,17 +175,16 @@ def _room(contract: Contract, cases: Iterable[_Case], backend: Backend, longest:
     more += contract.artifacts.tokens_max * bool(contract.artifacts.names)
     surely = read + longest
     most = surely + more + contract.rationale_chars_max + _unbounded_chars(contract)
-    limits = ((("budget", "tokens_max"), contract.budget.tokens_max, "the budget of one flow"),)
-    for at, limit, what in (*limits, (("mission",), backend.context_tokens_max, f"the context of `{backend.name}`")):
+    budget = (("budget", "tokens_max"), contract.budget.tokens_max, "the budget of one flow", "raise the budget")
+    context = f"the context of `{backend.name}`", "use a model with a longer context"
+    for at, limit, what, mend in (budget, (("mission",), backend.context_tokens_max, *context)):
         parts = f"prompt {read} and decision {longest} tokens"
         if surely > limit:
             words = f"{parts} exceed {what}, {limit}: every case escalates"
-            yield Finding("prompt-too-long", "error", at, words, "shorten mission or `show`, or raise the budget")
+            yield Finding("prompt-too-long", "error", at, words, f"shorten mission or `show`, or {mend}")
         elif most > limit:
             words = f"{parts}, with memory, artifacts and the longest evidence up to {most}, exceed {what}, {limit}"
-            yield Finding(
-                "prompt-can-be-too-long", "warning", at, words, "lower `evidence_chars_max`, or raise the budget"
-            )
+            yield Finding("prompt-can-be-too-long", "warning", at, words, f"lower `evidence_chars_max`, or {mend}")
 
 
 def _case(contract: Contract, rules: Rules, case: _Case) -> tuple[str, str]:

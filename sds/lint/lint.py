@@ -86,7 +86,9 @@ def _human(contract: Contract, rng: Random) -> list[Finding]:
     if human_permits_more(contract, rng) is not False:
         return []
     message = "a human may decide nothing here that the agent may not (a search, not a proof)"
-    return [Finding("human-no-wider", "warning", ("human",), message, "drop the section, or widen what a human may do")]
+    return [
+        Finding("human-no-wider", "warning", ("human",), message, "remove the section, or widen what a human may do")
+    ]
 
 
 def _unreached(kind: str, reached: dict[str, list[Fields]], in_force: set[str], tried: int) -> Finding | None:
@@ -96,14 +98,14 @@ def _unreached(kind: str, reached: dict[str, list[Fields]], in_force: set[str], 
             "warning",
             ("kinds", kind, "when"),
             f"`{kind}` was not permitted by any of {tried} snapshots (a search, not a proof)",
-            "read its `when`, the contract's `when` and its bounds together",
+            "compare its `when`, the contract's `when` and its bounds",
         )
     if kind not in in_force:
         return Finding(
             "kind-never-in-force",
             "warning",
             ("kinds", kind),
-            f"`{kind}` was permitted, but never in force in {tried} snapshots: what it draws or spends is never there",
+            f"`{kind}` was permitted, but never in force in {tried} snapshots: the amount that it draws or spends was never available",
             "compare its smallest number with what it draws from and with the spend limits",
         )
     return None
@@ -165,7 +167,7 @@ class _Look:
         value = values[at]
         number = value if isinstance(value, int) else 0
         if abs(number) > MAGNITUDE_MAX:
-            seen.issues["beyond-limits", at] = f"is {number}, beyond {MAGNITUDE_MAX}"
+            seen.issues["beyond-limits", at] = f"is {number}, which is beyond {MAGNITUDE_MAX}"
         return max(-MAGNITUDE_MAX, min(MAGNITUDE_MAX, number))
 
     def _bound(self, kind: str, name: str, lo: int, hi: int, seen: _Seen, *, wanted: bool) -> Bound | None:
@@ -176,7 +178,7 @@ class _Look:
             if lo > hi:
                 seen.issues["bound-empty", at] = f"lo is {lo} and hi is {hi}"
             else:
-                seen.issues["step-skips-all", at] = f"nothing from {lo} to {hi} is {spec.residue} modulo {spec.step}"
+                seen.issues["step-skips-all", at] = f"no number from {lo} to {hi} is {spec.residue} modulo {spec.step}"
         return found
 
     def _draws(self, kind: str, spec: KindSpec, numbers: dict[str, int], fields: Fields, seen: _Seen) -> None:
@@ -184,7 +186,7 @@ class _Look:
             most, there = numbers[drawn] if isinstance(drawn, str) else drawn, fields[path]
             if isinstance(there, int) and most > there:
                 what = f"`{drawn}` up to {most}" if isinstance(drawn, str) else str(drawn)
-                seen.issues["draw-beyond", ("kinds", kind, "draws", path)] = f"takes {what} of {there}"
+                seen.issues["draw-beyond", ("kinds", kind, "draws", path)] = f"draws {what}, but there is only {there}"
 
     def finding(self, key: _Key, fields: Fields) -> Finding:
         """Return the finding of an issue, on the plainest snapshot that shows it."""
@@ -209,20 +211,20 @@ class _Look:
 _WORDS = {
     "expression-fails": (
         "{} {what} when {when}: then only ESCALATE is left",
-        "guard it: `d != 0 ? n / d : 0`, `min(..)`",
+        "guard the expression: `d != 0 ? n / d : 0`, `min(..)`",
     ),
-    "beyond-limits": ("{} {what} when {when}: then only ESCALATE is left", "bound it with `min(..)` or `max(..)`"),
+    "beyond-limits": ("{} {what} when {when}: then only ESCALATE is left", "limit it with `min(..)` or `max(..)`"),
     "bound-empty": (
         "{} has no value when {when}: {what}, and the kind is not permitted",
-        "say so in the kind's `when`",
+        "exclude this case in the kind's `when`",
     ),
     "step-skips-all": (
         "{} has no value when {when}: {what}, and the kind is not permitted",
-        "let `lo` and `hi` be values of the step",
+        "widen the bounds, or use a smaller `step`",
     ),
     "draw-beyond": (
         "{} {what} when {when}: a safeguard narrows or drops the kind",
-        "bound it by the field, or say so in `when`",
+        "limit the amount by the field, or exclude this case in `when`",
     ),
 }
 

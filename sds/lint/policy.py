@@ -111,8 +111,8 @@ def _unused(look: _Look) -> Iterator[Finding]:
     inputs = {path for spec in look.contract.readings.values() for path in spec.score}
     for name in look.contract.readings:
         if f"{READING}{name}" not in look.rules.reads | inputs:
-            message = f"no line of the policy asks `reading.{name}`"
-            yield Finding("reading-unused", "warning", ("readings", name), message, "leave it out, or ask it")
+            message = f"no line of the policy uses `reading.{name}`"
+            yield Finding("reading-unused", "warning", ("readings", name), message, "remove the reading, or use it")
 
 
 def _never(look: _Look) -> Iterator[Finding]:
@@ -121,15 +121,21 @@ def _never(look: _Look) -> Iterator[Finding]:
         if line.otherwise is not None:
             continue
         if not _possible(look, look.fires(index)):
-            message = "this line never fires (proven by intervals): earlier lines take every case in which it holds"
-            hint = "drop it, or move it up"
+            message = (
+                "this line never applies (proven by intervals): earlier lines apply in every case in which it holds"
+            )
+            hint = "remove the line, or move it up"
             yield Finding("policy-line-never", "error", ("policy", index), message, hint)
         elif line.kind not in (None, ESCALATE, look.contract.refusal) and not _possible(
             look, [*look.fires(index), *look.space.permitting(str(line.kind))]
         ):
-            message = f"`{line.kind}` is never permitted where this line fires (proven by intervals): it only escalates"
+            message = f"`{line.kind}` is never permitted where this line applies (proven by intervals): the line only escalates"
             yield Finding(
-                "policy-line-forbidden", "error", ("policy", index), message, "compare its `when` with the kind's"
+                "policy-line-forbidden",
+                "error",
+                ("policy", index),
+                message,
+                "compare the line's `when` with that of the kind",
             )
 
 
@@ -171,4 +177,6 @@ def _disagreement(look: _Look, index: int, rng: Random) -> Finding | None:
     readings = {path: value for path, value in shown.items() if path.startswith(READING) and path in asked}
     matters = {**what_matters(look.space, shrink(look.space, shown, holds), holds), **readings}
     message = f"proposes `{kind}`, which is not permitted, when {in_words(matters)}: then a human decides"
-    return Finding("policy-forbidden", "warning", ("policy", index), message, "say so in its `when`", matters)
+    return Finding(
+        "policy-forbidden", "warning", ("policy", index), message, "exclude this case in the line's `when`", matters
+    )

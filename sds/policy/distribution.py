@@ -95,6 +95,8 @@ def check_reading(name: str, spec: ReadingSpec, found: Mapping[str, float]) -> N
     wanted = set(spec.values) or {SCORE}
     numbers = list(found.values())
     if set(found) != wanted or not all(isfinite(number) and 0 <= number <= 1 for number in numbers):
-        raise ModelError(f"the reader of `{name}` gave no probabilities of its values", reason_code="READING_INVALID")
+        raise ModelError(
+            f"the reader of `{name}` did not return a probability for each of its values", reason_code="READING_INVALID"
+        )
     if spec.values and abs(fsum(numbers) - 1) > SUM_OFF_MAX:
         raise ModelError(f"the probabilities of `{name}` do not add up to 1", reason_code="READING_INVALID")

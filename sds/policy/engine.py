@@ -76,7 +76,7 @@ class PolicyEngine:
     def check_contract(self, contract: Contract) -> None:
         """Raise ModelError where the language model is needed and cannot decide under the contract."""
         if contract.hash != self._contract.hash:
-            raise ModelError("the policy is another contract's", hint="open the gate anew")
+            raise ModelError("the policy belongs to another contract", hint="open the gate again")
         if self._language_model.needed:
             engine = self._language_model.get()
             if isinstance(engine, Checks):
@@ -107,7 +107,7 @@ class PolicyEngine:
             check_reading(name, self._contract.readings[name], reading.probabilities)
             found[name] = reading
             if self._now_ms() > packet.expires_at_ms:
-                raise ModelError("the readings came too late", reason_code=DEADLINE_EXCEEDED)
+                raise ModelError("the deadline passed while the readings were made", reason_code=DEADLINE_EXCEEDED)
         return found
 
     def _distribution(self, packet: DecisionPacket, readings: Mapping[str, Reading]) -> tuple[list[Weighted], float]:

@@ -129,22 +129,22 @@ def read_manifest(folder: Path) -> tuple[Manifest, str]:
     path = folder / FILE
     try:
         if path.is_symlink() or path.stat().st_size > FILE_BYTES_MAX:
-            raise _refused(folder, f"{FILE} is a link, or larger than {FILE_BYTES_MAX} bytes")
+            raise _refused(folder, f"{FILE} is a link, or is larger than {FILE_BYTES_MAX} bytes")
         raw = path.read_bytes()
         expected = checksum_line(raw)
         with (folder / CHECKSUM).open("rb") as checksum:
             said = checksum.read(len(expected) + 1)
         if said != expected:
-            raise _refused(folder, f"{FILE} is not as it was written: its hash differs from {CHECKSUM}")
+            raise _refused(folder, f"{FILE} was changed: its hash differs from {CHECKSUM}")
         return Manifest.model_validate(json.loads(raw)), sha256_hex(raw)
     except OSError as error:
         name = Path(str(error.filename or path)).name
         raise _refused(folder, f"{name} cannot be read: {cause_of(error)}") from error
     except ValidationError as error:
         place = ".".join(map(str, error.errors()[0]["loc"]))
-        raise _refused(folder, f"{FILE} is not of this form: `{place}`") from error
+        raise _refused(folder, f"{FILE} is malformed at `{place}`") from error
     except (ValueError, RecursionError) as error:
-        raise _refused(folder, f"{FILE} is no JSON") from error
+        raise _refused(folder, f"{FILE} is not JSON") from error
 
 
 def open_judgement(folder: Path, contract: Contract) -> Judgement:
@@ -169,20 +169,18 @@ def open_judgement(folder: Path, contract: Contract) -> Judgement:
         return Judgement(folder, sha256, manifest, readers, thresholds, notices, opened.pop_all())
 
 
-OTHER_RULES = (
-    "the thresholds were chosen for another policy: whatever `max_error` bounds goes to a human until `sds fit {}` ran"
-)
+OTHER_RULES = "the thresholds were fitted for another policy: kinds that `max_error` limits go to a human until you run `sds fit {}`"
 
 
 def _check_values(folder: Path, name: str, contract: Contract, reader: Reader) -> None:
     wanted = tuple(contract.readings[name].values) or ("score",)
     if set(reader.values) != set(wanted):
-        raise _refused(folder, f"{name}: the reader knows other values than the contract")
+        raise _refused(folder, f"{name}: its values differ from those of the contract")
 
 
 def _refused(folder: Path, why: str) -> UsageError:
     return UsageError(
         f"the fitted readers in `{folder}` are refused: {why}",
         reason_code="READERS_REFUSED",
-        hint="sds fit GATE makes them anew",
+        hint="run sds fit GATE to make new ones",
     )

@@ -31,7 +31,7 @@ def open_policy(
     if uncalibrated := [name for name in unfitted if _calibration(name, judgement, model) is None]:
         which = ", ".join(f"`{name}`" for name in uncalibrated)
         notices += (
-            f"no reader is fitted for {which}: the language model reads, uncalibrated (sds fit {contract.gate})",
+            f"no reader is fitted for {which}: the uncalibrated language model reads it (sds fit {contract.gate})",
         )
     return PolicyEngine(
         contract,

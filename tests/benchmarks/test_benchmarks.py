@@ -41,11 +41,11 @@ _SPEEDUPS = ("speedup_over_fastest", "speedup_digits")
     [
         (KeyboardInterrupt(), 130, "error: interrupted: nothing was kept\n"),
         (BrokenPipeError(), 0, ""),
-        (OSError(28, "No space left on device"), 1, "error: the machine refused: no space left on device\n"),
+        (OSError(28, "No space left on device"), 1, "error: the operating system refused: no space left on device\n"),
         (
             ModuleNotFoundError("No module named 'torch'", name="torch"),
             2,
-            "error: this question needs `torch`\nmend:  make peers, in the source folder\n",
+            "error: this question needs `torch`\nmend:  run make peers in the source folder\n",
         ),
     ],
     ids=repr,
@@ -135,9 +135,11 @@ def test_a_peer_that_fails_at_once_is_not_the_quickest(
     assert ("beyond, 1 process", {"outside": len(tasks)}) == (found["best"], found["became"])
     fared = {name: (way["per_s"], way["became"], way["notes"]) for name, way in found["tried"].items()}
     errors = {"error": len(tasks)}
-    assert (0.0, errors, "it has ended: out of luck") == fared["dying, 1 process"]
+    assert (0.0, errors, "the process has ended: out of luck") == fared["dying, 1 process"]
     assert (0.0, errors, "ValueError: no token is left") == fared["raising, 1 process"]
-    with pytest.raises(UsageError, match="none of the peers runs: dying, 1 process: it has ended: out of luck"):
+    with pytest.raises(
+        UsageError, match="none of the peers runs: dying, 1 process: the process has ended: out of luck"
+    ):
         asked_of("dying")
 
 
@@ -313,7 +315,7 @@ def test_what_a_peer_writes_outside_the_envelope_is_counted_and_what_fails_is_an
     assert {"beyond": (2, 0), "elsewhere": (2, 0), "raising": (0, 2), "dying": (0, 2), "missing": (0, 0)} == counted
     notes = {found["name"]: found["notes"] for found in report["peers"]}
     assert "ValueError: no token is left" == notes["raising"]
-    assert "it has ended: out of luck" == notes["dying"]
+    assert "the process has ended: out of luck" == notes["dying"]
     assert "missing: not installed (ImportError: no module named anything)" == said[0]
     assert {} == report["peers"][0]["decided"]
 

@@ -37,7 +37,7 @@ def test_the_kernel_benchmark_ends_with_one_json_document_and_keeps_it(
     [
         ("raise ImportError('no such thing')", "not installed (ImportError: no such thing)"),
         ("raise RuntimeError('out of luck')", "RuntimeError: out of luck"),
-        ("raise SystemExit", "it has ended: it said nothing"),
+        ("raise SystemExit", "the process has ended: it printed nothing"),
     ],
 )
 def test_without_dir_core_the_kernel_benchmark_says_so(

@@ -174,7 +174,7 @@ def test_a_document_that_lacks_anything_its_section_shows_is_refused(name: str) 
             refused.append(str(error))
         else:
             assert text != whole  # a target or a row is not there, and the page says so
-    assert {f"the result of `sds bench {name}` lacks what the page shows"} == set(refused)
+    assert {f"the result of `sds bench {name}` lacks values that the page shows"} == set(refused)
 
 
 def test_the_page_and_its_plots_are_written_and_the_last_line_says_what_was_reached(tmp_path: Path) -> None:
@@ -198,10 +198,10 @@ def test_the_page_and_its_plots_are_written_and_the_last_line_says_what_was_reac
     ("written", "message"),
     [
         ({}, "holds no result"),
-        ({"kernel.json": "{"}, "is no result of `sds bench kernel`"),
-        ({"kernel.json": "[" * 100_000}, "is no result of `sds bench kernel`"),
-        ({"kernel.json": '{"benchmark": "hotpath"}'}, "is no result of `sds bench kernel`"),
-        ({"kernel.json": '{"benchmark": "kernel"}'}, "lacks what the page shows"),
+        ({"kernel.json": "{"}, "is not a result of `sds bench kernel`"),
+        ({"kernel.json": "[" * 100_000}, "is not a result of `sds bench kernel`"),
+        ({"kernel.json": '{"benchmark": "hotpath"}'}, "is not a result of `sds bench kernel`"),
+        ({"kernel.json": '{"benchmark": "kernel"}'}, "lacks values that the page shows"),
     ],
 )
 def test_what_is_no_result_is_refused_in_one_line_and_nothing_is_written(
@@ -224,5 +224,5 @@ def test_without_what_typesets_it_the_page_says_so_in_one_line(library: str, mon
     for loaded in [name for name in sys.modules if name.partition(".")[0] == library or "benchmarks.page" in name]:
         monkeypatch.delitem(sys.modules, loaded)
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(UsageError, match=f"the page needs what is not installed: {library}"):
+    with pytest.raises(UsageError, match=f"the page needs `{library}`, which is not installed"):
         report.page(documents())

@@ -42,10 +42,10 @@ def test_a_run_works_through_the_queue_and_compares_with_the_statement(cli: Cli)
     assert "the executor's statement and the record agree, order by order" in said
     assert "claim" not in said
     assert ["T-5"] == [json.loads(line)["trip_id"] for line in cli.ok("events", "--gate", "./toll").splitlines()]
-    assert (2, "error: left in the queue: 1 of 50 events") == beginning(cli("run", "./toll"))
+    assert (2, "error: the queue has only 1 of 50 events left") == beginning(cli("run", "./toll"))
     cli.ok("run", "./toll", "--limit", "1")
-    assert (2, "error: left in the queue: no event") == beginning(cli("run", "./toll", "--limit", "1"))
-    assert (0, "", "no events: all of the queue is decided\n") == cli("events", "./toll")
+    assert (2, "error: the queue has no event left") == beginning(cli("run", "./toll", "--limit", "1"))
+    assert (0, "", "no events: the whole queue is decided\n") == cli("events", "./toll")
 
 
 def beginning(ended: tuple[int, str, str]) -> tuple[int, str]:
@@ -81,7 +81,7 @@ def test_a_halt_takes_the_name_and_runs_no_code_of_the_gate(cli: Cli) -> None:
     assert "toll: halted\n" == cli.ok("halt", "--gate", "toll", "--reason", "a test")
     assert 1 == len(cli.ok("flows", "--gate", "toll").splitlines())
     assert (0, "", "no flows\n") == cli("flows", "--gate", "toll", "--state", "CREATED")
-    assert (2, "error: `toll` is a gate of your own: only its code knows its state and executor") == beginning(
+    assert (2, "error: `toll` is a gate of your own, and its definition is not found by its name") == beginning(
         cli("recover", "--gate", "toll")
     )
 
@@ -93,7 +93,7 @@ def test_a_halt_takes_the_name_and_runs_no_code_of_the_gate(cli: Cli) -> None:
         (("run", "refund", "--gate", "./toll"), "GATE and --gate exclude each other"),
         (("run", "./nowhere"), "there is no gate at `nowhere`: no such file or folder"),
         (("run", "."), "there is no gate at `.`: it holds no gate.py"),
-        (("run", "./toll", "--chaos", "drift"), "gate `toll` offers no chaos `drift`"),
+        (("run", "./toll", "--chaos", "drift"), "gate `toll` has no chaos `drift`"),
         (("run", "./toll", "--saga", "NONE"), "there is no saga `NONE`"),
         (("events", "./quiet"), "gate `toll` has no queue of events"),
         (("flows", "--gate", "./toll"), "there is no record at"),
@@ -110,7 +110,7 @@ def test_doctor_and_the_linter_look_at_any_gate(cli: Cli) -> None:
     code, out, _ = cli("doctor", "--gate", "./toll", "--model", "nowhere.gguf")
     assert 1 == code
     assert "ok    contract: toll 1.0.0, owner toll@bridge.example" in out
-    assert "ok    outside: the record of toll knows every order that its executor lists" in out
+    assert "ok    outside: the record of toll holds every order in the statement of its executor" in out
     assert "flights" not in out
     Path("contract.yaml").write_text(GATE.split('"""')[1], encoding="utf-8")
     assert "0 errors" not in cli("contracts", "check", "contract.yaml", "--source", "./toll")[1]

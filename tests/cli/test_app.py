@@ -41,7 +41,7 @@ COMMAND = [sys.executable, "-m", "sds.cli.app"]
             2,
             ["error: /nowhere.yaml: cannot be read: no such file or directory", "mend:  sds contracts check --help"],
         ),
-        (["run", "loans"], 2, ["error: there is no gate `loans`", "mend:  gates are: fraud, refund; one of your own: its path"]),
+        (["run", "loans"], 2, ["error: there is no gate `loans`", "mend:  gates are: fraud, refund; for a gate of your own, give its path"]),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_and_its_mend(
@@ -85,7 +85,7 @@ def test_the_exit_code_says_how_it_ended(
         cli.main()
 
     assert code == ended.value.code
-    assert (code == 1) == capsys.readouterr().err.startswith("error: the machine refused: ")
+    assert (code == 1) == capsys.readouterr().err.startswith("error: the operating system refused: ")
 
 
 @pytest.mark.parametrize("args", [["run", "--help"], ["bench", "report", "--help"]], ids=" ".join)
@@ -115,7 +115,7 @@ def test_an_output_that_cannot_be_written_is_one_line() -> None:
             [*COMMAND, "run", "--help"], stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT, timeout=60, check=False
         )  # fmt: skip
 
-    assert (1, ["error: the machine refused: no space left on device", "mend:  make room on the disk"]) == (
+    assert (1, ["error: the operating system refused: no space left on device", "mend:  free disk space"]) == (
         done.returncode,
         done.stderr.splitlines(),
     )
@@ -147,7 +147,7 @@ def test_what_the_machine_refuses_is_said_with_its_mend(
 
     first, second = capsys.readouterr().err.splitlines()
     assert 1 == ended.value.code
-    assert first == f"error: the machine refused: {said[0]}"
+    assert first == f"error: the operating system refused: {said[0]}"
     assert second.startswith(f"mend:  {said[1]}")
 
 

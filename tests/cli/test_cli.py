@@ -94,7 +94,7 @@ def test_an_event_may_come_from_standard_input(shell: Shell, report: Any) -> Non
 def test_the_ledger_verifies_and_a_kept_head_shows_truncation(shell: Shell, report: Any, tmp_path: Path) -> None:
     head = shell.ok("ledger", "head").strip()
     assert "0 faults" in shell.ok("ledger", "verify", "--head", head)
-    assert "cannot be seen without --head" in shell.ok("ledger", "verify")
+    assert "not detectable without --head" in shell.ok("ledger", "verify")
     index, digest = head.split(":")
     cut = shell("ledger", "verify", "--head", f"{int(index) + 1}:{digest}")
     assert 1 == cut.returncode
@@ -103,11 +103,11 @@ def test_the_ledger_verifies_and_a_kept_head_shows_truncation(shell: Shell, repo
 
 def test_a_halt_stops_everything_until_it_is_lifted(shell: Shell, report: Any) -> None:
     assert "refund: halted\n" == shell.ok("halt", "--reason", "a test")
-    assert "refund: was halted already\n" == shell.ok("halt", "--reason", "a test")
+    assert "refund: was already halted\n" == shell.ok("halt", "--reason", "a test")
     refused = shell("run", "refund", "--limit", "1", "--model", "no-such-model.gguf")
     assert (2, "error: the gate is halted") == (refused.returncode, refused.stderr.splitlines()[0]), "before a model"
     refused = shell("run", "refund", "--limit", "1", "--reset", "--model", "no-such-model.gguf")
-    assert (2, "error: `refund` is halted, and a reset would lift that") == (
+    assert (2, "error: `refund` is halted, and a reset would lift the halt") == (
         refused.returncode,
         refused.stderr.splitlines()[0],
     )
@@ -202,7 +202,7 @@ MISTAKES = [
     (("ledger", "verify", "--head", "nonsense"), 2, "error: `nonsense` is not a head"),
     (("ledger", "burn"), 2, "No such command 'burn'"),
     (("agents", "suspend", "nobody", "--reason", "r"), 2, "error: there is no agent `nobody`"),
-    (("agents", "reactivate", "refund-agent", "--reason", "r"), 2, "error: agent `refund-agent` is ACTIVE already"),
+    (("agents", "reactivate", "refund-agent", "--reason", "r"), 2, "error: agent `refund-agent` is already ACTIVE"),
     (("flows", "--gate", "nowhere"), 2, "error: there is no record at"),
     (("agents", "list", "--gate", "nowhere"), 2, "error: there is no record at"),
     (("halt",), 2, "Missing option '--reason'"),
@@ -216,12 +216,12 @@ MISTAKES = [
         2,
         "error: xgrammar runs only",
     ),
-    (("run", "refund", "--engine", "outlines", "--backend", "xgrammar"), 2, "mend:  --library transformers"),
+    (("run", "refund", "--engine", "outlines", "--backend", "xgrammar"), 2, "mend:  use --library transformers"),
     (("run", "refund", "--limit", "1", "--library", "llamacpp", "--model", "tests"), 2, "mend:  leave out --library"),
     (("contracts", "check", "sds/gates/refund/contract.yaml", "--model", "tests"), 2, "mend:  name a GGUF file: "),
     (("run", "refund", "--backend", "llguidance"), 2, "error: `native` has no use for `backend`"),
     (("run", "refund", "--engine", "outlines", "--mode", "exact"), 2, "mend:  leave out --mode"),
-    (("run", "refund", "--device", "cuda:99"), 1, "error: llama.cpp sees no card 99 here"),
+    (("run", "refund", "--device", "cuda:99"), 1, "error: llama.cpp finds no GPU 99 here"),
     (("run", "refund", "--engines", "nowhere.yaml"), 2, "error: `nowhere.yaml` cannot be read"),
     (
         ("run", "refund", "--engines", "x.yaml", "--engine", "native"),
@@ -233,10 +233,10 @@ MISTAKES = [
     (("doctor", "--engine", "outlines", "--model", "nowhere.gguf"), 1, "FAIL  model and mask: `nowhere.gguf`"),
     (("run", "refund", "--model", "tests", "--device", "tpu"), 2, "error: `tpu` is not cpu, cuda or cuda:1"),
     (("run", "refund", "--chaos", "fail-second"), 2, "mend:  --saga REFUND_WITH_VOUCHER, or --chaos drift"),
-    (("audit", ""), 2, "error: what follows `audit` is empty"),
-    (("escalations", "resolve", "", "--abort", "--reason", "typo"), 2, "error: what follows `resolve` is empty"),
+    (("audit", ""), 2, "error: the value after `audit` is empty"),
+    (("escalations", "resolve", "", "--abort", "--reason", "typo"), 2, "error: the value after `resolve` is empty"),
     (("audit", " "), 2, "error: the dfid is empty"),
-    (("models", "check", "README.md", "--contract", ""), 2, "error: what follows `--contract` is empty"),
+    (("models", "check", "README.md", "--contract", ""), 2, "error: the value after `--contract` is empty"),
     (
         ("run", "refund", "--dtype", "fp32"),
         2,
@@ -252,7 +252,7 @@ MISTAKES = [
     (("bench", "hotpath", "--model", "nowhere.gguf"), 2, "error: argument --model: `nowhere.gguf` cannot be read"),
     (("bench", "peers", "--only", "nobody"), 2, "error: argument --only: there is no `nobody`"),
     (("bench", "gpu", "--device", "cuda:63"), 2, "error: no CUDA device"),
-    (("bench", "report", "--results", "nowhere"), 2, "error: `nowhere` is no folder"),
+    (("bench", "report", "--results", "nowhere"), 2, "error: `nowhere` is not a folder"),
     (("bench", "everything"), 2, "error: there is no benchmark `everything`"),
     (("fly",), 2, "No such command 'fly'"),
 ]
@@ -273,7 +273,7 @@ def test_a_command_on_a_home_without_a_record_asks_whether_it_is_the_right_one(s
     for args in (("audit", "x"), ("ledger", "verify"), ("ledger", "head"), ("halt", "--reason", "r"), ("recover",)):
         done = shell(*args, home=tmp_path)
         assert 2 == done.returncode
-        assert f"mend:  is SDS_HOME right? The home in use is `{tmp_path}`" in done.stderr
+        assert f"mend:  check SDS_HOME: the home in use is `{tmp_path}`" in done.stderr
 
 
 def test_a_tampered_record_fails_verification(shell: Shell, report: Any, tmp_path: Path) -> None:

@@ -19,18 +19,20 @@ def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
 def test_a_port_in_use_a_fault_that_is_none_and_a_token_that_is_missing_are_said_in_one_line(cli: Cli) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
-        assert (1, f"error: no gateway on port {port}") == start(cli, "--port", port)
+        assert (1, f"error: the gateway cannot listen on port {port}") == start(cli, "--port", port)
     assert (2, "error: `lose=1` is no fault") == start(cli, "--faults", "lose=1")
     assert (2, "error: the token in `none` cannot be read") == start(cli, "--token-file", "none")
     Path("empty").write_text(" ")
-    assert (2, "error: `empty` holds no token") == start(cli, "--token-file", "empty")
+    assert (2, "error: `empty` does not hold a token") == start(cli, "--token-file", "empty")
     Path("gateway.db").write_text("no database, whatever it is called: it is longer than a header" * 99)
-    assert (2, "error: no gateway with `gateway.db`") == start(cli)
-    assert (2, "error: no gateway with `none/of.db`") == start(cli, "--file", "none/of.db")
+    assert (2, "error: the gateway cannot use `gateway.db`") == start(cli)
+    assert (2, "error: the gateway cannot use `none/of.db`") == start(cli, "--file", "none/of.db")
 
 
 def start(cli: Cli, *options: str) -> tuple[int, str]:
     code, _, said = cli("sandbox-gateway", *options)
     line, mend = said.splitlines()
     assert mend.startswith("mend:  ")
-    return code, line.partition(", or given")[0].rpartition(": ")[0] if "no gateway" in line else line.partition(",")[0]
+    return code, line.partition(", or given")[0].rpartition(": ")[
+        0
+    ] if "the gateway cannot" in line else line.partition(",")[0]

@@ -46,7 +46,7 @@ def test_a_reset_keeps_what_was_there_under_another_name(folder: Path, capsys: p
         runs._set_aside(folder)
         kept = folder.with_name(f"refund.old-{n}")
 
-        assert f"what was there is kept in `{kept}`\n" == capsys.readouterr().err
+        assert f"the former folder is kept as `{kept}`\n" == capsys.readouterr().err
         assert (str(n), False) == ((kept / "mark").read_text(), folder.exists())
 
 
@@ -76,7 +76,7 @@ def test_a_reset_with_a_mistake_beside_it_leaves_all_as_it_was(tmp_path: Path, m
 def test_a_reset_is_refused_while_halted(folder: Path) -> None:
     with closing(SqliteStore(decisions_path(folder))) as store:
         registry.set_halted(store, True, by="test", reason="test", now_ms=0)
-    with pytest.raises(UsageError, match="`refund` is halted, and a reset would lift that") as caught:
+    with pytest.raises(UsageError, match="`refund` is halted, and a reset would lift the halt") as caught:
         runs._set_aside(folder)
 
     assert 'sds resume --reason "..."' == caught.value.hint
@@ -108,8 +108,8 @@ GOOD = {
 @pytest.mark.parametrize(
     ("changed", "error", "message"),
     [
-        ({"moved_tickets_that_would_have_paid": 0}, UsageError, "no moved ticket would have been paid, so this run"),
-        ({"unmoved_paid": 0}, UsageError, "no ticket left alone was paid, so this run proves nothing"),
+        ({"moved_tickets_that_would_have_paid": 0}, UsageError, "no changed ticket would have been paid, so this run"),
+        ({"unmoved_paid": 0}, UsageError, "no unchanged ticket was paid, so this run proves nothing"),
         ({"moved_tickets_paid": 1}, SdsError, "a promise was broken: moved_tickets_paid"),
         ({"decided_by_model": 0, "model_failed": {"LOGITS_INVALID": 4}}, ModelError, "none of 4 claims was decided by"),
         ({"double_payouts": 1, "double_payout_faults": ["event E: paid 2 times"]}, SdsError, "event E: paid 2 times"),

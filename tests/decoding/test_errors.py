@@ -85,7 +85,7 @@ def test_numbers_that_are_no_logits_stop_the_decision(
     backend = Spoiled(tiny, nth, spoil)
     error = stopped(backend, mode=mode)
     assert [0] == list(backend.held), "the forks are given back"
-    assert ("LOGITS_INVALID", "the model returned numbers that are no logits") == (error.reason_code, str(error))
+    assert ("LOGITS_INVALID", "the model returned values that are not logits") == (error.reason_code, str(error))
 
 
 def _raising(error: Exception) -> Callable[[Logits], Logits]:

@@ -127,5 +127,5 @@ def test_just_under_the_gap_of_the_best_two_noise_is_no_objection(mode: Mode):
     best, second = sorted((share for _, share in action.probabilities), reverse=True)
     margin = math.log(best / second) / sum(tokens)
     assert action == decided(margin * 0.999).choices[0]
-    with pytest.raises(ModelError, match="the best two of `action` are closer than the model's noise"):
+    with pytest.raises(ModelError, match="the two likeliest options of `action` are closer than the model's noise"):
         decided(margin * 1.001)

@@ -89,7 +89,7 @@ def test_a_file_is_read_into_engines_in_its_order() -> None:
         ),
         (
             "engines:\n  - {name: a, kind: native, device: cuda, replicas: 2}\n",
-            "f.yaml:2: engines.0.replicas: `replicas` share cores, not a card: there `slots` share passes",
+            "f.yaml:2: engines.0.replicas: `replicas` run on the processor only: use `slots` on a GPU",
         ),
         (
             "engines:\n  - {name: a, kind: outlines, device: cuda}\n",
@@ -105,7 +105,7 @@ def test_a_file_is_read_into_engines_in_its_order() -> None:
         ),
         (
             "engines:\n  - {name: a, kind: native, library: openvino, model: docs}\n",
-            "f.yaml:2: engines.0.library: OpenVINO runs GGUF files, no folder",
+            "f.yaml:2: engines.0.library: OpenVINO runs GGUF files, not folders",
         ),
         (
             "engines:\n  - {name: a, kind: outlines, library: openvino}\n",
@@ -121,7 +121,7 @@ def test_a_file_is_read_into_engines_in_its_order() -> None:
         ),
         (
             "engines:\n  - {name: a, kind: native, slots: 22, mode: exact}\n",
-            "f.yaml:2: engines.0.slots: mode `exact` goes with at most 21 slots",
+            "f.yaml:2: engines.0.slots: mode `exact` allows at most 21 slots",
         ),
         (
             "engines:\n  - {name: a, kind: native, slots: 65, replicas: 2}\n",
@@ -129,7 +129,7 @@ def test_a_file_is_read_into_engines_in_its_order() -> None:
         ),
         (
             "engines:\n  - {name: a, kind: native, library: transformers, replicas: 2}\n",
-            "f.yaml:2: engines.0.replicas: `replicas` are engines of any library but transformers",
+            "f.yaml:2: engines.0.replicas: `replicas` cannot be used with the library transformers",
         ),
         (
             "engines:\n  - {name: a, kind: native, parallel: 2, slots: 2}\n",
@@ -161,7 +161,7 @@ def test_a_file_is_read_into_engines_in_its_order() -> None:
         ("engines:\n  - {name: a, kind: native}\n  - {name: a, kind: native}\n", "f.yaml:1: engines: two engines"),
         (
             'engines:\n  - name: a\n    kind: tgi\n    model: m\n    url: "ftp://a/"\n',
-            "f.yaml:5: engines.0.url: the url is not `http(s)://host:port/path`, as http://127.0.0.1:8000/v1",
+            "f.yaml:5: engines.0.url: the url is not `http(s)://host:port/path`; for example http://127.0.0.1:8000/v1",
         ),
         (
             "engines:\n  - {name: a, kind: outlines, backend: xgrammar}\n",
@@ -200,9 +200,9 @@ def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
 
 
 def test_a_key_that_the_environment_has_not_is_refused_before_anything_is_opened() -> None:
-    with pytest.raises(UsageError, match="engine `box`: the environment has no `BOX_KEY`"):
+    with pytest.raises(UsageError, match="engine `box`: the environment variable `BOX_KEY` is not set"):
         open_chain(parse_engines(WHOLE), now_ms=now_ms, environ={})
-    with pytest.raises(UsageError, match="`BOX_KEY` holds what no header can carry"):
+    with pytest.raises(UsageError, match="`BOX_KEY` has characters other than printable ASCII"):
         open_chain(parse_engines(WHOLE), now_ms=now_ms, environ={"BOX_KEY": "a\nHost: b"})
 
 
@@ -219,7 +219,7 @@ def test_a_chain_whose_server_is_down_goes_on_with_the_local_model(tiny_gguf: Pa
     )
     engine = open_chain(parse_engines(text), now_ms=now_ms, environ={})
     (notice,) = engine.notices
-    assert notice.startswith("engine `box` is down, the next one answers: box: the server cannot be reached")
+    assert notice.startswith("engine `box` is down, so the next one is used: box: the server cannot be reached")
     assert engine.model.startswith("box (down) > tiny-1.gguf@")
     engine.close()
 

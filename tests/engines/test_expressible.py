@@ -125,7 +125,7 @@ def test_a_context_that_is_too_short_says_by_how_much(tmp_path: Path) -> None:
     with asked(sentencepiece_gguf(tmp_path / "m.gguf", context=512)) as found:
         reason = refused(found)["context"]
     assert re.fullmatch(
-        r"contract, fullest case and longest decision can need \d{4} tokens, the context has 512", reason
+        r"contract, fullest case and longest decision can need \d{4} tokens, but the context has 512", reason
     )
 
 
@@ -133,7 +133,7 @@ def test_a_budget_that_is_too_small_for_the_fullest_case_is_named() -> None:
     contract = load_refund_contract()
     poor = contract.model_copy(update={"budget": contract.budget.model_copy(update={"tokens_max": 600})})
     with asked(embedded_model(), poor) as found:
-        assert re.fullmatch(r".* can need \d{4} tokens, the contract's budget is 600", refused(found)["context"])
+        assert re.fullmatch(r".* can need \d{4} tokens, but the contract's budget is 600", refused(found)["context"])
 
 
 def test_the_fullest_case_counts_evidence_and_foreign_text() -> None:
@@ -162,7 +162,9 @@ def test_a_template_without_a_turn_is_a_no(tmp_path: Path, vocabulary: Vocabular
     words = copy.copy(vocabulary)
     words.chat_template = "nothing of yours"
     with asked(tiny_checkpoint(tmp_path / "m.gguf", words, 1)) as found:
-        assert {"template": "the chat template does not show each text exactly once"} == refused(found)
+        assert {"template": "the chat template does not show the system and the user text exactly once"} == refused(
+            found
+        )
 
 
 THINKS = (
@@ -177,7 +179,7 @@ def test_how_the_model_is_kept_from_thinking_first_is_told(tmp_path: Path, vocab
     words.chat_template = THINKS
     with asked(tiny_checkpoint(tmp_path / "m.gguf", words, 1)) as found:
         reasons = {check.name: check.reason for check in check_model(found) if check.ok}
-    assert "the model's own; thinking is off by the template's own `enable_thinking=False`" == reasons["template"]
+    assert "the model's own; the template's own `enable_thinking=False` turns thinking off" == reasons["template"]
 
 
 def test_a_template_that_leaves_the_model_in_a_thought_is_a_no(tmp_path: Path, vocabulary: Vocabulary) -> None:
@@ -185,7 +187,7 @@ def test_a_template_that_leaves_the_model_in_a_thought_is_a_no(tmp_path: Path, v
     words.chat_template = vocabulary.chat_template + "Here are my reasoning steps:\n"
     with asked(tiny_checkpoint(tmp_path / "m.gguf", words, 1)) as found:
         reason = refused(found)["template"]
-    assert "the chat template has the model think first, and nobody can tell how a thought ends" == reason
+    assert "the chat template makes the model think first, and does not show how a thought ends" == reason
 
 
 def test_two_tokens_of_one_spelling_are_no_hindrance() -> None:
@@ -242,7 +244,7 @@ def test_a_vocabulary_that_loses_text_is_a_no() -> None:
     with inspect_model(embedded_model()) as model:
         reasons = refused(twisted(model, encode=lambda real, text: real.encode(text.lower(), special=False)))
     assert reasons["spelling"].startswith('`{"action":"COMPENSATE"')
-    assert 'comes back as `{"action":"compensate"' in reasons["spelling"]
+    assert 'is reproduced as `{"action":"compensate"' in reasons["spelling"]
 
 
 def test_a_vocabulary_that_raises_is_a_no_and_never_an_error() -> None:

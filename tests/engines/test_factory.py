@@ -34,9 +34,9 @@ def test_what_a_backend_does_not_take_is_refused_in_one_line_before_it_is_loaded
     if not backend.reads_folders:
         refused.append(({"path": tmp_path}, f"`{tmp_path}` is a folder: {backend.title} runs GGUF files here"))
     if not backend.on_gpus:
-        refused.append(({"path": file, "device": "cuda"}, f"{backend.title} runs on the processor alone"))
+        refused.append(({"path": file, "device": "cuda"}, f"{backend.title} runs on the processor only"))
     if not backend.dtypes:
-        refused.append(({"path": file, "dtype": "bf16"}, f"{backend.title} runs in the file's own types"))
+        refused.append(({"path": file, "dtype": "bf16"}, f"{backend.title} always computes in the file's own types"))
     for asked, said in refused:
         with pytest.raises(BackendError) as error:
             open_backend(library=name, **asked)  # type: ignore[arg-type]  # one of the above

@@ -185,7 +185,7 @@ def test_a_chain_opens_while_only_its_last_engine_does_and_says_so(
 
     links = [Link("first", open_first, 8_000, 1_000), Link("last", opens(last), 8_000, 1_000)]
     engine = FallbackEngine(links, now_ms=still.clock)
-    assert (f"engine `first` is down, the next one answers: {why}",) == engine.notices
+    assert (f"engine `first` is down, so the next one is used: {why}",) == engine.notices
     assert "first (down) > last" == engine.model
     packet = still.packet()
     assert "last" == answered(engine, packet)
@@ -208,7 +208,7 @@ def test_a_chain_whose_last_engine_does_not_open_closes_what_was_open(still: Wor
 def test_a_chain_has_a_limit(still: World) -> None:
     for count in (0, LINKS_MAX + 1):
         links = [Link(f"e{n}", opens(Scripted("x")), 1, 1) for n in range(count)]
-        with pytest.raises(UsageError, match=f"a chain has 1 to {LINKS_MAX} engines, not {count}"):
+        with pytest.raises(UsageError, match=f"a chain must have 1 to {LINKS_MAX} engines, got {count}"):
             FallbackEngine(links, now_ms=still.clock)
 
 

@@ -182,8 +182,8 @@ class Spoilt:
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda masked: masked[..., :-1], "the mask is of another shape than the logits"),
-        (lambda masked: masked[..., None], "the mask is of another shape than the logits"),
+        (lambda masked: masked[..., :-1], "the mask does not have the shape of the logits"),
+        (lambda masked: masked[..., None], "the mask does not have the shape of the logits"),
         (lambda _masked: None, "the mask failed: TypeError"),
         (lambda masked: masked * float("nan"), "the mask permits no token"),
     ],
@@ -218,7 +218,7 @@ def test_a_token_written_against_the_mask_ends_the_decision(library: str) -> Non
     for tokens in ([7, 7], [7, 7, 3], [7, 7, 3, 1]):
         assert guard.error is None
         guard(like(tokens), like([0.0] * 5))
-    assert "a token was written that the mask forbids" == str(guard.error)
+    assert "the model wrote a token that the mask forbids" == str(guard.error)
 
 
 def test_an_interrupt_inside_the_mask_stays_an_interrupt(
@@ -232,7 +232,7 @@ def test_an_interrupt_inside_the_mask_stays_an_interrupt(
 
 def test_a_mask_that_is_never_called_is_noticed(writer: OutlinesWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer._driven, "generate", lambda *_: "Of course, I will pay!")
-    with pytest.raises(BackendError, match="the model was run without its mask"):
+    with pytest.raises(BackendError, match="the model ran without its grammar mask"):
         writer.write("Decide.", "A claim.", grammar_of(refund_language(), "regex"), tokens_max=20, timeout_s=60)
 
 
@@ -276,7 +276,7 @@ def test_what_outlines_core_would_take_forever_to_compile_is_refused(opened_writ
     writer = opened_writer("llamacpp", "outlines_core")
     with pytest.raises(BackendError, match="the language is too large for outlines_core") as refused:
         writer.write("Decide.", "A claim.", grammar, tokens_max=300, timeout_s=60)
-    assert "--backend llguidance" == refused.value.hint
+    assert "use --backend llguidance" == refused.value.hint
 
 
 def test_a_short_rationale_is_possible_with_outlines_core(opened_writer: Open) -> None:

@@ -174,14 +174,14 @@ def test_one_that_does_not_open_closes_those_before_it(
 
 @pytest.mark.parametrize("count", [0, 65])
 def test_there_are_as_many_as_can_be(tiny_path: Callable[[int], Path], count: int) -> None:
-    with pytest.raises(UsageError, match=f"{count} replicas are not between 1 and 64"):
+    with pytest.raises(UsageError, match=f"the number of replicas must be 1 to 64, got {count}"):
         open_replicas(tiny_path(1), replicas=count, now_ms=running_ms)
-    with pytest.raises(UsageError, match=f"{count} decisions at once are not between 1 and 64"):
+    with pytest.raises(UsageError, match=f"the number of decisions at once must be 1 to 64, got {count}"):
         open_parallel(tiny_path(1), parallel=count, now_ms=running_ms)
 
 
 def test_transformers_has_none(tiny_folder: Callable[[int], Path]) -> None:
-    with pytest.raises(UsageError, match="replicas are for llama"):
+    with pytest.raises(UsageError, match="replicas run only on the processor"):
         open_replicas(tiny_folder(1), replicas=2, now_ms=running_ms)
 
 
@@ -229,7 +229,7 @@ def test_on_a_card_llama_cpp_decides_several_at_once_in_shared_passes(
     with closing(open_parallel(tiny_path(1), parallel=3, now_ms=running_ms, device="cuda")) as opened:
         assert isinstance(opened, NativeEngine)
         assert (3, "cuda", "An Own Card") == (opened.slots, opened._facts["device"], opened._facts["card"])
-    with pytest.raises(UsageError, match="replicas share cores, not a card"):
+    with pytest.raises(UsageError, match="replicas run on the processor only"):
         open_replicas(tiny_path(1), replicas=2, now_ms=running_ms, device="cuda")
 
 

@@ -24,7 +24,7 @@ def test_a_full_queue_refuses_and_has_room_again_when_somebody_gives_up(batching
     backend = HashBackend(1)
     scheduler = batching(backend, queue_max=2)
     waiting = [held_up(backend, scheduler), *(start(scheduler, [CONTRACTS[0], [n]]) for n in (1, 2))]
-    with pytest.raises(ModelError, match="2 decisions wait already") as refused:
+    with pytest.raises(ModelError, match="2 decisions are already waiting") as refused:
         start(scheduler, [CONTRACTS[0], [3]])
     assert "QUEUE_FULL" == refused.value.reason_code
     waiting.pop(1).cancel()
@@ -147,7 +147,7 @@ def test_beginning_again_has_a_limit(batching: Callable[..., Scheduler]) -> None
     for request in others:
         with pytest.raises(ModelError, match="the cache is gone"):
             request.result()
-    with pytest.raises(ModelError, match="failed too often beside this decision"):
+    with pytest.raises(ModelError, match="failed too often in the passes of this decision"):
         first.result()
 
 

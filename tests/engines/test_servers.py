@@ -268,7 +268,7 @@ def test_an_answer_shorter_than_announced_is_refused(announced: str) -> None:
     def short(connection: socket.socket, _request: bytes) -> None:
         connection.sendall(f"HTTP/1.1 200 OK\r\n{announced}".encode() + completion("NO"))
 
-    with pytest.raises(BackendError, match="the server's answer is shorter than it announced"):
+    with pytest.raises(BackendError, match="the server's answer is incomplete"):
         _written(short)
 
 

@@ -49,7 +49,7 @@ def test_a_gate_of_a_path_imports_its_neighbours_and_leaves_no_module_and_no_pat
         ("raise SystemExit(3)", "ends the process when it is imported"),
         (GATE.replace('name="toll"', 'name="Toll"'), "`Toll` is not the name of a gate"),
         (GATE.replace('name="toll"', 'name="refund"'), "has the name of an installed gate, `refund`"),
-        (GATE.replace("open=lambda folder: (Toll(), Toll())", "open=3"), "`open` of gate `toll` is no function"),
+        (GATE.replace("open=lambda folder: (Toll(), Toll())", "open=3"), "`open` of gate `toll` is not a function"),
     ],
 )
 def test_what_is_no_gate_is_answered_in_one_line(tmp_path: Path, code: str | None, message: str) -> None:
@@ -78,8 +78,8 @@ def test_a_gate_with_a_contract_that_is_none_or_another_gates_is_refused(tmp_pat
     ("parts", "message"),
     [
         ("Toll()", r"`open` of gate `toll` does not return \(source, executor\)"),
-        ("(Toll(), 3)", "the executor is no object with `idempotent`"),
-        ("(3, Toll())", r"the state source is no object with a method `read\(key\)`"),
+        ("(Toll(), 3)", "the executor must be an object with `idempotent`"),
+        ("(3, Toll())", r"the state source must be an object with a method `read\(key\)`"),
         ("1 / 0", r"`open` of gate `toll` failed: .*gate.py:[0-9]+: ZeroDivisionError: division by zero"),
     ],
 )
@@ -116,7 +116,7 @@ def test_a_source_and_an_executor_are_closed_in_the_end(tmp_path: Path) -> None:
 def test_two_packages_that_bring_a_gate_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     both = [EntryPoint("toll", value, registry.GROUP) for value in ("one:gate", "other:gate")]
     monkeypatch.setattr(registry, "entry_points", lambda group: both)
-    with pytest.raises(UsageError, match="two packages bring a gate `toll`"):
+    with pytest.raises(UsageError, match="two packages provide a gate `toll`"):
         registry.find("toll")
 
 
@@ -137,11 +137,11 @@ def test_a_plain_name_runs_no_code_of_the_working_folder(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="there is no gate `toll`") as caught:
         registry.find("toll")
-    assert caught.value.hint.endswith("is it `./toll`?")
+    assert caught.value.hint.endswith("there is one at `./toll`")
 
 
 def test_an_installation_without_entry_points_is_told_from_a_gate_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "entry_points", lambda group: [])
     with pytest.raises(UsageError, match="there is no gate `refund`") as caught:
         registry.find("refund")
-    assert "install this package anew" in caught.value.hint
+    assert "install this package again" in caught.value.hint

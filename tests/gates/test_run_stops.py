@@ -58,7 +58,7 @@ def go(folder: Path, count: int, act: Callable[[Store], object]) -> dict[str, ob
     [
         (
             suspend,
-            "is not active but SUSPENDED: escalation budget exhausted",
+            "is SUSPENDED, not ACTIVE: escalation budget exhausted",
             f"sds agents reactivate {AGENT} --reason",
         ),
         (
@@ -73,7 +73,7 @@ def go(folder: Path, count: int, act: Callable[[Store], object]) -> dict[str, ob
         ),
         (
             lambda s: registry.transition(s, AGENT, "ESCALATED", by="runtime", reason="waits", now_ms=1),
-            "is not active but ESCALATED: waits",
+            "is ESCALATED, not ACTIVE: waits",
             "sds escalations list",
         ),
     ],
@@ -125,14 +125,16 @@ def test_several_at_once_stop_too_and_use_up_no_more_than_are_under_way(folder: 
         suspended.set()
 
     report = runner.run(gate.gate, folder, limit=30, engine=Waits(), on_decided=after(folder, 1, stop), parallel=3)
-    assert "is not active but SUSPENDED" in report["stopped"][0]
+    assert "is SUSPENDED, not ACTIVE" in report["stopped"][0]
     assert report["decisions"] < 30
     assert [] == report["record_faults"]
 
 
 @pytest.mark.parametrize("other", [{"chaos": "drift"}, {"saga": "REFUND_WITH_VOUCHER"}])
 def test_chaos_and_sagas_decide_one_by_one(folder: Path, other: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=f"--parallel does not go with --{next(iter(other))}: they decide one by one"):
+    with pytest.raises(
+        UsageError, match=f"--parallel cannot be used with --{next(iter(other))}, which decides one case at a time"
+    ):
         cli.run(REFUND, limit=LIMIT, parallel=2, **other)
 
 
@@ -143,10 +145,10 @@ def test_the_command_shows_what_was_decided_and_fails_in_one_line(
     monkeypatch.setattr(runner, "run", lambda *args, whole=runner.run, **kw: whole(*args, **{**kw, "on_decided": stop}))
     with pytest.raises(WorldError) as stopped:
         cli.run(REFUND, limit=LIMIT)
-    assert "stopped after 2 of 4 claims: agent `refund-agent` is not active but SUSPENDED" in str(stopped.value)
+    assert "stopped after 2 of 4 claims: agent `refund-agent` is SUSPENDED, not ACTIVE" in str(stopped.value)
     assert f"sds agents reactivate {AGENT} --reason ..." == stopped.value.hint
     assert "2 claims, decided by greedy" in capsys.readouterr().out
-    with pytest.raises(UsageError, match="is not active but SUSPENDED: escalation budget exhausted"):
+    with pytest.raises(UsageError, match="is SUSPENDED, not ACTIVE: escalation budget exhausted"):
         cli.run(REFUND, limit=LIMIT)
 
 
@@ -161,10 +163,10 @@ def test_a_rail_that_died_ends_the_run_with_what_is_unknown_and_its_mend(
             rails.append(self)
 
     monkeypatch.setattr(gate, "RailProcess", Rail)
-    with pytest.raises(WorldError, match=r"does not answer: .*: what was paid cannot be told") as ended:
+    with pytest.raises(WorldError, match=r"does not answer: .*: it is not known what was paid") as ended:
         runner.run(gate.gate, folder, limit=1, engine=Greedy(), on_decided=lambda _: rails[0].kill())
 
-    assert "0 orders are UNKNOWN: sds recover" == ended.value.hint
+    assert "0 orders are UNKNOWN: run sds recover" == ended.value.hint
 
 
 class Fails(Greedy):
@@ -210,8 +212,8 @@ def test_a_run_in_which_the_model_decided_nothing_fails(
     with pytest.raises(ModelError, match="none of 3 claims was decided by greedy: LOGITS_INVALID"):
         cli.run(REFUND, limit=3)
     said = capsys.readouterr().out
-    assert "not decided by the model, and a human's now: 3 of 3 claims (LOGITS_INVALID 3)" in said
-    assert "decided meanwhile by another process" not in said
+    assert "not decided by the model, and now cases for a human: 3 of 3 claims (LOGITS_INVALID 3)" in said
+    assert "decided by another process" not in said
     with pytest.raises(ModelError, match="was decided by greedy"):
         cli.run(REFUND, limit=1, saga="REFUND_WITH_VOUCHER")
 
@@ -222,7 +224,7 @@ class Late(Greedy):
     def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
         data, decoding = super().propose(packet, tokens_max=tokens_max)
         if self.asked % 2:
-            raise QueueTimeoutError("another decision holds the engine")
+            raise QueueTimeoutError("the engine was busy with another decision")
         return data, decoding
 
 

@@ -85,7 +85,7 @@ def test_a_backup_overwrites_nothing_and_one_that_fails_leaves_nothing(tmp_path:
     bed, to = made(tmp_path, 1), tmp_path / "backups" / "copy"
     backup(bed, to)
     before = contents(to)
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="already exists"):
         backup(bed, to)
     assert before == contents(to)
     with closing(sqlite3.connect(bed.own / "decisions.db")) as db:
@@ -138,7 +138,7 @@ def test_a_backup_with_a_byte_changed_or_a_file_missing_is_refused_and_nothing_i
             put_back(bed, to)
         assert before == contents(bed.own)
     (to / name).unlink()
-    with pytest.raises(UsageError, match="is no whole backup"):
+    with pytest.raises(UsageError, match="is not a whole backup"):
         put_back(bed, to)
     (to / name).write_bytes(whole)
     shutil.rmtree(bed.own)
@@ -192,7 +192,7 @@ def test_a_backup_that_another_key_signed_is_refused_beside_the_gates_own(tmp_pa
     (bed.own / "decisions.db").unlink()
     with pytest.raises(StoreError, match="the record is damaged: "):
         put_back(bed, tmp_path / "copy")
-    with pytest.raises(UsageError, match="are not those of the backup"):
+    with pytest.raises(UsageError, match="differ from those of the backup"):
         put_back(bed, tmp_path / "with")
     with pytest.raises(UsageError, match="a backup of gate `attack`, not of `refund`"):
         restore(tmp_path / "with", tmp_path / "refund", gate="refund")
@@ -204,7 +204,9 @@ def test_a_record_that_knows_more_or_other_things_is_not_overwritten(tmp_path: P
     decide(bed, range(3, 5))
     backup(bed, newer)
     entries = clean(bed)
-    with pytest.raises(UsageError, match=f"knows more than the backup: up to entry {entries}, the backup up to "):
+    with pytest.raises(
+        UsageError, match=f"has entries that the backup lacks: up to entry {entries}, the backup up to "
+    ):
         put_back(bed, older)
     assert entries == clean(bed)
     put_back(bed, newer)  # the same
@@ -216,7 +218,7 @@ def test_a_record_that_knows_more_or_other_things_is_not_overwritten(tmp_path: P
     shutil.rmtree(bed.own)
     put_back(bed, older)
     decide(bed, range(5, 6))
-    with pytest.raises(UsageError, match="knows more than the backup: other entries"):
+    with pytest.raises(UsageError, match="has entries that the backup lacks: other entries"):
         put_back(bed, newer)
 
 
@@ -224,9 +226,9 @@ def test_a_record_in_use_is_not_replaced_and_one_that_nobody_can_read_is_left_fo
     bed, to = made(tmp_path), tmp_path / "copy"
     backup(bed, to)
     with bed.gate() as gate:
-        with pytest.raises(UsageError, match="others use the record") as refused:
+        with pytest.raises(UsageError, match="other processes use the record") as refused:
             put_back(bed, to)
-        assert "end the gates and services that decide with it" == refused.value.hint
+        assert "stop the gates and services that use it" == refused.value.hint
         assert "SUCCESS" == settle(gate, bed.event(7)).execution
     damaged = (bed.own / "decisions.db").read_bytes()
     (bed.own / "decisions.db").write_bytes(b"no record" + damaged[9:])

@@ -96,8 +96,9 @@ def test_a_key_file_cut_at_any_byte_is_damaged_and_never_another_key(folder: Pat
         path.write_bytes(whole[:length])
         with pytest.raises(StoreError, match="is damaged: ") as caught:
             paths.signer(folder)
-        assert "put the key back from a backup; if there is none, move this file away: sds keys rotate --lost" in str(
-            caught.value.hint
+        assert (
+            "restore the key from a backup; if there is none, move this file away, then sds keys rotate --gate GATE --lost"
+            in str(caught.value.hint)
         )
     path.write_bytes(whole)
     paths.signer(folder)
@@ -125,7 +126,10 @@ def test_a_lost_key_is_not_replaced_in_silence(folder: Path) -> None:
     with pytest.raises(StoreError) as caught:
         paths.signer(folder)
     assert f"the key `{key}` is gone, but its record is there" == str(caught.value)
-    assert 'put it back from a backup; if there is none: sds keys rotate --lost --reason "..."' == caught.value.hint
+    assert (
+        'restore the key from a backup; if there is none: sds keys rotate --gate GATE --lost --reason "..."'
+        == caught.value.hint
+    )
     with pytest.raises(StoreError, match="is gone, but its record is there"):
         renewed(folder)
     with (
@@ -161,7 +165,7 @@ def test_an_order_alone_is_enough_to_miss_the_key_of_a_record_of_an_older_versio
 def test_a_key_from_before_the_ledger_was_signed_is_not_taken_for_the_one_that_is_lost(folder: Path) -> None:
     ring = keys.read_ring(folder / "kernel.key")
     (folder / "kernel.key").write_bytes(bytes.fromhex(ring.orders[0].key))
-    with pytest.raises(StoreError, match="is older than its record: it has no key of the ledger"):
+    with pytest.raises(StoreError, match="is older than its record: it has no key for the ledger"):
         paths.signer(folder)
     renewed(folder, lost=True)
     assert () == faults(folder)
@@ -218,9 +222,9 @@ def test_a_lost_key_is_replaced_on_the_record_and_what_it_signed_of_the_ledger_v
 ) -> None:
     before, order = paths.public_keys_of(folder), ORDER.signed_by(paths.signer(folder))
     assert before is not None
-    with pytest.raises(UsageError, match="are there") as caught:
+    with pytest.raises(UsageError, match="are not lost") as caught:
         renewed(folder, lost=True)
-    assert 'sds keys rotate --reason "..."' == caught.value.hint
+    assert 'sds keys rotate --gate GATE --reason "..."' == caught.value.hint
     (folder / "kernel.key").unlink()
     if not public:
         (folder / "ledger.pub").unlink()
@@ -251,7 +255,9 @@ def test_no_rotation_begins_from_keys_that_did_not_sign_the_ledger_before_their_
     (folder / "kernel.key").write_bytes(swapped)
     with pytest.raises(StoreError, match="is another record's, or older than its own") as refused:
         renewed(folder, lost=lost)
-    assert refused.value.hint.endswith('if there is none, move this file away: sds keys rotate --lost --reason "..."')
+    assert refused.value.hint.endswith(
+        'if there is none, move this file away, then sds keys rotate --gate GATE --lost --reason "..."'
+    )
     assert (swapped, public) == ((folder / "kernel.key").read_bytes(), (folder / "ledger.pub").read_bytes())
     (folder / "kernel.key").rename(folder / "kernel.key.moved")
     renewed(folder, lost=True)
@@ -283,7 +289,7 @@ def test_a_backup_from_before_the_ledger_was_signed_goes_on_after_a_rotation(fol
 )
 def test_a_file_that_holds_no_public_keys_is_told_in_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.pub").write_text(text, encoding="latin-1")
-    with pytest.raises(UsageError, match=r"x.pub` is no file of public keys"):
+    with pytest.raises(UsageError, match=r"x.pub` is not a file of public keys"):
         keys.read_public(tmp_path / "x.pub")
     with pytest.raises(UsageError, match="cannot be read: no such file"):
         keys.read_public(tmp_path / "none.pub")

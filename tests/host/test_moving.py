@@ -86,9 +86,9 @@ def _changed(record: Store, path: Path) -> list[str]:
 def test_a_gate_that_decides_does_not_move(halted: Path):
     with closing(paths.open_record(halted)) as store:
         registry.set_halted(store, False, by="ada", reason="on", now_ms=START_MS)
-    with pytest.raises(UsageError, match="the gate decides") as caught:
+    with pytest.raises(UsageError, match="the gate is not halted") as caught:
         moved(halted, server_url())
-    assert 'sds halt --reason "..."' == caught.value.hint
+    assert 'sds halt --gate GATE --reason "..."' == caught.value.hint
 
 
 def test_a_gate_that_is_resumed_while_its_record_is_verified_does_not_move(
@@ -101,7 +101,7 @@ def test_a_gate_that_is_resumed_while_its_record_is_verified_does_not_move(
 
     with monkeypatch.context() as meanwhile:
         meanwhile.setattr(moving, "_refuse_unsound", resumed)
-        with pytest.raises(UsageError, match="the gate decides"):
+        with pytest.raises(UsageError, match="the gate is not halted"):
             moved(halted, server_url())
     with closing(paths.open_record(halted)) as store:
         registry.set_halted(store, True, by="ada", reason="again", now_ms=START_MS)
@@ -110,16 +110,16 @@ def test_a_gate_that_is_resumed_while_its_record_is_verified_does_not_move(
 
 def test_a_record_that_is_not_empty_is_left_as_it_is(halted: Path):
     moved(halted, server_url())
-    with pytest.raises(UsageError, match="holds a record already"):
+    with pytest.raises(UsageError, match="already holds a record"):
         moved(halted, server_url())
-    with pytest.raises(UsageError, match=r"decisions.db` is there"):
+    with pytest.raises(UsageError, match=r"decisions.db` already exists"):
         moved(halted, None)
 
 
 def test_a_record_that_is_not_whole_does_not_move(halted: Path):
     with closing(paths.open_record(halted)) as store, store.transaction():
         store.run("UPDATE decision_flows SET tag = 'X'")
-    with pytest.raises(StoreError, match="the record is not whole: flow"):
+    with pytest.raises(StoreError, match="the record is damaged: flow"):
         moved(halted, server_url())
 
 
@@ -150,9 +150,9 @@ def test_a_record_whose_keys_are_on_another_machine_is_refused(halted: Path, mon
             assert store.halted
         with pytest.raises(StoreError, match="the record was signed with keys that are not in") as caught:
             paths.signer(halted)
-    away = ", move this file away" if key == "another" else ""
-    copy = "copy kernel.key from the machine that began the record; if it is lost there, too"
-    assert f'{copy}{away}: sds keys rotate --lost --reason "..."' == caught.value.hint
+    away = ", move this file away, then " if key == "another" else ": "
+    copy = "copy kernel.key from the machine that made the record; if it is lost there, too"
+    assert f'{copy}{away}sds keys rotate --gate GATE --lost --reason "..."' == caught.value.hint
     replace_private_file(halted / "kernel.key", kept)
     paths.open_record(halted).close()
 
@@ -191,8 +191,8 @@ def test_records_are_listed_wherever_they_are(folder: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("url", "name", "why"),
     [
-        ("mysql://x", "claims", "SDS_STORE is no address of a PostgreSQL"),
-        ("postgresql://localhost/x", "My-Gate", "the folder `My-Gate` cannot name a schema"),
+        ("mysql://x", "claims", "SDS_STORE is not the address of a PostgreSQL"),
+        ("postgresql://localhost/x", "My-Gate", "the folder name `My-Gate` cannot name a schema"),
     ],
 )
 def test_what_names_no_record_is_refused(

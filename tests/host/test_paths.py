@@ -70,15 +70,15 @@ def test_a_key_that_was_cut_short_is_told_in_one_line_with_a_hint(tmp_path: Path
     with pytest.raises(StoreError) as caught:
         signer(tmp_path)
 
-    assert f"`{path}` is damaged: it has {size} bytes, a key has 32" == str(caught.value)
-    assert caught.value.hint.startswith("put the key back from a backup")
+    assert f"`{path}` is damaged: it has {size} bytes, but a key has 32" == str(caught.value)
+    assert caught.value.hint.startswith("restore the key from a backup")
     assert size == path.stat().st_size
 
 
 def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
     signer(tmp_path)
     (tmp_path / "kernel.key").chmod(0o640)
-    with pytest.raises(UsageError, match="can be read by others"):
+    with pytest.raises(UsageError, match="other users can read"):
         signer(tmp_path)
 
 
@@ -88,7 +88,7 @@ def test_a_folder_that_is_there_keeps_its_mode_and_a_file_in_its_place_is_told(t
     (tmp_path / "file").touch()
 
     assert 0o755 == mode(tmp_path / "shared")
-    with pytest.raises(StoreError, match="file` cannot be made: file exists"):
+    with pytest.raises(StoreError, match="file` cannot be created: file exists"):
         make_private(tmp_path / "file")
 
 
@@ -101,11 +101,11 @@ def test_a_folder_that_is_there_keeps_its_mode_and_a_file_in_its_place_is_told(t
         ),
         (
             "raise ImportError('no pq wrapper available.\\nAttempts made:')",
-            "what keeps a record in PostgreSQL cannot be imported: no pq wrapper available. Attempts made:",
+            "the PostgreSQL store cannot be imported: no pq wrapper available. Attempts made:",
         ),
         (
             "import psycopg.adapted",
-            "what keeps a record in PostgreSQL cannot be imported: No module named 'psycopg.adapted'",
+            "the PostgreSQL store cannot be imported: No module named 'psycopg.adapted'",
         ),
     ],
 )
@@ -130,7 +130,7 @@ def test_a_home_that_cannot_be_looked_into_is_an_error_of_the_store(monkeypatch:
     monkeypatch.setenv("SDS_HOME", too_long)
     looks = (paths.has_record, paths.look_at_record, paths.open_record, paths.refuse_lost, paths.public_keys_of)
     for look in looks:
-        with pytest.raises(StoreError, match=f"`{too_long}/refund/.*` cannot be looked for: file name too long"):
+        with pytest.raises(StoreError, match=f"`{too_long}/refund/.*` cannot be accessed: file name too long"):
             look(paths.gate_home("refund"))
-    with pytest.raises(StoreError, match="cannot be looked for"):
+    with pytest.raises(StoreError, match="cannot be accessed"):
         paths.fitted_readers("refund", None)

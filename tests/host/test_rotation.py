@@ -193,7 +193,7 @@ def test_a_gate_whose_keys_are_older_than_the_last_rotation_does_not_open(bed: T
     (bed.own / "kernel.key").write_bytes(before)
     with pytest.raises(StoreError, match="older than its own") as refused:
         bed.gate()
-    assert refused.value.hint.startswith("copy the one that the record's other processes use, or put the key back")
+    assert refused.value.hint.startswith("copy the key that the record's other processes use, or restore the key")
     assert "\n" not in str(refused.value)
 
 
@@ -234,7 +234,7 @@ def test_whoever_is_stopped_while_they_say_that_keys_are_lost_says_it_again(
         assert "[sealed]" in str(verify.flow_record(gate.store, dfid))
         assert "CLOSED" == gate.decide(bed.event(1)).state
         assert () == verify.verify(gate.store, public=paths.public_keys_of(bed.own)).faults
-    with pytest.raises(UsageError, match="are there"):
+    with pytest.raises(UsageError, match="are not lost"):
         renewed(bed, lost=True)
 
 
@@ -252,7 +252,7 @@ def test_a_record_from_before_keys_were_lost_is_gone_on_with_once_that_is_said_a
     restore(tmp_path / "backup", bed.own, gate=gate.contract.gate)
     with pytest.raises(StoreError, match="its newest order was signed with") as caught:
         bed.gate()
-    assert "sds keys rotate --lost" in caught.value.hint
+    assert "sds keys rotate --gate GATE --lost" in caught.value.hint
     renewed(bed, lost=True)
     with bed.gate() as gate:
         assert "CLOSED" == gate.decide(bed.event(1)).state

@@ -82,7 +82,7 @@ def test_what_is_calibrated_reads_with_its_thresholds_and_another_model_without(
             contract(), tmp_path / "out", open_model=lambda model=model: Boasts(model), now_ms=lambda: 1
         )
         with closing(opened) as engine:
-            uncalibrated = "no reader is fitted for `cause`: the language model reads, uncalibrated (sds fit claims)"
+            uncalibrated = "no reader is fitted for `cause`: the uncalibrated language model reads it (sds fit claims)"
             assert calibrated == (uncalibrated not in engine.notices)
             assert calibrated == (engine._thresholds is not None)
             assert f"policy: cause by model:{model}" == engine.model
@@ -93,12 +93,14 @@ def test_an_evaluation_asks_the_model_that_was_calibrated_and_no_other(tmp_path:
     with closing(open_judgement(tmp_path / "out", contract())) as judgement:
         (reader,) = calibrated_readers(contract(), judgement.manifest, Boasts(), now_ms=1).values()
         assert 0.5 < reader.read("it says storm here").probabilities["storm"] < SURE - 0.1
-        with pytest.raises(UsageError, match="`boasts` was calibrated to read `cause`, and here is `another`"):
+        with pytest.raises(
+            UsageError, match="`boasts` was calibrated to read `cause`, but the model here is `another`"
+        ):
             calibrated_readers(contract(), judgement.manifest, Boasts("another"), now_ms=1)
 
 
 def test_to_calibrate_takes_no_label_to_learn_and_some_to_calibrate_on(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="`cause` has too few labels: to learn fault 0"):
+    with pytest.raises(UsageError, match="`cause` has too few labels to learn fault 0"):
         check_labels(contract(), named(100))
     check_labels(contract(), named(100), learns=False)
     with pytest.raises(UsageError, match="to calibrate 5"):

@@ -48,7 +48,7 @@ def test_a_wrong_payment_counts_against_the_bound_of_payments_alone() -> None:
     assert (0.0, 0) == (found["DENY"].least, found["DENY"].wrong)
     denied, paid = in_words(found)
     assert denied.startswith("DENY: decided from confidence 0.0000 on (0 wrong of 200 held-out cases")
-    assert "labels alone do not help (40 wrong of 200" in paid
+    assert "more labels alone will not change that (40 wrong of 200" in paid
 
 
 def test_a_kind_is_decided_from_its_threshold_on_and_unbounded_always() -> None:
@@ -66,7 +66,7 @@ def test_a_kind_is_decided_from_its_threshold_on_and_unbounded_always() -> None:
 def test_what_is_missing_is_said_in_words() -> None:
     terms = bounded("max_error: 0.05\n")
     found = chosen(terms, [judged("PAY", 0.9)] * 10, [judged("PAY", 0.9)] * 30)
-    assert "always escalates: 29 more labelled cases of it are needed for max_error 0.05" in in_words(found)[0]
+    assert "always escalates: it needs 29 more labelled cases for max_error 0.05" in in_words(found)[0]
 
 
 def test_the_page_says_how_many_cases_a_bound_takes() -> None:

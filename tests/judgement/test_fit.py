@@ -101,7 +101,7 @@ def test_a_score_learns_from_readings_of_texts_that_their_reader_has_not_learned
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (cases(10), "`cause` has too few labels: to learn"),
+        (cases(10), "`cause` has too few labels to learn"),
         ([replace(case, readings={"cause": "fault"}) for case in cases(400)], "to learn storm 0, none 0"),
         ([replace(case, readings={}, decision="PAY") for case in cases(50)], "to learn fault 0, storm 0, none 0"),
         ([replace(case, part="train") for case in cases(400)], "to calibrate 0"),

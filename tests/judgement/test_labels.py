@@ -33,30 +33,30 @@ def line(**said: object) -> bytes:
 @pytest.mark.parametrize(
     ("raw", "message", "hint"),
     [
-        (line(readings={"cause": "hail"}), "`hail` is no value of `cause`", "one of: fault, storm, none"),
-        (line(readings={"mood": "calm"}), "`mood` is no reading of gate `claims`", "another gate"),
-        (line(colour="red"), "`colour` is no reading of gate `claims`", "cause"),
+        (line(readings={"cause": "hail"}), "`hail` is not a value of `cause`", "one of: fault, storm, none"),
+        (line(readings={"mood": "calm"}), "`mood` is not a reading of gate `claims`", "for this gate"),
+        (line(colour="red"), "`colour` is not a reading of gate `claims`", "cause"),
         (line(gate="fraud"), "this is a label of gate `fraud`, not `claims`", "name the other gate"),
-        (line(decision="GIVE"), "`GIVE` is no kind of decision", "PAY, DENY, ESCALATE"),
-        (line(part="exam"), "`exam` is no part", "train, calibrate, test"),
+        (line(decision="GIVE"), "`GIVE` is not a kind of decision", "PAY, DENY, ESCALATE"),
+        (line(part="exam"), "`exam` is not a part", "train, calibrate, test"),
         (line(fields={"trip.delay_min": 90}), "`trip.open_minor` is missing", "all fields"),
         (line(fields=FIELDS | {"trip.delay_min": "90"}), "`trip.delay_min` is not of its declared type", "as they were read"),
-        (line(fields=FIELDS | {"trip.speed": 1}), "`trip.speed` is no field", "leave it out"),
+        (line(fields=FIELDS | {"trip.speed": 1}), "`trip.speed` is not a field", "leave it out"),
         (line(text=3), "`text` is missing", '"cause": "fault"'),
         (line(text="x" * 1_000_000), "1000000 characters", "shorten"),
-        (line(text=""), "nothing of it is printable ASCII", "a human decides"),
-        (line(text="поезд сломался"), "nothing of it is printable ASCII", "Latin letters"),
+        (line(text=""), "has no printable ASCII", "a reader gets only"),
+        (line(text="поезд сломался"), "has no printable ASCII", "Latin letters"),
         (line(readings={}), "neither a reading nor a decision", "{"),
-        (line(readings=["fault"]), "`readings` is no JSON object", "{"),
-        (line(amount_minor=1.5), "`amount_minor` is no number of minor units", "whole"),
-        (line(text="\ud800"), "half a character", "anew"),
+        (line(readings=["fault"]), "`readings` is not a JSON object", "{"),
+        (line(amount_minor=1.5), "`amount_minor` is not an amount in minor units", "whole"),
+        (line(text="\ud800"), "half a character", "again"),
         (b'{"text": "\xff"}', "not UTF-8 at byte 10", "UTF-8"),
-        (b"[1]", "no JSON object", "{"),
+        (b"[1]", "not a JSON object", "{"),
         (b'{"text": "a", "text": "b"}', "a name is given twice", "{"),
         (b'{"text": NaN}', "NaN is no number", "{"),
-        (b"[" * 100_000, "no JSON", "{"),
+        (b"[" * 100_000, "not JSON", "{"),
         (line() + b"\n" + line(), "labels:1 labels the same case", "keep one"),
-        (line() + b"\n\n" + line(readings={"cause": "none"}), "labels:1 says `fault` of the same text", "keep one"),
+        (line() + b"\n\n" + line(readings={"cause": "none"}), "labels:1 says `fault` for the same text", "keep one"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_line_is_said_with_its_place(raw: bytes, message: str, hint: str) -> None:
@@ -80,13 +80,13 @@ def test_a_score_is_labelled_yes_or_no(said: str, kept: str) -> None:
 
 @pytest.mark.parametrize("said", ["2", "0.5", '"yes"', "null", "[]"])
 def test_a_score_is_labelled_nothing_else(said: str) -> None:
-    with pytest.raises(UsageError, match="no label of the score `risk`"):
+    with pytest.raises(UsageError, match="not a label of the score `risk`"):
         parsed(b'{"text": "a", "risk": %s}' % said.encode(), scored())
 
 
 def test_a_text_that_becomes_the_same_once_it_is_read_is_the_same_text() -> None:
     raw = line(text="the brake  broke") + b"\n" + line(text="the brake \x07broke", readings={"cause": "storm"})
-    with pytest.raises(UsageError, match="of the same text"):
+    with pytest.raises(UsageError, match="for the same text"):
         parsed(raw.replace(b"brake  b", b"brake \\u0007b"))
 
 

@@ -130,7 +130,11 @@ def test_the_file_is_private(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("place", "said"),
-    [("a/l.jsonl", "`.*/a` cannot be made: "), ("folder", "folder` is a folder"), ("l" * 300, "cannot be written: ")],
+    [
+        ("a/l.jsonl", "`.*/a` cannot be created: "),
+        ("folder", "folder` is a folder"),
+        ("l" * 300, "cannot be written: "),
+    ],
 )
 def test_a_place_where_no_file_can_be_is_refused_before_anything_is_asked(
     place: str, said: str, tmp_path: Path
@@ -139,7 +143,7 @@ def test_a_place_where_no_file_can_be_is_refused_before_anything_is_asked(
     (tmp_path / "folder").mkdir()
     with pytest.raises(SdsError, match=said) as refused:
         session(tmp_path / place, "1")
-    assert "--out names a file in a folder that can be written" in str(refused.value.hint)
+    assert "name a file that can be written with --out" in str(refused.value.hint)
 
 
 def test_every_value_has_a_key_that_says_nothing_else() -> None:

@@ -237,7 +237,7 @@ def test_what_is_proven_is_never_contradicted_and_what_is_shown_happens():
         ),
         ([world.fields(claim_minutes=None), world.FIELDS], "warning", "field-unlike-source", "missing in 1 of 2"),
         ([world.fields(claim_minutes="60")], "error", "field-unlike-source", "is not of its declared type in 1 of 1"),
-        ([], "warning", "source-unread", "the source has no key"),
+        ([], "warning", "source-unread", "the state source offers no key"),
     ],
 )
 def test_fields_are_compared_with_what_the_source_has(

@@ -62,7 +62,7 @@ def assert_what_is_no_number_ends_one_decision_alone(backend: Backend, bad_token
     bad, good = backend.run([Row(0, bad_tokens), Row(1, [21])])
     assert np.array_equal(expected, good[0])
     assert not np.isfinite(bad).all()
-    with pytest.raises(BackendError, match="the model answered with what is no number"):
+    with pytest.raises(BackendError, match="the model returned logits that are not numbers"):
         backend.prefill([[20] * 20, [7]])
     assert np.isfinite(backend.forward_one([22], slot=1)).all()
 

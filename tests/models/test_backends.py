@@ -236,7 +236,7 @@ def test_forks_are_counted(backend: Backend):
     forks = [backend.fork(0) for _ in range(63)]
     with pytest.raises(BackendError, match="more than 63 forks at once") as caught:
         backend.fork(0)
-    assert "drop some, or score fewer alternatives" == caught.value.hint
+    assert "drop some forks, or score fewer alternatives" == caught.value.hint
     backend.drop(forks[7])
     again = backend.fork(0)
     assert again not in forks
@@ -248,7 +248,7 @@ def test_forks_are_counted(backend: Backend):
     ("rows", "message"),
     [
         ([Row(0, [])], "a step needs at least one token"),
-        ([Row(0, [20]), Row(0, [21])], "a pass holds at most one row of a slot"),
+        ([Row(0, [20]), Row(0, [21])], "a pass may hold at most one row of each slot"),
         ([Row(1, [20])], "there is no slot 1"),
         ([Row(-1, [20])], "there is no slot -1"),
         ([Row(0, [20], 2)], "2 outputs of 1 tokens were asked for"),
@@ -320,5 +320,5 @@ def test_every_slot_can_be_full_at_once(opened: Callable[..., Backend]):
 
 @pytest.mark.parametrize("slots", [0, -1, 257])
 def test_a_number_of_slots_out_of_bounds_is_refused(slots: int, opened: Callable[..., Backend]):
-    with pytest.raises(BackendError, match=f"{slots} slots are not between 1 and (64|256)"):
+    with pytest.raises(BackendError, match=rf"slots must be 1 to (64|256), got {slots}"):
         opened(slots=slots)

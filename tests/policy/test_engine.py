@@ -155,7 +155,7 @@ def test_a_model_that_is_not_needed_is_never_opened() -> None:
     engine = engine_of(contract(), Says(ANGRY))
     assert 10 == engine.count_tokens("ten bytes!")
     engine.check_contract(contract())
-    with pytest.raises(ModelError, match="another contract's"):
+    with pytest.raises(ModelError, match="another contract"):
         engine.check_contract(contract("max_error: 0.02\n"))
 
 

@@ -115,7 +115,7 @@ def test_a_policy_that_changed_voids_the_thresholds(home: Path, judgement: Judge
     with Gate.load(fitted(home, judgement, BOUNDED, rules="0" * 64)) as gate:
         assert "UNCERTAIN" == gate.decide(event(1, said["technical"])).reason_code
     log = [json.loads(line) for line in (home / "toll" / "log.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert any("the thresholds were chosen for another policy" in str(line.get("notice")) for line in log)
+    assert any("the thresholds were fitted for another policy" in str(line.get("notice")) for line in log)
 
 
 @pytest.mark.parametrize(("code", "still"), [(BOUNDED, True), (BOUNDED.replace("policy:\n", RISK), False)])
@@ -135,9 +135,9 @@ def test_thresholds_of_another_confidence_than_a_scores_own_are_void(judgement: 
         ({"readings": "0" * 64}, "it was fitted for other readings than the contract's"),
         ({"readers": {"cause": "0" * 64}}, "cause: "),
         ({"readers": {"mood": "0" * 64}}, "it was fitted for other readings"),
-        ({"schema": 2}, "judgement.json is not of this form: `schema`"),
-        ({"more": 1}, "judgement.json is not of this form: `more`"),
-        ({"thresholds": {"DENY": {"least": 1.5}}}, "judgement.json is not of this form: `thresholds.DENY"),
+        ({"schema": 2}, "judgement.json is malformed at `schema`"),
+        ({"more": 1}, "judgement.json is malformed at `more`"),
+        ({"thresholds": {"DENY": {"least": 1.5}}}, "judgement.json is malformed at `thresholds.DENY"),
     ],
 )
 def test_readers_that_are_not_the_contracts_are_refused(judgement: Judge, changes: dict[str, object], why: str) -> None:
@@ -146,7 +146,7 @@ def test_readers_that_are_not_the_contracts_are_refused(judgement: Judge, change
         open_judgement(judgement(contract, **changes), contract)
     assert why in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert ("READERS_REFUSED", "sds fit GATE makes them anew") == (caught.value.reason_code, caught.value.hint)
+    assert ("READERS_REFUSED", "run sds fit GATE to make new ones") == (caught.value.reason_code, caught.value.hint)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_a_threshold_that_somebody_lowered_is_refused(judgement: Judge) -> None:
     folder = judgement(contract)
     path = folder / "judgement.json"
     path.write_text(path.read_text().replace('"least": 0.6', '"least": 0.1'))
-    with pytest.raises(UsageError, match=r"judgement\.json is not as it was written: its hash differs"):
+    with pytest.raises(UsageError, match=r"judgement\.json was changed: its hash differs"):
         open_judgement(folder, contract)
 
 

@@ -132,7 +132,9 @@ def test_without_fitted_readers_the_model_reads_and_says_so(tiny_path: Callable[
     terms = TERMS.model_copy(update=text)
     how = {"open_model": lambda: open_engine(tiny_path(1), now_ms=lambda: world.NOW_MS, skip_warmup=True)}
     with closing(open_policy(terms, None, now_ms=lambda: world.NOW_MS, **how)) as engine:
-        assert "no reader is fitted for `mood`: the language model reads, uncalibrated (sds fit till)" in engine.notices
+        assert (
+            "no reader is fitted for `mood`: the uncalibrated language model reads it (sds fit till)" in engine.notices
+        )
         packet = replace(world.packet(terms, evidence="late"), expires_at_ms=world.NOW_MS + 60_000)
         data, decoding = engine.propose(packet, tokens_max=4096)
         assert packet.envelope.contains(data), parse_proposal(data)

@@ -276,7 +276,7 @@ def test_an_engine_that_cannot_explain_is_refused_before_anything_is_registered(
             terms, Tickets(), Rail(tmp_path / "rail.db"), folder=tmp_path / "gate", engine=Says(deny, Decoding("mute"))
         )
 
-    with pytest.raises(UsageError, match="the engine `mute` writes no rationale after the decision") as refused:
+    with pytest.raises(UsageError, match="the engine `mute` cannot write a rationale after the decision") as refused:
         open_gate(TERMS)
     assert refused.value.hint
     with open_gate(contract()) as gate:

@@ -68,7 +68,7 @@ def test_what_does_not_finish_ends_undecided_in_whatever_thread_it_is(bed: Testb
         gate.close()
         assert time.monotonic() - began_s < PATIENCE_S / 2
         for handle in waiting:
-            with pytest.raises(WorldError, match="the gate is closing: it takes nothing new") as drained:
+            with pytest.raises(WorldError, match="the gate is closing and accepts no new events") as drained:
                 handle.result(0)
             assert ("DRAINING", True) == (drained.value.reason_code, drained.value.retryable)
         with pytest.raises(UsageError, match="the gate is closed"):

@@ -214,7 +214,7 @@ def test_a_gate_takes_a_deadline_in_milliseconds_from_now(tmp_path: Path):
         time.sleep(0.4)
         thinking.done.set()
         assert "DEADLINE_EXCEEDED" == running.result(PATIENCE_S).reason_code
-        with pytest.raises(WorldError, match="the deadline passed before its turn came") as passed:
+        with pytest.raises(WorldError, match="the deadline passed while the event waited") as passed:
             waiting.result(PATIENCE_S)
         assert ("DEADLINE_EXCEEDED", True) == (passed.value.reason_code, passed.value.retryable)
         assert [("ABORTED", "NOT_DECIDED")] == flows(gate)

@@ -136,7 +136,7 @@ def test_only_so_many_decide_at_once_and_only_so_many_wait(bed: Testbed):
         thinking.wait_until_begun(2)
         handles += [gate.submit(bed.event(number)) for number in range(2, 5)]
         assert (3, 2) == (gate.queued, gate.deciding)
-        with pytest.raises(WorldError, match="3 events wait already") as full:
+        with pytest.raises(WorldError, match="3 events are already waiting") as full:
             gate.submit(bed.event(5))
         assert ("QUEUE_FULL", True) == (full.value.reason_code, full.value.retryable)
         assert not gate.submit(bed.event(3)).future.done()  # it waits already, and takes no other place
@@ -162,7 +162,7 @@ def test_what_an_engine_does_at_once_and_two_more_decide_and_the_threads_are_as_
 def test_a_handle_waits_only_as_long_as_it_is_asked_to(bed: Testbed, thinking: Thinking):
     with bed.gate(engine=thinking) as gate:
         handle = gate.submit(bed.event(0))
-        with pytest.raises(WorldError, match="event `E0` is being decided still") as late:
+        with pytest.raises(WorldError, match="event `E0` is still being decided") as late:
             handle.result(0.01)
         assert ("FLOW_IN_PROGRESS", True) == (late.value.reason_code, late.value.retryable)
         thinking.done.set()
@@ -174,7 +174,7 @@ def test_what_is_no_event_is_refused_where_it_is_submitted(bed: Testbed, thinkin
         with pytest.raises(EventError, match="the event has no text `account`"):
             gate.submit({"id": "E1"})
         for ask, deadline in product((gate.submit, gate.decide), (0, -1, 20_001, True, 1.5, "100")):
-            with pytest.raises(UsageError, match="is no deadline of this gate") as refused:
+            with pytest.raises(UsageError, match="is not a valid deadline") as refused:
                 ask(bed.event(1), deadline_ms=deadline)  # type: ignore[arg-type]
             assert "DEADLINE_INVALID" == refused.value.reason_code
         assert [] == flows(gate)

@@ -76,7 +76,7 @@ class DirCore:
     def _drift(self, request: dict[str, Any], _: int) -> None:
         then, now, tolerance = request["then"], request["now"], request["tolerance"]
         if not self._core.verify_drift(then, now, keys_to_compare=request["keys"], tolerance=tolerance)[0]:
-            raise RuntimeError("it sees a drift where there is none")
+            raise RuntimeError("it reports a drift where there is none")
 
     def _verdict(self, request: dict[str, Any], _: int) -> None:
         if not self._accepts(request["fields"], request["said"]):

@@ -83,7 +83,7 @@ def events(
     for line in waiting[:limit]:
         print_json(line)
     if not waiting:
-        typer.echo("no events: all of the queue is decided", err=True)
+        typer.echo("no events: the whole queue is decided", err=True)
 
 
 def envelope(gate: ChosenGate, event: EventFile, as_json: JsonFlag = False) -> None:
@@ -111,7 +111,7 @@ def grammar(
     Example: sds grammar refund --event event.json --format lark
     """
     if form not in FORMATS:
-        raise UsageError(f"there is no format `{form}`", hint=f"one of: {', '.join(FORMATS)}")
+        raise UsageError(f"there is no format `{form}`", hint=f"choose one of: {', '.join(FORMATS)}")
     packet = _preview(gate, event)
     from sds.grammars.emit import json_schema  # noqa: PLC0415
     from sds.grammars.emit.gbnf import to_gbnf  # noqa: PLC0415
@@ -131,7 +131,7 @@ def _preview(gate: ChosenGate, event: str) -> DecisionPacket:
 
 
 def _envelope_table(permitted: DecisionEnvelope) -> Table:
-    table = Table(title=f"what may be decided now (envelope {permitted.hash[:12]})", title_justify="left")
+    table = Table(title=f"decisions permitted now (envelope {permitted.hash[:12]})", title_justify="left")
     for heading in ("decision", "the model chooses", "the kernel fills in", "reasons"):
         table.add_column(heading, overflow="fold")
     for kind in permitted.kinds:

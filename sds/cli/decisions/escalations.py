@@ -48,9 +48,9 @@ def list_cases(
         f"{of['since']}  {case.dfid}  {plain(case.event_id)}  {of['reason']}  {of['proposed'] or '-'}  {case.impact(terms) or '-'}"
         for case, of in zip(waiting, facts, strict=True)
     ]
-    print_either(as_json, facts, lines or ["nothing waits for a human"])
+    print_either(as_json, facts, lines or ["no cases wait for a human"])
     if any(case.damaged for case in waiting) and not as_json:
-        typer.echo("what is damaged cannot be read: sds ledger verify", err=True)
+        typer.echo(f"damaged cases are shown incompletely: run sds ledger verify --gate {gate}", err=True)
 
 
 def show_case(dfid: Dfid, gate: OpenedGate = "refund", as_json: JsonFlag = False) -> None:
@@ -92,7 +92,7 @@ def _commands(terms: Contract, case: Case, look: CaseView, gate: str) -> list[st
 def _print(terms: Contract, case: Case, look: CaseView, facts: dict[str, Any]) -> None:
     console = Console(highlight=False, soft_wrap=True, markup=False)
     console.print(f"{case.dfid}  {plain(case.event_id)}  {case.resolved or case.state}, since {facts['since']}")
-    for line in ["an order was sent, and nobody knows what became of it"] if case.unknown else case.reasons:
+    for line in ["an order was sent, and its outcome is unknown"] if case.unknown else case.reasons:
         console.print(f"  {plain(line)}")
     _section(console, "event", case.trigger)
     _section(
@@ -112,7 +112,7 @@ def _print(terms: Contract, case: Case, look: CaseView, facts: dict[str, Any]) -
         decidable = {kind.kind: _bounds(terms, kind) for kind in kinds if kind.kind != ESCALATE}
         if decidable:
             _section(console, "a human may decide now", decidable)
-        console.print("type one of")
+        console.print("type one of these commands")
     for command in facts["commands"]:
         console.print(f"  {command}")
 
@@ -194,6 +194,6 @@ def _lines(terms: Contract, answer: Answer, wanted: Resolve, gate: str) -> Itera
     became = " ".join(part for part in (answer.execution, answer.reference) if part)
     yield "  ".join(part for part in (answer.dfid, answer.state, wanted, done, became) if part)
     if answer.execution == "UNKNOWN":
-        yield f"nobody knows yet what became of the order: sds recover{gate}"
+        yield f"the outcome of the order is still unknown: run sds recover{gate}"
     elif wanted in ("SETTLED", "REJECTED") and (answer.execution == "SUCCESS") != (wanted == "SETTLED"):
-        yield "the executor had an answer of its own, and that is what is recorded"
+        yield "the executor gave a different answer, and the record keeps the executor's answer"

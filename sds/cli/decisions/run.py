@@ -75,7 +75,8 @@ def run(
         spec_of(contract, saga)
     if chaos is not None and chaos not in definition.demo.chaos:
         raise UsageError(
-            f"gate `{definition.name}` offers no chaos `{chaos}`", hint="leave out --chaos, or: sds run refund"
+            f"gate `{definition.name}` has no chaos `{chaos}`",
+            hint=", or use ".join(["leave it out", *(f"--chaos {each}" for each in definition.demo.chaos)]),
         )
     _may_begin(definition, folder, anew=reset)
 
@@ -84,7 +85,7 @@ def run(
         with opened_engine(options, brief=limit < MANY, parallel=parallel, gate=definition) as engine:
             check_asked(engine, contract)
             if reset and is_there(folder):  # the last step before the run, once all that it needs is there
-                _set_aside(folder)
+                _set_aside(folder, definition.option)
             yield engine
 
     if saga is None:
@@ -125,10 +126,12 @@ def _run_decisions(
 def _refuse_together(chaos: str | None, saga: str | None, parallel: int) -> None:
     """Raise UsageError for options that exclude each other."""
     if (chaos == "fail-second") != (saga is not None) and chaos is not None:
-        hint = "--chaos fail-second" if saga else "--saga REFUND_WITH_VOUCHER, or --chaos drift"
-        raise UsageError(f"--chaos {chaos} does not go with {'--saga' if saga else 'single decisions'}", hint=hint)
+        hint = "use --chaos fail-second" if saga else "add --saga REFUND_WITH_VOUCHER, or use --chaos drift"
+        raise UsageError(f"--chaos {chaos} cannot be used {'with' if saga else 'without'} --saga", hint=hint)
     if parallel > 1 and (saga is not None or chaos is not None):
-        raise UsageError(f"--parallel does not go with {'--saga' if saga else '--chaos'}: they decide one by one")
+        raise UsageError(
+            f"--parallel cannot be used with {'--saga' if saga else '--chaos'}, which decides one case at a time"
+        )
 
 
 @contextmanager
@@ -164,51 +167,56 @@ def _may_begin(gate: GateDefinition, folder: Path, *, anew: bool) -> None:
     if not anew:
         refuse_paused(gate, folder)
     elif has_record(folder):
-        _may_be_set_aside(folder)
+        _may_be_set_aside(folder, gate.option)
 
 
-def _set_aside(folder: Path) -> None:
-    """Rename the gate's folder. Raises UsageError while a reset would lift a halt or forget an order in flight."""
+def _set_aside(folder: Path, gate: str = "") -> None:
+    """Rename the gate's folder. Raises UsageError while a reset would lift a halt or forget an order in flight.
+
+    `gate`: its option `--gate` for the commands in hints.
+    """
     if store_url() is not None:
-        hint = "ALTER SCHEMA ... RENAME TO ..., once no order is in flight; then rename the folder"
-        raise UsageError("a record in PostgreSQL is not set aside by --reset", hint=hint)
+        hint = "when no order is in flight, ALTER SCHEMA ... RENAME TO ..., then rename the folder"
+        raise UsageError("--reset does not rename a record in PostgreSQL", hint=hint)
     if has_record(folder):
-        _may_be_set_aside(folder, noted=True)
+        _may_be_set_aside(folder, gate, noted=True)
     kept = next(path for n in count(1) if not (path := folder.with_name(f"{folder.name}.old-{n}")).exists())
     try:
         folder.rename(kept)
     except OSError as error:
         raise StoreError(f"`{folder}` cannot be renamed: {cause_of(error)}") from error
-    typer.echo(f"what was there is kept in `{kept}`", err=True)
+    typer.echo(f"the former folder is kept as `{kept}`", err=True)
 
 
-def _may_be_set_aside(folder: Path, *, noted: bool = False) -> None:
+def _may_be_set_aside(folder: Path, gate: str, *, noted: bool = False) -> None:
     """Raise UsageError where a record is still needed; else, with `noted`, write into it who sets it aside."""
     try:
         with closing(open_record(folder)) as store:
-            _refuse_while_needed(store, folder)
+            _refuse_while_needed(store, folder, gate)
             if noted:
                 registry.write_act(store, "SET_ASIDE", who=operator(), reason="sds run --reset", now_ms=now_ms())
     except StoreError as error:
-        hint = f"nobody can tell whether orders are in flight; if none are, rename `{folder}` yourself"
+        hint = f"rename `{folder}` yourself, if you know that no orders are in flight"
         raise UsageError(str(error), hint=hint) from error
 
 
-def _refuse_while_needed(store: Store, folder: Path) -> None:
+def _refuse_while_needed(store: Store, folder: Path, gate: str) -> None:
     if store.halted:
-        raise UsageError(f"`{folder.name}` is halted, and a reset would lift that", hint='sds resume --reason "..."')
+        raise UsageError(
+            f"`{folder.name}` is halted, and a reset would lift the halt", hint=f'sds resume{gate} --reason "..."'
+        )
     for agent in registry.agents(store):
         if not agent.active:
             hint = (
-                f'sds agents reactivate {agent.agent_id} --reason "..."'
+                f'sds agents reactivate {agent.agent_id}{gate} --reason "..."'
                 if agent.status != "RETIRED"
                 else f"rename `{folder}` yourself"
             )
-            raise UsageError(f"agent `{agent.agent_id}` is {agent.status}, and a reset would lift that", hint=hint)
+            raise UsageError(f"agent `{agent.agent_id}` is {agent.status}, and a reset would make it active", hint=hint)
     if orders := store.value("SELECT count(*) FROM execution_log WHERE status IN ('PENDING', 'UNKNOWN')"):
-        raise UsageError(f"{orders} orders are in flight, and a reset would forget them", hint="sds recover")
+        raise UsageError(f"{orders} orders are in flight, and a reset would forget them", hint=f"sds recover{gate}")
     if sagas := store.value("SELECT count(*) FROM sagas WHERE phase <> 'ENDED'"):
-        raise UsageError(f"{sagas} sagas are half done, and a reset would forget them", hint="sds recover")
+        raise UsageError(f"{sagas} sagas are half done, and a reset would forget them", hint=f"sds recover{gate}")
 
 
 def _table(gate: GateDefinition, report: dict[str, Any], chaos: str | None, console: Console) -> None:
@@ -234,11 +242,11 @@ def _undecided_lines(case: str, report: dict[str, Any]) -> Iterator[str]:
     decisions = counted(report["decisions"], case)
     if failed := report.get("model_failed"):
         why = ", ".join(f"{code} {count}" for code, count in sorted(failed.items()))
-        yield f"not decided by the model, and a human's now: {sum(failed.values())} of {decisions} ({why})"
+        yield f"not decided by the model, and now cases for a human: {sum(failed.values())} of {decisions} ({why})"
     if report.get("waiting"):
         yield f"not decided yet, and waiting (sds flows --undecided): {report['waiting']} of {decisions}"
     if elsewhere := report.get("decided_elsewhere"):
-        yield f"decided meanwhile by another process, and not counted here: {counted(elsewhere, case)}"
+        yield f"decided by another process, and not counted here: {counted(elsewhere, case)}"
 
 
 def _decided_lines(gate: GateDefinition, report: dict[str, Any], chaos: str | None) -> Iterator[str]:
@@ -255,13 +263,13 @@ def _decided_lines(gate: GateDefinition, report: dict[str, Any], chaos: str | No
         yield f"agreement with the written adjudication rule: {_agreement(report)}"
     for each in report["otherwise"][:OTHERWISE_SHOWN]:
         why = f"sds audit {each['dfid']}{gate.option}"
-        yield f"decided otherwise than the rule: {each['decided']} where {each['expected']} was right ({why})"
+        yield f"decided differently from the rule: {each['decided']} where {each['expected']} was right ({why})"
     yield (
         f"decisions outside the envelope: {report['out_of_envelope']}; double payouts: {report['double_payouts']}; "
         f"faults in the record: {len(report['record_faults'])}"
     )
     if report["paid_minor"] is None:
-        yield "the executor lists nothing: nobody can compare what it did with the record"
+        yield "the executor offers no statement: its orders cannot be compared with the record"
     elif not report["double_payouts"]:
         yield f"the {gate.demo.executor}'s statement and the record agree, order by order"
     if chaos:
@@ -289,16 +297,16 @@ def _judge(gate: GateDefinition, report: dict[str, Any], chaos: str | None) -> N
         shown = [*report["double_payout_faults"][:1], *report["record_faults"][:1]]
         raise SdsError(f"a promise was broken: {', '.join(broken + shown)}", reason_code="PROMISE_BROKEN")
     if report["decisions"] and not report["decided_by_model"]:
-        codes = ", ".join(sorted(report["model_failed"])) or "all of them wait"
+        codes = ", ".join(sorted(report["model_failed"])) or "all of them are waiting"
         none = f"none of {counted(report['decisions'], gate.demo.case)} was decided by {report['model']}: {codes}"
-        raise ModelError(none, hint="sds doctor, with the same options, and `sds models check PATH`")
+        raise ModelError(none, hint="run sds doctor with the same options, then `sds models check PATH`")
     if happened and (missing := happened.missing(report)):
         raise UsageError(f"no {missing}, so this run proves nothing", hint="raise --limit")
 
 
 def _agreement(report: dict[str, Any]) -> str:
     """Return the agreement with the rule in words: of the cases decided without a human, and of all cases."""
-    whole = f"{report['agreement']:.0%} of all, an escalation agreeing where one was due"
+    whole = f"{report['agreement']:.0%} of all, where an escalation agrees if one was due"
     alone = report["agreement_decided"]
     decided = "" if alone is None else f"{alone:.0%} of the {report['decided_alone']} decided without a human, "
     return f"{decided}{whole} (always paying what is permitted: {report['agreement_always_paying']:.0%})"

@@ -16,7 +16,7 @@ from sds.kernel.errors import ModelError, SdsError, UsageError
 from sds.kernel.saga.state import SagaAnswer
 
 ROWS = ("complete", "nothing_done", "escalated", "compensated", "dirty_with_a_human")
-STOPPED = "stopped after {}; `sds recover` ends what was in flight"
+STOPPED = "stopped after {}; `sds recover` ends the flows that were under way"
 PROMISES = ("out_of_envelope", "double_payouts", "record_faults", "compensated_but_paid")
 
 
@@ -68,7 +68,7 @@ def _table(gate: GateDefinition, report: dict[str, Any], console: Console) -> No
         f"faults in the record: {len(report['record_faults'])}; "
         f"payments of compensated {case}s that still stand: {report['compensated_but_paid']}"
     )
-    console.print(f"the whole record of the last one: sds audit {report['dfids'][-1]}")
+    console.print(f"to see the whole record of the last one: sds audit {report['dfids'][-1]}{gate.option}")
 
 
 def _judge(gate: GateDefinition, report: dict[str, Any], chaos: str | None) -> None:
@@ -79,6 +79,6 @@ def _judge(gate: GateDefinition, report: dict[str, Any], chaos: str | None) -> N
         raise SdsError(f"a promise was broken: {', '.join(broken + shown)}", reason_code="PROMISE_BROKEN")
     if not report["decided_by_model"]:
         none = f"none of {counted(report['decisions'], gate.demo.case)} was decided by {report['model']}"
-        raise ModelError(none, hint="sds doctor, with the same options, and `sds models check PATH`")
+        raise ModelError(none, hint="run sds doctor with the same options, then `sds models check PATH`")
     if chaos and (missing := gate.demo.chaos[chaos].missing(report)):
         raise UsageError(f"no {missing}, so this run proves nothing", hint="raise --limit")

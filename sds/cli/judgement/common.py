@@ -34,7 +34,8 @@ def labels_of(gate: GateDefinition, contract: Contract, path: Path | None) -> li
     """Return the labels at `path`, else those that come with the gate. Raises UsageError."""
     if not contract.policy:
         raise UsageError(
-            f"the contract of gate `{contract.gate}` has no readings", hint="docs/judgement.md: readings and policy"
+            f"the contract of gate `{contract.gate}` has no readings",
+            hint="docs/judgement.md says how to declare readings and a policy",
         )
     if path is not None:
         return read_labels(contract, path)
@@ -43,7 +44,7 @@ def labels_of(gate: GateDefinition, contract: Contract, path: Path | None) -> li
     labels = gate.labels(folder)
     if not labels:
         raise UsageError(
-            f"no labels come with gate `{gate.name}`", hint=f"--labels FILE.jsonl; sds label {gate.argument}"
+            f"gate `{gate.name}` has no labels of its own", hint=f"--labels FILE.jsonl; sds label {gate.argument}"
         )
     return labels
 

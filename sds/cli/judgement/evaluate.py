@@ -107,12 +107,12 @@ def _beside(contract: Contract, with_model: bool) -> Iterator[Beside]:
         try:
             beside = replace(beside, head=open_fitters(head=True)[0].text)
         except SdsError as error:
-            typer.echo(f"nothing is measured beside a head on the encoder as it is: {error}", err=True)
+            typer.echo(f"the baseline of a head on the unchanged encoder is not measured: {error}", err=True)
     if any(spec.score for spec in specs):
         try:
             beside = replace(beside, table=open_fitters(texts=False)[0].table)
         except SdsError as error:
-            typer.echo(f"nothing is measured beside boosting: {error}", err=True)
+            typer.echo(f"the baseline of boosting is not measured: {error}", err=True)
     if not with_model:
         yield beside
         return
@@ -162,7 +162,7 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
         yield f"escalated: {escalated or 'none'}"
         yield _of_orders(document["orders"])
     else:
-        yield "no label of this part has fields and a decision: nothing is known of decisions"
+        yield "no label of this part has both fields and a decision: decisions are not measured"
     for each in document["splits"]:
         yield (
             f"max_error {each['max_error']} of {', '.join(each['kinds'])}: held in {each['held']:.1%} of {each['splits']} random"

@@ -60,7 +60,7 @@ def fit(
 
     if language_model and (head or base):
         other = "head" if head else "base"
-        raise UsageError(f"--{other} and --language-model exclude each other", hint="leave one out")
+        raise UsageError(f"--{other} and --language-model exclude each other", hint="use one of the two")
     check_labels(contract, cases, learns=not language_model)
     texts = any(spec.values for spec in contract.readings.values())
     fitters, notices = open_fitters(head=head, texts=texts and not language_model, base=base)
@@ -101,7 +101,7 @@ def _lines(made: Manifest) -> list[str]:
             f"decided {decided['decided']} of {decided['cases']} test cases, {decided['wrong']} of them wrongly"
         )
     else:
-        lines.append("no label of the test part has fields and a decision: nothing is known of decisions")
+        lines.append("no label of the test part has both fields and a decision: decisions are not measured")
     shares = (
         f"reading.{name} in held-out cases, as a monitor may expect it: {{{', '.join(f'{value}: {share:g}' for value, share in each.items())}}}"
         for name, each in made.shares.items()

@@ -154,8 +154,8 @@ def export(gate: ChosenGate) -> None:
         each = None
         for each in recorded_labels(store, contract):
             if isinstance(each, LeftOut):
-                typer.echo(f"left out: {each.dfid}: {each.why}", err=True)
+                typer.echo(f"not exported: {each.dfid}: {each.why}", err=True)
             else:
                 typer.echo(label_line(each, contract.gate), nl=False)
         if each is None:
-            typer.echo("no labels: what a human decides of an escalated case becomes one", err=True)
+            typer.echo("no labels: a label is made when a human resolves an escalated case", err=True)

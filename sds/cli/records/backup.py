@@ -36,11 +36,11 @@ def backup(
     """
     with closing(open_store(gate)) as store:
         made = back_up(store, gate_home(gate), to, gate=gate, with_key=with_key, now_ms=now_ms())
-    key = "not in it, and without it no text can be read and nothing decided: keep it apart"
-    key = "in it: whoever has it reads the text of every case" if with_key else key
+    key = "not in it: keep a copy elsewhere, because without the key no text can be read and nothing can be decided"
+    key = "in it: anyone who has the backup can read the text of every case" if with_key else key
     lines = [f"{gate}: {_what(made)}, in `{to}`", f"`{KEY_FILE}` is {key}"]
     if _has_service():
-        lines.append("keys of callers and webhooks are not in it: they are the service's own, of all gates")
+        lines.append("keys of callers and webhooks are not in it: they belong to the service, for all gates")
     print_either(as_json, made.model_dump(mode="json"), lines)
 
 
@@ -63,7 +63,7 @@ def restore(
     Example: sds restore --gate refund --from backups/refund-2026-11-27
     """
     if not NAME.fullmatch(gate):
-        raise UsageError(f"`{gate}` is not the name of a gate", hint="a gate has a name_in_lower_case")
+        raise UsageError(f"`{gate}` is not the name of a gate", hint="write a name_in_lower_case")
     public = read_public(public_key) if public_key is not None else None
     done = put_back(source, gate_home(gate), gate=gate, public=public)
     print_either(as_json, {**done.manifest.model_dump(mode="json"), "has_key": done.has_key}, _restored(gate, done))
@@ -72,17 +72,17 @@ def restore(
 def _restored(gate: str, done: Restored) -> Iterator[str]:
     yield f"{gate}: {_what(done.manifest)}, is in `{gate_home(gate)}`"
     if not done.has_key:
-        yield f"put `{gate_home(gate) / KEY_FILE}` back, too: until then no text can be read and nothing decided"
-    yield "what was halted, suspended, revoked or erased since then no longer is: do that again first"
-    yield "it does not know what was decided since; nothing is paid twice if you now, in this order:"
+        yield f"put `{gate_home(gate) / KEY_FILE}` back, too: until then no text can be read and nothing can be decided"
+    yield "halts, suspensions, revocations and erasures since then are undone: repeat them first"
+    yield "the record lacks the decisions since then; so that nothing is paid twice, do this now, in this order:"
     definition = gate if gate in installed() else "PATH"
     if definition != gate:
-        yield f"  (PATH: where the definition of `{gate}` lies, for no gate of this name is installed)"
+        yield f"  (PATH: the path of the definition of `{gate}`, because no gate of this name is installed)"
     yield f"  sds recover --gate {definition}"
-    yield f'  sds reconcile {definition} --adopt --reason "restored"     # where the executor lists its orders'
+    yield f'  sds reconcile {definition} --adopt --reason "restored"     # if the executor offers a statement'
     yield "  send the events since then again"
     if _has_service():
-        yield "keys of callers and webhooks are as they were; answers that this record did not give are given no more"
+        yield "keys of callers and webhooks are unchanged; answers that are not in this record are no longer given"
 
 
 def _has_service() -> bool:

@@ -37,6 +37,6 @@ def _lines(event: str, done: Erased, remains: str) -> Iterator[str]:
     steps = f", and of {counted(len(done.events) - 1, 'step')} of its saga" if len(done.events) > 1 else ""
     yield f"{event}: the texts are erased{steps}"
     if done.in_clear:
-        yield f"an older version wrote the texts of these flows in clear, and they stay: {', '.join(done.in_clear)}"
+        yield f"an older version wrote the texts of these flows unencrypted, so they were not erased: {', '.join(done.in_clear)}"
     if not done.overwritten:
         yield remains

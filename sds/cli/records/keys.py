@@ -30,10 +30,10 @@ def show(gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
     ring = rings.read_ring(path) if is_there(path) else rings.Ring()
     rows = [("orders", sha256_hex(bytes.fromhex(each.key)), each.made_ms) for each in ring.orders]
     rows += [("ledger", each.key, each.made_ms) for each in (ring.ledger.keys if ring.ledger else ())]
-    lines = [f"{kind}  {key}  made {_when(made_ms) or 'before that was written down'}" for kind, key, made_ms in rows]
+    lines = [f"{kind}  {key}  made {_when(made_ms) or 'before sds recorded the time'}" for kind, key, made_ms in rows]
     if ring.ledger is not None:
         since = ring.ledger.since_entry + 1
-        lines.append(f"the ledger is signed since entry {since}; hand out `{folder / rings.PUBLIC_FILE}`")
+        lines.append(f"the ledger is signed since entry {since}; verifiers need `{folder / rings.PUBLIC_FILE}`")
     data = [{"signs": kind, "key": key, "made": _when(made_ms)} for kind, key, made_ms in rows]
     print_either(as_json, data, lines, none="no keys")
 
@@ -55,12 +55,15 @@ def rotate(
     signing, verifying = counted(made.orders, "key"), counted(made.ledger, "key")
     typer.echo(f"orders: {signing}; ledger: {verifying}, signing with {made.ledger_key[:16]}")
     typer.echo(
-        f"hand out `{folder / rings.PUBLIC_FILE}` anew; running gates sign with the new keys from their next order on"
+        f"give verifiers the new `{folder / rings.PUBLIC_FILE}`; running gates use the new keys from their next order on"
     )
     if lost:
-        typer.echo("orders in flight that the lost key signed stay UNKNOWN: sds recover, then sds escalations list")
+        typer.echo(
+            "orders in flight that the lost key signed stay UNKNOWN: run sds recover, then sds escalations list,"
+            f" both with --gate {gate}"
+        )
     if lost and made.taken_from is None:
-        typer.echo("no public key was found: those that the record names are taken as its own")
+        typer.echo("no public key was found: the public keys in the record are trusted")
 
 
 def _when(made_ms: int | None) -> str | None:

@@ -39,10 +39,10 @@ def move(
     where = "without SDS_STORE" if url is None else f"with SDS_STORE={moved.to.partition(',')[0]}"
     lines = [
         f"{counted(moved.rows, 'row')} copied to `{moved.to}`, compared and verified: head {moved.head}",
-        f"go on {where}: sds resume --gate {gate}; nobody must resume the record it was copied from",
+        f"continue {where}: sds resume --gate {gate}; never resume the old record",
     ]
     if is_there(service_path()):
         lines.append(
-            "keys of callers and webhooks did not move: sds keys add, sds webhooks add, where the record is now"
+            "keys of callers and webhooks were not copied: add them again with sds keys add and sds webhooks add"
         )
     print_either(as_json, {"rows": moved.rows, "to": moved.to, "head": str(moved.head)}, lines)

@@ -41,7 +41,7 @@ def reconcile(
         raise UsageError("--adopt and --reason go together", hint='sds reconcile GATE --adopt --reason "..."')
     period = {"since_ms": _moment(since, 0), "until_ms": _moment(until, None)}
     if period["until_ms"] is not None and period["until_ms"] < period["since_ms"]:
-        raise UsageError(f"--until `{until}` is before --since `{since}`", hint="exchange the two")
+        raise UsageError(f"--until `{until}` is before --since `{since}`", hint="swap the two times")
     definition = gate.find()
     open_store(definition.name).close()
     from sds import reconciliation  # noqa: PLC0415
@@ -55,8 +55,8 @@ def reconcile(
     data = {**counts, "differences": [difference.as_data() for difference in compared.differences]}
     print_either(as_json, data, _lines(compared, adopted))
     if compared.differences:
-        differences = counted(len(compared.differences), "difference")
-        raise WorldError(f"{differences} between record and outside", hint=f"sds escalations list{definition.option}")
+        apart = counted(len(compared.differences), "difference")
+        raise WorldError(f"{apart} between record and statement", hint=f"sds escalations list{definition.option}")
 
 
 def _moment(given: str | None, otherwise: Any) -> Any:
@@ -66,15 +66,15 @@ def _moment(given: str | None, otherwise: Any) -> Any:
     try:
         moment = datetime.fromisoformat(given)
     except ValueError as error:
-        raise UsageError(f"`{given}` is no moment", hint="as in 2026-01-31 or 2026-01-31T14:00") from error
+        raise UsageError(f"`{given}` is not an ISO 8601 time", hint="as in 2026-01-31 or 2026-01-31T14:00") from error
     return max(0, int(moment.replace(tzinfo=moment.tzinfo or UTC).timestamp() * 1000))
 
 
 def _lines(compared: Comparison, adopted: tuple[str, ...]) -> Iterator[str]:
     if adopted:
-        yield f"taken over: {counted(len(adopted), 'order')}"
+        yield f"adopted: {counted(len(adopted), 'order')}"
     yield from (difference.words for difference in compared.differences)
     yield (
-        f"{counted(compared.orders, 'order')} in the record, {compared.lines} outside, {compared.in_flight} in flight:"
+        f"{counted(compared.orders, 'order')} in the record, {compared.lines} in the statement, {compared.in_flight} in flight:"
         f" {counted(len(compared.differences), 'difference')}"
     )

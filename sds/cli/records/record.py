@@ -122,7 +122,7 @@ def verify(
     facts |= {"signed": report.signed, "public_key": str(known[1]) if known else None, "notes": report.notes}
     print_either(as_json, facts, _report_lines(report, known[1] if known else None))
     if report.faults:
-        raise SdsError("the record is not what was written", reason_code="RECORD_DAMAGED")
+        raise SdsError("the record was altered or damaged", reason_code="RECORD_DAMAGED")
 
 
 def _report_lines(report: auditing.Report, public_key: Path | None) -> Iterator[str]:
@@ -131,7 +131,7 @@ def _report_lines(report: auditing.Report, public_key: Path | None) -> Iterator[
     signed = "no entry is signed" if report.signed is None else f"signed up to entry {report.signed}"
     yield f"{signed}; verified with {f'the keys in `{public_key}`' if public_key else 'no key'}"
     if report.blind:
-        yield f"cannot be seen {report.blind}"
+        yield f"not detectable {report.blind}"
 
 
 def head(
@@ -175,7 +175,9 @@ def recover(
     facts = {name: getattr(outcome, name) for name in counts} | {"errors": len(outcome.errors)}
     lines = [", ".join(f"{name}: {count}" for name, count in facts.items())]
     if outcome.leased:
-        lines.append("leased flows may still be in other hands: run `sds recover` again when their lease is over")
+        lines.append(
+            "another process may still decide leased flows: run the same command again when their lease is over"
+        )
     print_either(as_json, facts, lines)
     if outcome.errors:
         raise SdsError(f"{counted(len(outcome.errors), 'flow')} could not be recovered: {'; '.join(outcome.errors)}")
@@ -213,7 +215,7 @@ def _set_halted(gate: str, *, halted: bool, reason: str) -> None:
     with closing(open_store(gate)) as store:
         changed = registry.set_halted(store, halted, by=operator(), reason=reason, now_ms=now_ms())
     word = "halted" if halted else "running"
-    typer.echo(f"{gate}: {word}" if changed else f"{gate}: was {word} already")
+    typer.echo(f"{gate}: {word}" if changed else f"{gate}: was already {word}")
 
 
 def _given(reason: str) -> str:
@@ -227,7 +229,7 @@ def _parse_head(text: str) -> ledgers.Head | Checkpoint:
         return Checkpoint(int(match[1]), match[2], int(match[3]), int(match[4]), match[5], match[6])
     match = _HEAD.fullmatch(text.strip())
     if match is None:
-        raise UsageError(f"`{text[:80]}` is not a head", hint="give what `sds ledger head` printed: INDEX:HASH")
+        raise UsageError(f"`{text[:80]}` is not a head", hint="give the output of `sds ledger head`: INDEX:HASH")
     return ledgers.Head(int(match[1]), match[2])
 
 

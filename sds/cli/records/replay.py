@@ -75,7 +75,7 @@ def _lines(found: Replay) -> Iterator[str]:
     for one in found.circumstances:
         yield f"  {one.name}: {_said(one)}"
     if found.shared:
-        alone = "a replay is alone" if found.bit_equal else "a replay is alone, another shape"
+        alone = "a replay runs alone" if found.bit_equal else "a replay runs alone, in another shape"
         yield f"  batch: passes shared with other decisions: {found.shared}; {alone}"
     if found.recorded != found.replayed:
         yield f"  recorded: {found.recorded.decode('utf-8', 'backslashreplace')}"
@@ -83,20 +83,20 @@ def _lines(found: Replay) -> Iterator[str]:
     if found.parting:
         yield from _parted(found.parting)
     elif not found.bit_equal:
-        yield f"  scores: at most {found.logp_apart_max:.3g} apart in log-probability"
+        yield f"  scores: at most {found.logp_apart_max:.3g} difference in log-probability"
 
 
 def _said(one: Circumstance) -> str:
     if one.name == "rows":
-        return "other tokens or rows in a pass"
+        return "a pass had other tokens or rows"
     was = NOT_RECORDED if one.recorded is None else f"{one.recorded} recorded"
     return f"{was}, {NONE_HERE if one.replayed is None else one.replayed} here"
 
 
 def _parted(at: Parting) -> Iterator[str]:
-    yield f"  first parting: {at.choice}"
+    yield f"  first difference: {at.choice}"
     for option, was, now in zip((at.recorded, at.replayed), at.recorded_shares, at.replayed_shares, strict=True):
-        yield f"    {option or 'its end'}: {_share(was)} recorded, {_share(now)} here"
+        yield f"    {option or 'the end'}: {_share(was)} recorded, {_share(now)} here"
 
 
 def _share(share: float | None) -> str:

@@ -51,7 +51,7 @@ def _refuse_unknown(gates: Iterable[str]) -> None:
     known = sorted({*installed(), *recorded()})
     strange = next((each for each in gates if each not in {EVERY_GATE, *known}), None)
     if strange is not None:
-        hint = f"gates are: {', '.join(known)}; one of your own that was not opened yet: its path"
+        hint = f"the gates are: {', '.join(known)}; for a gate of your own that was never opened, give its path"
         raise UsageError(f"there is no gate `{strange[:80]}`", hint=hint)
 
 
@@ -91,4 +91,4 @@ def revoke(name: Named, store: StoreUrl = "") -> None:
         from sds.service import callers  # noqa: PLC0415
 
         changed = callers.revoke_key(database, name, now_ms=now_ms())
-    typer.echo(f"{name}: revoked" if changed else f"{name}: was revoked already")
+    typer.echo(f"{name}: revoked" if changed else f"{name}: was already revoked")

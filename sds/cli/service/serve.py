@@ -104,7 +104,7 @@ def _refuse_without_key(store: str) -> None:
     opened = database.open_database(store)
     try:
         if not any(key.revoked_at_ms is None for key in callers.stored_keys(opened)):
-            hint = "sds keys add NAME --role submit,read --gate all; or, on this machine alone: sds serve --dev"
-            raise UsageError("there is no key: nobody could ask for anything", hint=hint)
+            hint = "sds keys add NAME --role submit,read --gate all; or, for this machine only: sds serve --dev"
+            raise UsageError("there is no valid key, so no request would be answered", hint=hint)
     finally:
         opened.close()

@@ -110,5 +110,5 @@ def _read_secret(file: str) -> str:
     try:
         text = sys.stdin.read(SECRET_CHARS_MAX) if file == "-" else Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"`{file}` cannot be read", hint="a file with a line `whsec_...`") from error
+        raise UsageError(f"`{file}` cannot be read", hint="name a file with a line `whsec_...`") from error
     return text.strip() or "-"

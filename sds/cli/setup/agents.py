@@ -104,11 +104,13 @@ def revoke(
     """
     revoked = next((held for held in _record(gate, agent_id).contracts if held.version == version), None)
     if revoked is None:
-        raise UsageError(f"agent `{agent_id}` never had a version `{version}`", hint=f"sds agents show {agent_id}")
+        raise UsageError(
+            f"agent `{agent_id}` never had a contract of version `{version}`", hint=f"sds agents show {agent_id}"
+        )
     with closing(open_store(gate)) as store:
         changed = registry.revoke(store, revoked.contract_hash, who=operator(), reason=reason, now_ms=now_ms())
     facts = {"agent_id": agent_id, "version": version, "contract_hash": revoked.contract_hash, "changed": changed}
-    print_either(as_json, facts, [f"{agent_id} {version}: {'revoked' if changed else 'was revoked already'}"])
+    print_either(as_json, facts, [f"{agent_id} {version}: {'revoked' if changed else 'was already revoked'}"])
 
 
 def _record(gate: str, agent_id: str) -> AgentRecord:
@@ -122,7 +124,7 @@ def _record(gate: str, agent_id: str) -> AgentRecord:
 def _move(gate: str, agent_id: str, status: Status, reason: str, as_json: bool) -> None:
     held = _record(gate, agent_id).agent
     if held.status == status:
-        raise UsageError(f"agent `{agent_id}` is {status} already", hint=f"sds agents show {agent_id}")
+        raise UsageError(f"agent `{agent_id}` is already {status}", hint=f"sds agents show {agent_id}")
     with closing(open_store(gate)) as store:
         registry.transition(store, agent_id, status, by="operator", who=operator(), reason=reason, now_ms=now_ms())
     print_either(as_json, {"agent_id": agent_id, "status": status}, [f"{agent_id}: {status}"])

@@ -60,7 +60,7 @@ def bench(
         typer.echo(context.get_help())
         raise typer.Exit
     if question not in QUESTIONS:
-        raise UsageError(f"there is no benchmark `{question}`", hint=f"one of: {', '.join(QUESTIONS)}")
+        raise UsageError(f"there is no benchmark `{question}`", hint=f"choose one of: {', '.join(QUESTIONS)}")
     command = [sys.executable, "-c", _START, f"sds.benchmarks.{question}", *(["--json"] if as_json else [])]
     command += ["--save", str(save)] if save else []
     command += context.args  # the benchmark's own options, such as `--n 5`

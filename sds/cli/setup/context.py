@@ -68,7 +68,7 @@ def sweep(reason: Reason, gate: GateOption = "refund") -> None:
     """
     with closing(open_store(gate)) as store:
         swept = memory.sweep(store, who=operator(), reason=reason, now_ms=now_ms())
-    typer.echo(f"{swept.artifacts} removed{', and there is more: sweep again' if swept.more else ''}")
+    typer.echo(f"{swept.artifacts} removed{', and more remain: run the command again' if swept.more else ''}")
 
 
 def _read_text(file: Path) -> str:

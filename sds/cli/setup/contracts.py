@@ -105,7 +105,7 @@ def register(
         if delta is not None and not as_json:
             typer.echo("\n".join(_diff_lines(delta)))
         if delta is not None and delta.more and not acknowledge:
-            message = f"it permits more than the registered version `{known.version if known else ''}`"
+            message = f"the contract permits more than the registered version `{known.version if known else ''}`"
             raise UsageError(f"{message}: {', '.join(delta.more)}", hint="read the difference, then add --acknowledge")
         registry.register(store, contract, by="operator", now_ms=now_ms(), who=operator(), reason=reason)
     facts = {"gate": contract.gate, "version": contract.version, "contract_hash": contract.hash}
@@ -162,7 +162,15 @@ def _said_by(contract: Contract, report: Report, model: Path | None) -> list[Fin
         with closing(LlamaBackend(embedded_model(), threads=1)) as backend:
             return model_findings(contract, report.reached, backend)
     except BackendError as error:
-        return [Finding("model-not-asked", "info", (), f"what a model can say was not checked: {error}", error.hint)]
+        return [
+            Finding(
+                "model-not-asked",
+                "info",
+                (),
+                f"the contract was not checked against a model's vocabulary: {error}",
+                error.hint,
+            )
+        ]
 
 
 def _refuse_errors(file: Path, contract: Contract) -> None:

@@ -52,7 +52,7 @@ from sds.models.protocol import missing_package
 if TYPE_CHECKING:
     from sds.policy.judgement import Judgement
 
-_DAMAGED = "keep the file as it is and put a copy back"
+_DAMAGED = "keep the damaged record, and restore a backup (sds restore)"
 _REQUIRED = ("llama-cpp-python", "common-expression-language", "pydantic", "orjson", "numpy")
 
 
@@ -108,7 +108,7 @@ def _model(gate: GateDefinition, opened: AbstractContextManager[Engine], running
     with opened as engine:
         check_asked(engine, gate.load_contract())
         running.append(engine.model)
-        return f"{engine.model} answers, and was proved to be constrained"
+        return f"{engine.model} answers, and its constraint was tested"
 
 
 def _readers(gate: GateDefinition, running: list[str]) -> str:
@@ -140,8 +140,8 @@ def _read_by(name: str, judgement: Judgement, running: list[str], gate: GateDefi
         return f"{name} by the language model, calibrated if it is `{known.model}`"
     if judgement.calibration(name, running[0]) is None:
         raise UsageError(
-            f"`{known.model}` was calibrated to read `{name}`, and here is `{running[0]}`: it reads uncalibrated,"
-            " without thresholds",
+            f"`{known.model}` was calibrated to read `{name}`, but the model here is `{running[0]}`: it is uncalibrated,"
+            " and has no thresholds",
             hint=f"sds fit {gate.argument} --language-model",
         )
     return f"{name} by the language model, calibrated: `{known.model}`"
@@ -199,7 +199,7 @@ def _private(folder: Path) -> None:
     for path in (folder, *files):
         if path.stat().st_mode & OTHERS:
             hint = f"chmod -R go= {folder}"
-            raise UsageError(f"others than its user have rights to `{path}`", hint=hint)
+            raise UsageError(f"users other than its owner have access to `{path}`", hint=hint)
 
 
 def _signed(folder: Path) -> None:
@@ -244,12 +244,12 @@ def _outside(gate: GateDefinition) -> str:
     """Raise WorldError where a gate's executor lists orders that its record lacks: it was restored, or begun anew."""
     folder = gate_home(gate.name)
     if (found := look_at_record(folder)) is None:
-        return "nothing was ordered yet"
+        return "no order was sent yet"
     with closing(found) as record, gate.opened(folder) as (_, executor):
         if not isinstance(executor, Lists):
-            return f"the executor of {gate.name} lists nothing: its record cannot be compared"
+            return f"the executor of {gate.name} offers no statement: its orders cannot be compared with the record"
         listing = partial(read_statement, executor.statement)
         doubt = Wholeness(record, gate.name, listing, now_ms=now_ms).doubt()
     if doubt is not None:
         raise WorldError(doubt.message, reason_code=doubt.code)
-    return f"the record of {gate.name} knows every order that its {gate.demo.executor} lists"
+    return f"the record of {gate.name} holds every order in the statement of its {gate.demo.executor}"

@@ -95,8 +95,8 @@ def check(path: PathArgument, contract: ContractFile = None, as_json: JsonFlag =
     print_either(as_json, {**said, "checks": [asdict(each) for each in checks]}, lines)
     if failed:
         raise ModelError(
-            f"`{path}` cannot decide under `{asked.gate}` {asked.version}: {failed} of {len(checks)} checks say no",
-            hint="use another model, or change what the lines with `no` name",
+            f"`{path}` cannot decide under `{asked.gate}` {asked.version}: {failed} of {len(checks)} checks failed",
+            hint="use another model, or correct what the lines that begin with `no` say",
         )
 
 
@@ -134,7 +134,7 @@ def prepare(
     from sds.models.catalog.prepare import KL_MAX, Preparation  # noqa: PLC0415
 
     if kl_max is not None and not isfinite(kl_max):
-        raise UsageError("--kl-max is no number", hint="0.001, for example")
+        raise UsageError("--kl-max must be a number", hint="for example --kl-max 0.001")
     preparation = Preparation(
         cache=model_cache(),
         threads=cores(),
@@ -200,7 +200,7 @@ def _prepared_line(record: Record, sha256: str) -> str:
 def _folder() -> Path:
     named = os.environ.get("SDS_MODELS")
     if named and not Path(named).is_dir():
-        raise UsageError(f"SDS_MODELS is `{named}`, which is no folder")
+        raise UsageError(f"SDS_MODELS is `{named}`, which is not a folder")
     return Path(named) if named else home() / "models"
 
 

@@ -29,9 +29,9 @@ def new(
     Example: sds new held_payments && sds run ./held_payments --limit 3
     """
     if not NAME.fullmatch(name):
-        raise UsageError(f"`{name}` is not the name of a gate", hint="a gate has a name_in_lower_case")
+        raise UsageError(f"`{name}` is not the name of a gate", hint="write a name_in_lower_case")
     if name in installed():
-        raise UsageError(f"there is a gate `{name}` already", hint="take another name")
+        raise UsageError(f"an installed gate is already named `{name}`", hint="choose another name")
     into = folder or Path(name)
     try:
         _write(name, into)
@@ -46,7 +46,7 @@ def new(
 def _write(name: str, into: Path) -> None:
     """Write the files into a temporary folder, then rename it: all or nothing. Raises UsageError where `into` exists."""
     if into.exists():
-        raise UsageError(f"`{into}` is there already, and nothing is written over it", hint="take another --folder")
+        raise UsageError(f"`{into}` already exists, and no file is overwritten", hint="choose another --folder")
     into.absolute().parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=into.absolute().parent, prefix=f".{name}-") as temporary:
         made = Path(temporary) / name

@@ -74,7 +74,7 @@ class CompromisedAccount(Chaos):
         return (
             f"accounts that became compromised while the model was thinking: {report['compromised_payments']}; of these "
             f"payments {report['compromised_payments_that_would_have_passed']} would have passed and "
-            f"{report['compromised_payments_released']} did; passed of those left alone: "
+            f"{report['compromised_payments_released']} did; unchanged payments that passed: "
             f"{report['untouched_payments_released']}"
         )
 
@@ -82,4 +82,4 @@ class CompromisedAccount(Chaos):
     def missing(report: Mapping[str, Any]) -> str:
         if not report["compromised_payments_that_would_have_passed"]:
             return "payment of a compromised account would have passed"
-        return "" if report["untouched_payments_released"] else "payment that was left alone passed"
+        return "" if report["untouched_payments_released"] else "unchanged payment passed"

@@ -42,7 +42,7 @@ class HoldExecutor:
             moved = self._version_of(intent.resource_key) != intent.state_version
         except StateError as error:
             return f"the payment cannot be read: {error}"[:200]
-        return "the payment has moved" if moved else ""
+        return "the payment has changed" if moved else ""
 
     def lookup(self, key: str, deadline_s: float) -> Receipt:  # noqa: ARG002  it is quick
         """Return the outcome of `key`."""

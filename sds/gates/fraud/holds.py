@@ -173,5 +173,5 @@ class Holds:
         return [(HoldOrder(*row[:5]), Answered(*row[5:8]), row[8]) for row in rows]
 
 
-_OTHER_ORDER = Answered("conflict", why="the key stands for another order")
+_OTHER_ORDER = Answered("conflict", why="the key belongs to another order")
 _VOID = Answered("rejected", why="the key was made void")

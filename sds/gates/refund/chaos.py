@@ -83,17 +83,17 @@ class Drift(Chaos):
     @staticmethod
     def summary(report: Mapping[str, Any]) -> str:
         return (
-            f"tickets moved while the model was thinking: {report['moved_tickets']}; of these decisions "
+            f"tickets changed while the model was thinking: {report['moved_tickets']}; of these decisions "
             f"{report['moved_tickets_that_would_have_paid']} would have paid and {report['moved_tickets_paid']} did; "
-            f"paid on a second look, as the ticket is now: {report['moved_tickets_paid_anew']}; "
-            f"paid of those left alone: {report['unmoved_paid']}"
+            f"paid in a second decision on the changed ticket: {report['moved_tickets_paid_anew']}; "
+            f"unchanged tickets that were paid: {report['unmoved_paid']}"
         )
 
     @staticmethod
     def missing(report: Mapping[str, Any]) -> str:
         if not report["moved_tickets_that_would_have_paid"]:
-            return "moved ticket would have been paid"
-        return "" if report["unmoved_paid"] else "ticket left alone was paid"
+            return "changed ticket would have been paid"
+        return "" if report["unmoved_paid"] else "unchanged ticket was paid"
 
 
 class Denying:

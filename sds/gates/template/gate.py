@@ -106,7 +106,7 @@ class Releases:
             )
             if not moved.rowcount:
                 db.execute("DELETE FROM orders WHERE key = ?", (key,))
-                return Receipt("rejected", detail="the payment has moved; nothing was done")
+                return Receipt("rejected", detail="the payment has changed; nothing was done")
         return Receipt("settled", reference=key[:12])
 
     def lookup(self, key: str, deadline_s: float) -> Receipt:  # noqa: ARG002

@@ -16,7 +16,7 @@ from sds.models.protocol import extra_hint
 from sds.models.readers.protocol import Reader
 from sds.policy.readers import as_read
 
-NO_SKLEARN = "scikit-learn is not here: nothing is measured beside TF-IDF and boosting (extra `fit`)"
+NO_SKLEARN = "scikit-learn is not installed (extra `fit`): the baselines of TF-IDF and boosting are not measured"
 
 
 def majority(contract: Contract, learned: Sequence[LabelledCase], name: str) -> Reader:

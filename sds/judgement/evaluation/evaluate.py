@@ -30,8 +30,8 @@ from sds.policy.judgement import Judgement, Threshold
 from sds.policy.readers import Answers
 
 ALL = "all"
-OTHER_LABELS = "these are not the labels of the fit: a text among them may have been learned"
-OTHER_THRESHOLDS = "no thresholds: they were chosen for another policy, or none was; what max_error bounds escalates"
+OTHER_LABELS = "the labels are not those of the fit: the reader may have learned some of these texts"
+OTHER_THRESHOLDS = "there are no thresholds for this policy: kinds that max_error limits escalate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class _Evaluation:
                 [(case.fields, {}) for case in tuning], [case.readings[name] == YES for case in tuning]
             ).reader()
         except BackendError as error:
-            self._notices.append(f"nothing is measured beside boosting: {error}")
+            self._notices.append(f"the baseline of boosting is not measured: {error}")
             return None
         scores = np.array([score_of(reader.read("", case.fields, {})) for case in cases])
         return of_scores(cases, scores, name)
@@ -171,7 +171,7 @@ class _Evaluation:
         try:
             return {name: self._head(fit, cases, name) for name, cases in texts.items()}
         except BackendError as error:
-            self._notices.append(f"nothing is measured beside a head on the encoder as it is: {error}")
+            self._notices.append(f"the baseline of a head on the unchanged encoder is not measured: {error}")
             return None
 
     def _head(self, fit: FitsText, cases: Sequence[LabelledCase], name: str) -> Reader:

@@ -25,7 +25,7 @@ def check_place(path: Path) -> None:
         if find_spec(name) is None:
             raise UsageError(f"--html needs `{name}`", hint=extra_hint("bench"))
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise UsageError(f"`{path}` cannot be written", hint="name a file in a folder that can be written")
+        raise UsageError(f"`{path}` cannot be written", hint="name a file in a folder that this user can write to")
 
 
 def page(document: Mapping[str, Any]) -> str:

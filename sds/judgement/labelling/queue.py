@@ -22,7 +22,7 @@ from sds.policy.readers import as_read
 
 KEYS = "123456789abcdefghijklmnoprtvwxyz"  # one for each value; s, q and u have other meanings
 SKIP, QUIT, UNDO = "s", "q", "u"
-_PLACE = "--out names a file in a folder that can be written; without it, $SDS_HOME has to be one"
+_PLACE = "name a file that can be written with --out; without it, $SDS_HOME must be writable"
 ASKED_MAX = 2_000  # different cases that are taken from a long queue
 
 
@@ -39,7 +39,7 @@ def values_of(contract: Contract, reading: str) -> dict[str, str]:
     """Return the possible answers about a reading, each with its meaning. Raises UsageError for an unknown reading."""
     spec = contract.readings.get(reading)
     if spec is None:
-        raise UsageError(f"there is no reading `{reading[:64]}`", hint=f"one of: {', '.join(contract.readings)}")
+        raise UsageError(f"there is no reading `{reading[:64]}`", hint=f"choose one of: {', '.join(contract.readings)}")
     return dict(spec.values) or {YES: "yes", NO: "no"}
 
 

@@ -23,7 +23,7 @@ _DECIDED = """
 SELECT h.dfid, h.policy_kind, h.params, h.snapshot FROM human_decisions h JOIN decision_flows f USING (dfid)
 WHERE f.gate = ? AND h.policy_kind IS NOT NULL ORDER BY h.decided_at_ms, h.dfid
 """
-OTHER_FORM = "of another form of the contract"
+OTHER_FORM = "its fields or its kind do not fit this contract"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def recorded_labels(store: Reader, contract: Contract) -> Iterator[LabelledCase 
             raise unreadable(dfid) from error
         if text in (ERASED, LOCKED):
             yield LeftOut(
-                dfid, "its text was erased" if text == ERASED else "its text is sealed, and the key is not here"
+                dfid, "its text was erased" if text == ERASED else "its text is sealed, and the key is missing"
             )
         elif kind not in contract.kinds or fields.keys() - contract.snapshot.keys() or rules.faults(fields):
             yield LeftOut(dfid, OTHER_FORM)

@@ -50,7 +50,7 @@ def test_the_audit_of_a_parent_shows_its_children_and_flows_name_the_saga(shell:
 def test_chaos_and_sagas_that_do_not_go_together_are_refused_in_plain_words(shell: Shell) -> None:
     for args in (["--chaos", "fail-second"], ["--saga", SAGA, "--chaos", "drift"]):
         done = shell("run", "refund", "--limit", "1", *args)
-        assert (2, True) == (done.returncode, "does not go with" in done.stderr)
+        assert (2, True) == (done.returncode, "cannot be used with" in done.stderr)
     done = shell("run", "refund", "--limit", "1", "--saga", "NONE")
     assert (2, True) == (done.returncode, "there is no saga `NONE`" in done.stderr)
 

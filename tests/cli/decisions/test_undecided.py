@@ -47,7 +47,7 @@ def test_what_waits_is_listed_and_decided_anew(shell: Shell, waiting: str) -> No
     ("args", "said"),
     [
         (("retry", "no-such-flow"), "error: there is no flow `no-such-flow` in the record"),
-        (("retry", ""), "error: what follows `retry` is empty"),
+        (("retry", ""), "error: the value after `retry` is empty"),
         (("flows", "--state", "OPEN"), "error: there is no state `OPEN`"),
     ],
 )
@@ -64,6 +64,6 @@ def test_a_deadline_that_is_longer_than_the_contract_gives_is_refused_and_nothin
     event.write_text(shell.ok("events", "refund", "--limit", "1"))
     before = shell.json("flows", "--json")
     refused = shell("decide", "refund", "--event", str(event), "--deadline-ms", "999999999")
-    assert (2, "error: `999999999` is no deadline of this gate") == (refused.returncode, refused.stderr.splitlines()[0])
-    assert "the contract's `budget.ttl_ms` is 30000: a whole number from 1 to that" in refused.stderr
+    assert (2, "error: `999999999` is not a valid deadline") == (refused.returncode, refused.stderr.splitlines()[0])
+    assert "give a whole number from 1 to 30000, the contract's `budget.ttl_ms`" in refused.stderr
     assert before == shell.json("flows", "--json")

@@ -68,8 +68,8 @@ def test_doctor_says_which_language_model_is_calibrated_and_refuses_another(
     cli.ok("fit", "./claims", "--language-model")
     assert "ok    readers: cause by the language model, calibrated: `boasts`" == doctor(Boasts())
     assert (
-        "FAIL  readers: `boasts` was calibrated to read `cause`, and here is `another`: it reads uncalibrated,"
-        " without thresholds (sds fit ./claims --language-model)"
+        "FAIL  readers: `boasts` was calibrated to read `cause`, but the model here is `another`: it is uncalibrated,"
+        " and has no thresholds (sds fit ./claims --language-model)"
     ) == doctor(Boasts("another"))
     monkeypatch.setattr(Boasts, "check_contract", refuses, raising=False)
     assert "ok    readers: cause by the language model, calibrated if it is `boasts`" == doctor(Boasts("another"))
@@ -92,14 +92,14 @@ def test_labels_of_a_file_take_the_place_of_the_gates_own(cli: Cli, tmp_path: Pa
     file.write_text('{"text": "engine", "cause": "fault"}\n')
     code, _, err = cli("fit", "./claims", "--labels", str(file))
     assert 2 == code
-    assert err.splitlines()[0].startswith("error: `cause` has too few labels: to learn")
+    assert err.splitlines()[0].startswith("error: `cause` has too few labels to learn")
     assert err.splitlines()[1].startswith("mend: ")
     assert 2 == len(err.splitlines())
 
 
 def test_a_gate_without_labels_or_readings_says_so(cli: Cli, tmp_path: Path) -> None:
     written(tmp_path / "bare", gate_of().replace("    labelled=labelled,\n", ""))
-    assert "no labels come with gate `claims`" in cli("fit", "./bare")[2]
+    assert "gate `claims` has no labels of its own" in cli("fit", "./bare")[2]
     written(tmp_path / "plain", gate_of(CLAIMS.partition("readings:")[0]))
     for command in ("fit", "eval", "label"):
         assert "has no readings" in cli(command, "./plain")[2]
@@ -214,7 +214,7 @@ def test_the_same_case_decided_twice_is_one_label(cli: Cli, tmp_path: Path) -> N
     first, second = decided(tmp_path / "claims", ["wind", "wind"], DENIED)
     code, out, err = cli("labels", "export", "./claims")
     assert (0, ["wind"]) == (code, [json.loads(line)["text"] for line in out.splitlines()])
-    assert f"left out: {second}: the same case as {first}\n" == err
+    assert f"not exported: {second}: the same case as {first}\n" == err
 
 
 def test_an_erased_text_is_left_out_with_a_note(cli: Cli, tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_an_erased_text_is_left_out_with_a_note(cli: Cli, tmp_path: Path) -> Non
     cli.ok("erase", "--event", "C-0", "--gate", "claims", "--reason", "asked for")
     code, out, err = cli("labels", "export", "./claims")
     assert (0, ["wind"]) == (code, [json.loads(line)["text"] for line in out.splitlines()])
-    assert f"left out: {first}: its text was erased\n" == err
+    assert f"not exported: {first}: its text was erased\n" == err
 
 
 def test_a_case_that_a_human_ended_is_no_label(cli: Cli, tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_a_case_that_a_human_ended_is_no_label(cli: Cli, tmp_path: Path) -> None
         gate.resolve(answer.dfid, "ABORT", who="anna", reason="withdrawn")
     assert (0, "") == cli("labels", "export", "./claims")[:2]
     assert (
-        "no labels: what a human decides of an escalated case becomes one\n" == cli("labels", "export", "./claims")[2]
+        "no labels: a label is made when a human resolves an escalated case\n" == cli("labels", "export", "./claims")[2]
     )
 
 

@@ -32,20 +32,24 @@ def test_a_backup_says_whether_the_key_is_in_it_and_a_restore_what_is_to_be_done
     said = sds.ok("backup", "--to", str(to), *HERE).splitlines()
     assert said[0].startswith("claims: up to entry 3, of ")
     assert said[0].endswith(f", signed, in `{to}`")
-    assert "`kernel.key` is not in it, and without it no text can be read and nothing decided: keep it apart" == said[1]
+    assert (
+        "`kernel.key` is not in it: keep a copy elsewhere, because without the key no text can be read and nothing can be decided"
+        == said[1]
+    )
     said = sds.ok("backup", "--to", str(whole), "--with-key", *HERE).splitlines()
-    assert "`kernel.key` is in it: whoever has it reads the text of every case" == said[1]
+    assert "`kernel.key` is in it: anyone who has the backup can read the text of every case" == said[1]
     shutil.rmtree(sds.home / "claims")
     said = sds.ok("restore", "--from", str(to), *HERE).splitlines()
     assert (
-        f"put `{sds.home}/claims/kernel.key` back, too: until then no text can be read and nothing decided" == said[1]
+        f"put `{sds.home}/claims/kernel.key` back, too: until then no text can be read and nothing can be decided"
+        == said[1]
     )
     assert [
-        "what was halted, suspended, revoked or erased since then no longer is: do that again first",
-        "it does not know what was decided since; nothing is paid twice if you now, in this order:",
-        "  (PATH: where the definition of `claims` lies, for no gate of this name is installed)",
+        "halts, suspensions, revocations and erasures since then are undone: repeat them first",
+        "the record lacks the decisions since then; so that nothing is paid twice, do this now, in this order:",
+        "  (PATH: the path of the definition of `claims`, because no gate of this name is installed)",
         "  sds recover --gate PATH",
-        '  sds reconcile PATH --adopt --reason "restored"     # where the executor lists its orders',
+        '  sds reconcile PATH --adopt --reason "restored"     # if the executor offers a statement',
         "  send the events since then again",
     ] == said[2:]
     assert 6 == len(sds.ok("restore", "--from", str(whole), *HERE).splitlines()) - 1
@@ -55,11 +59,11 @@ def test_a_backup_says_whether_the_key_is_in_it_and_a_restore_what_is_to_be_done
 def test_where_a_service_lives_both_say_what_becomes_of_what_is_its_own(sds: Shell, tmp_path: Path) -> None:
     key = sds.ok("keys", "add", "shop", "--role", "submit", "--gate", "claims").strip()
     said = sds.ok("backup", "--to", str(tmp_path / "copy"), *HERE).splitlines()
-    assert "keys of callers and webhooks are not in it: they are the service's own, of all gates" == said[-1]
+    assert "keys of callers and webhooks are not in it: they belong to the service, for all gates" == said[-1]
     shutil.rmtree(sds.home / "claims")
     said = sds.ok("restore", "--from", str(tmp_path / "copy"), *HERE).splitlines()
     assert (
-        "keys of callers and webhooks are as they were; answers that this record did not give are given no more"
+        "keys of callers and webhooks are unchanged; answers that are not in this record are no longer given"
         == said[-1]
     )
     assert sds.ok("keys", "list").startswith("shop  submit  claims  made ")
@@ -70,13 +74,16 @@ def test_what_cannot_be_is_refused_in_one_line_with_its_mend(sds: Shell, tmp_pat
     to = tmp_path / "copy"
     sds.ok("backup", "--to", str(to), *HERE)
     again = sds("backup", "--to", str(to), *HERE)
-    assert (2, f"error: `{to}` is there already") == (again.returncode, again.stderr.splitlines()[0])
+    assert (2, f"error: `{to}` already exists") == (again.returncode, again.stderr.splitlines()[0])
     absent = sds("restore", "--from", str(tmp_path / "absent"), "--gate", "other")
     assert not (sds.home / "other").exists()
-    assert (2, f"error: `{tmp_path}/absent` is no whole backup") == (absent.returncode, absent.stderr.splitlines()[0])
+    assert (2, f"error: `{tmp_path}/absent` is not a whole backup") == (
+        absent.returncode,
+        absent.stderr.splitlines()[0],
+    )
     (to / "decisions.db").write_bytes(b"")
     changed = sds("restore", "--from", str(to), *HERE)
-    assert (1, f"error: `decisions.db` in `{to}` is not what was backed up") == (
+    assert (1, f"error: `decisions.db` in `{to}` has changed since the backup") == (
         changed.returncode,
         changed.stderr.splitlines()[0],
     )

@@ -45,7 +45,7 @@ def test_a_ledger_rewritten_as_a_whole_is_found_with_the_keys_in_the_folder_and_
     said = sds.ok("ledger", "verify", *HERE).splitlines()
     last = int(said[0].split()[0])
     assert f"signed up to entry {last}; verified with the keys in `{sds.home}/claims/kernel.key`" == said[1]
-    assert "cannot be seen without --head: entries cut off at the end" == said[2]
+    assert "not detectable without --head: entries cut off at the end" == said[2]
     rewrite(sds)
     done = sds("ledger", "verify", *HERE)
     assert 1 == done.returncode
@@ -63,7 +63,7 @@ def test_an_auditor_needs_the_record_and_the_public_keys_alone(sds: Shell, tmp_p
     rewrite(sds)
     assert "none has a checkpoint" in sds("ledger", "verify", "--public-key", str(public), *HERE).stdout
     refused = sds("ledger", "verify", "--public-key", str(sds.home / "claims" / "decisions.db"), *HERE)
-    assert (2, "mend:  give a copy of a gate's `ledger.pub`") == (refused.returncode, refused.stderr.splitlines()[1])
+    assert (2, "mend:  name a copy of a gate's `ledger.pub`") == (refused.returncode, refused.stderr.splitlines()[1])
 
 
 def test_a_signed_head_is_kept_elsewhere_and_checked(sds: Shell, tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_a_signed_head_is_kept_elsewhere_and_checked(sds: Shell, tmp_path: Path)
     assert kept.startswith(f"{plain}:")
     assert kept == sds.ok("ledger", "head", "--sign", *HERE).strip()
     sds.ok("ledger", "verify", "--head", plain, *HERE)
-    assert "cannot be seen" not in sds.ok("ledger", "verify", "--head", kept, *HERE)
+    assert "not detectable" not in sds.ok("ledger", "verify", "--head", kept, *HERE)
     forged = sds("ledger", "verify", "--head", kept[:-1] + ("0" if kept[-1] != "0" else "1"), *HERE)
     assert (1, "the given head: its signature does not match its key") == (
         forged.returncode,
@@ -88,7 +88,7 @@ def test_a_signed_head_is_kept_elsewhere_and_checked(sds: Shell, tmp_path: Path)
 def test_keys_are_shown_without_their_secrets_and_rotated_on_the_record(sds: Shell) -> None:
     before = sds.ok("keys", "show", *HERE).splitlines()
     assert ["orders", "ledger"] == [line.split()[0] for line in before[:2]]
-    assert f"the ledger is signed since entry 1; hand out `{sds.home}/claims/ledger.pub`" == before[2]
+    assert f"the ledger is signed since entry 1; verifiers need `{sds.home}/claims/ledger.pub`" == before[2]
     said = sds.ok("keys", "rotate", "--reason", "once a year", *HERE)
     assert "orders: 2 keys; ledger: 2 keys, signing with " in said
     shown = json.loads(sds.ok("keys", "show", "--json", *HERE))
@@ -109,7 +109,7 @@ def test_a_lost_key_is_told_by_every_command_that_needs_it_and_the_way_forward_i
             done.returncode,
             done.stderr.splitlines()[0],
         )
-        assert 'sds keys rotate --lost --reason "..."' in done.stderr
+        assert 'sds keys rotate --gate GATE --lost --reason "..."' in done.stderr
     assert f"FAIL  store: the key `{key}` is gone" in sds("doctor", "--model", "README.md").stdout
     said = sds.ok("keys", "rotate", "--lost", "--reason", "the disk died", *HERE)
     assert "orders in flight that the lost key signed stay UNKNOWN" in said
@@ -124,7 +124,7 @@ def test_doctor_names_what_others_may_read_with_the_mend(sds: Shell) -> None:
         mode = path.stat().st_mode
         path.chmod(mode | 0o040)
         said = sds("doctor", "--model", "README.md").stdout
-        assert f"FAIL  store: others than its user have rights to `{path}` (chmod -R go= {folder})" in said
+        assert f"FAIL  store: users other than its owner have access to `{path}` (chmod -R go= {folder})" in said
         path.chmod(mode)
     (folder / "ledger.pub").chmod(0o644)  # for everybody
     assert "1 record in it is whole" in sds("doctor", "--model", "README.md").stdout

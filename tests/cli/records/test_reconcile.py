@@ -73,7 +73,7 @@ def differences(cli: Cli) -> list[str]:
 def test_a_record_that_agrees_is_told_so(cli: Cli) -> None:
     told = cli.ok("reconcile", "refund")
     orders = paid(cli)
-    assert f"{orders} orders in the record, {orders} outside, 0 in flight: 0 differences\n" == told
+    assert f"{orders} orders in the record, {orders} in the statement, 0 in flight: 0 differences\n" == told
     assert {"orders": orders, "lines": orders, "in_the_air": 0, "adopted": [], "differences": []} == cli.json(
         "reconcile", "refund"
     )
@@ -85,7 +85,7 @@ def test_a_difference_is_told_is_a_case_and_is_closed_by_the_command_that_show_p
         code, out, err = cli("reconcile", "refund")
         assert 1 == code
         assert f"ORDER_UNKNOWN: key {key_of('x')[:12]}: record: no such order; outside: settled 500: VOUCHER" in out
-        assert "error: 1 difference between record and outside\nmend:  sds escalations list\n" == err
+        assert "error: 1 difference between record and statement\nmend:  sds escalations list\n" == err
     (line,) = differences(cli)
     _, dfid, event, *rest = line.split()
     assert (f"statement/{key_of('x')}", ["STATEMENT_DIFFERS", "-", "-"]) == (event, rest)
@@ -119,11 +119,11 @@ def test_after_a_restored_backup_nothing_is_paid_until_the_rest_is_taken_over_an
 
     told = cli.ok("reconcile", "refund", "--adopt", "--reason", "restored from a backup").splitlines()
     assert [
-        f"taken over: {lost} orders",
-        f"{before} orders in the record, {before} outside, 0 in flight: 0 differences",
+        f"adopted: {lost} orders",
+        f"{before} orders in the record, {before} in the statement, 0 in flight: 0 differences",
     ] == told
     assert [] == differences(cli)
-    assert "ok    outside: the record of refund knows every order" in cli("doctor", "--model", "README.md")[1]
+    assert "ok    outside: the record of refund holds every order" in cli("doctor", "--model", "README.md")[1]
     again = decide(cli.folder, claims)
     assert before == paid(cli)
     assert before == sum(answer.execution == "SUCCESS" for answer in again)
@@ -135,8 +135,8 @@ def test_after_a_restored_backup_nothing_is_paid_until_the_rest_is_taken_over_an
     [
         (["--adopt"], "--adopt and --reason go together"),
         (["--reason", "why"], "--adopt and --reason go together"),
-        (["--since", "yesterday"], "`yesterday` is no moment"),
-        (["--until", "2026-13-01"], "`2026-13-01` is no moment"),
+        (["--since", "yesterday"], "`yesterday` is not an ISO 8601 time"),
+        (["--until", "2026-13-01"], "`2026-13-01` is not an ISO 8601 time"),
         (["--since", "2026-02-01", "--until", "2026-01-31"], "--until `2026-01-31` is before --since `2026-02-01`"),
         (["--adopt", "--reason", " "], "a reason is needed, for the record"),
     ],

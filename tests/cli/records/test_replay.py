@@ -84,7 +84,7 @@ def test_the_same_decision_in_an_older_form_is_told_as_such() -> None:
         "  proposal_schema: 3.0.0 recorded, 4.0.0 here",
         f"  recorded: {was}",
         f"  replayed: {now}",
-        "  scores: at most 0 apart in log-probability",
+        "  scores: at most 0 difference in log-probability",
     ] == list(_lines(found))
     assert "differs: another decision" == next(_lines(replace(found, replayed=now.replace("LATE", "LOST").encode())))
 
@@ -110,11 +110,11 @@ def test_what_differs_is_told_cause_first() -> None:
         "  the record was altered: table attempts differs from its seal",
         "  slots: 4 recorded, 1 here",
         "  machine: not recorded, m here",
-        "  rows: other tokens or rows in a pass",
-        "  batch: passes shared with other decisions: 3; a replay is alone, another shape",
+        "  rows: a pass had other tokens or rows",
+        "  batch: passes shared with other decisions: 3; a replay runs alone, in another shape",
         "  recorded: A",
         "  replayed: B",
-        "  first parting: amount[1]",
+        "  first difference: amount[1]",
         "    7: 0.75 recorded, 0.25 here",
-        "    its end: 0.25 recorded, no option here",
+        "    the end: 0.25 recorded, no option here",
     ] == list(_lines(found))

@@ -29,7 +29,7 @@ def sds(tmp_path: Path) -> Shell:
 def test_without_a_key_it_says_which_command_makes_one(sds: Shell) -> None:
     refused = sds("serve", "--gate", "refund")
     assert 2 == refused.returncode
-    assert "error: there is no key: nobody could ask for anything\n" in refused.stderr
+    assert "error: there is no valid key, so no request would be answered\n" in refused.stderr
     assert "sds keys add NAME --role submit,read --gate all" in refused.stderr
 
 

@@ -33,7 +33,10 @@ def test_a_gate_that_nobody_knows_is_refused_and_no_key_is_made(sds: Shell) -> N
     refused = sds("keys", "add", "shop", "--role", "read", "--gate", "refund,refnd")
     assert (2, "") == (refused.returncode, refused.stdout)
     assert "error: there is no gate `refnd`\n" in refused.stderr
-    assert "mend:  gates are: fraud, refund; one of your own that was not opened yet: its path\n" in refused.stderr
+    assert (
+        "mend:  the gates are: fraud, refund; for a gate of your own that was never opened, give its path\n"
+        in refused.stderr
+    )
     assert "[]" == sds("keys", "list", "--json").stdout.strip()
 
 
@@ -49,7 +52,7 @@ def test_a_gate_of_ones_own_is_known_by_its_path_and_by_its_record(sds: Shell, t
 def test_a_revoked_key_is_listed_as_that_and_its_name_is_not_given_again(sds: Shell) -> None:
     sds("keys", "add", "shop", "--role", "read", "--gate", "all")
     assert "shop: revoked\n" == sds("keys", "revoke", "shop").stdout
-    assert "shop: was revoked already\n" == sds("keys", "revoke", "shop").stdout
+    assert "shop: was already revoked\n" == sds("keys", "revoke", "shop").stdout
     (key,) = json.loads(sds("keys", "list", "--json").stdout)
     assert {"name", "roles", "gates", "made", "revoked"} == set(key)
     assert key["revoked"]

@@ -129,7 +129,7 @@ def test_retiring_is_for_good(sds: Shell) -> None:
 
 def test_a_contract_is_revoked_by_its_version(sds: Shell) -> None:
     revoke = ("agents", "revoke", AGENT, "1.0.0", "--reason", "wrong table", *HERE)
-    assert [f"{AGENT} 1.0.0: revoked\n", f"{AGENT} 1.0.0: was revoked already\n"] == [sds.ok(*revoke) for _ in range(2)]
+    assert [f"{AGENT} 1.0.0: revoked\n", f"{AGENT} 1.0.0: was already revoked\n"] == [sds.ok(*revoke) for _ in range(2)]
     shown = sds.ok("agents", "show", AGENT, *HERE)
     assert ": wrong table" in next(line for line in shown.splitlines() if "  revoked  registered " in line)
 
@@ -139,9 +139,12 @@ def test_a_contract_is_revoked_by_its_version(sds: Shell) -> None:
     [
         (("show", "ghost"), "error: there is no agent `ghost`"),
         (("retire", AGENT, "--reason", " "), "error: a reason is needed"),
-        (("revoke", AGENT, "9.9.9", "--reason", "r"), f"error: agent `{AGENT}` never had a version `9.9.9`"),
-        (("revoke", AGENT, "1.0.0", "--reason", ""), "error: what follows `--reason` is empty"),
-        (("revoke", AGENT, "1.0.0", "--reason="), "error: what follows `--reason` is empty"),
+        (
+            ("revoke", AGENT, "9.9.9", "--reason", "r"),
+            f"error: agent `{AGENT}` never had a contract of version `9.9.9`",
+        ),
+        (("revoke", AGENT, "1.0.0", "--reason", ""), "error: the value after `--reason` is empty"),
+        (("revoke", AGENT, "1.0.0", "--reason="), "error: the value after `--reason` is empty"),
         (("revoke", "ghost", "1.0.0", "--reason", "r"), "error: there is no agent `ghost`"),
     ],
 )

@@ -33,7 +33,7 @@ def test_findings_name_file_line_and_mend(home: Shell, tmp_path: Path) -> None:
     done = home("contracts", "check", file)
     assert 0 == done.returncode, done.stderr
     expected = (
-        f"{file}:4: warning: the owner `the till` is no address: nobody can be reached when the agent is suspended"
+        f"{file}:4: warning: the owner `the till` is not an address: nobody can be reached when the agent is suspended"
     )
     assert f"{expected}; name a human, with an address" in done.stdout
     assert "snapshots tried)" in done.stdout.splitlines()[-1]
@@ -89,7 +89,7 @@ def test_a_contract_that_permits_more_is_registered_only_with_an_acknowledgement
     assert "till: version 1.0.0 is in force" in home.ok("contracts", "register", first, "--reason", "first")
     refused = home("contracts", "register", wider, "--reason", "more")
     assert 2 == refused.returncode
-    assert "error: it permits more than the registered version `1.0.0`: " in refused.stderr
+    assert "error: the contract permits more than the registered version `1.0.0`: " in refused.stderr
     assert "mend:  read the difference, then add --acknowledge" in refused.stderr
     assert ["in force"] == [each["standing"] for each in home.json("contracts", "list", "--gate", "till", "--json")]
     home.ok("contracts", "register", wider, "--reason", "more is wanted", "--acknowledge")

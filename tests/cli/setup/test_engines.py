@@ -25,7 +25,7 @@ def test_a_run_under_outlines_keeps_every_promise_and_the_audit_says_what_is_una
 ) -> None:
     options = ("--engine", "outlines", "--backend", "llguidance", "--model", str(tiny_model))
     done = shell("run", "refund", "--limit", "4", "--parallel", "2", "--json", *options)
-    assert "Outlines decides one claim at a time: the others wait\n" in done.stderr
+    assert "Outlines decides one case at a time: --parallel has no effect\n" in done.stderr
     found = json.loads(done.stdout)
     assert found["model"].startswith("outlines/tiny.gguf@")
     assert (0, 0, []) == (found["out_of_envelope"], found["double_payouts"], found["record_faults"])
@@ -80,10 +80,10 @@ def test_a_run_through_openvino_is_recorded_as_one_and_replayed_as_one(tiny_mode
         (
             ("--dtype", "fp16"),
             "OpenVINO computes in fp32, bf16, int8 or int8-bf16 here",
-            "another --dtype, or another --library",
+            "choose another --dtype or another --library",
         ),
         (("--engine", "outlines"), "Outlines drives llama.cpp and transformers, not OpenVINO", "leave out --library"),
-        (("--model", "docs"), "OpenVINO runs GGUF files, no folder", "leave out --library"),
+        (("--model", "docs"), "OpenVINO runs GGUF files, not folders", "leave out --library"),
     ],
 )
 def test_what_openvino_cannot_do_is_refused_with_its_mend(
@@ -109,7 +109,7 @@ def test_a_chain_decides_through_its_server_and_through_the_local_model_when_tha
     down = shell("doctor", "--engines", str(file))
     assert "model and mask: box/tiny > tiny.gguf@" in up.stdout
     assert "model and mask: box (down) > tiny.gguf@" in down.stdout
-    assert down.stderr.startswith("engine `box` is down, the next one answers: box: the server cannot be reached")
+    assert down.stderr.startswith("engine `box` is down, so the next one is used: box: the server cannot be reached")
     assert 0 == down.returncode
 
 

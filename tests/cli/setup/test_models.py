@@ -74,7 +74,7 @@ def test_a_contract_of_ones_own_is_asked_about(shell: Shell, tmp_path: Path) -> 
 MISTAKES = [
     (("show", "nowhere.gguf"), 2, "error: `nowhere.gguf` cannot be read: no such file or directory"),
     (("show", "README.md"), 2, "error: `README.md` is not a GGUF file"),
-    (("show", "docs"), 2, "error: `docs` is a folder without a config.json, so no checkpoint"),
+    (("show", "docs"), 2, "error: `docs` is not a checkpoint: it has no config.json"),
     (("check", "nowhere"), 2, "error: `nowhere` cannot be read"),
     (("check", "README.md", "--contract", "nowhere.yaml"), 2, "error: nowhere.yaml: cannot be read"),
     (("check", "README.md", "--contract", "Makefile"), 2, "error: Makefile:"),
@@ -85,7 +85,7 @@ MISTAKES = [
     (("prepare", "--layers", "0"), 2, "Invalid value for '--layers'"),
     (("prepare", "--kl-max", "-1"), 2, "Invalid value for '--kl-max'"),
     (("prepare", "--kl-max", "nan"), 2, "Invalid value for '--kl-max'"),
-    (("prepare", "--kl-max", "inf"), 2, "error: --kl-max is no number"),
+    (("prepare", "--kl-max", "inf"), 2, "error: --kl-max must be a number"),
     (("prepare", "--layers", "30"), 2, "has 30 layers: 1 to 29 can be kept, not 30"),
     (("weigh",), 2, "No such command 'weigh'"),
 ]
@@ -102,7 +102,10 @@ def test_a_mistake_is_answered_in_one_line(shell: Shell, args: tuple[str, ...], 
 def test_a_models_folder_that_is_none_is_named(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SDS_MODELS", "README.md")
     done = shell("models", "list")
-    assert (2, "error: SDS_MODELS is `README.md`, which is no folder") == (done.returncode, done.stderr.splitlines()[0])
+    assert (2, "error: SDS_MODELS is `README.md`, which is not a folder") == (
+        done.returncode,
+        done.stderr.splitlines()[0],
+    )
 
 
 def test_prepare_measures_once_keeps_the_fastest_and_says_why(tmp_path: Path) -> None:
@@ -136,7 +139,9 @@ def test_what_was_prepared_is_listed_shown_run_and_left_alone_when_asked(
     flip(shell.cache / "models")
     done = shell(*model)
     assert (0, True) == (done.returncode, f"model and mask: tiny-1.gguf@{sha12} answers" in done.stdout)
-    damaged = f"the prepared weights `{found.path}` are damaged: the model runs as it is (sds models prepare)"
+    damaged = (
+        f"the prepared weights `{found.path}` are damaged: the model runs without prepared weights (sds models prepare)"
+    )
     assert [damaged] == done.stderr.splitlines()
 
 

@@ -65,8 +65,8 @@ def test_the_tests_of_a_new_gate_pass(cli: Cli) -> None:
     [
         (("Fraud",), "`Fraud` is not the name of a gate"),
         (("../fraud",), "`../fraud` is not the name of a gate"),
-        (("refund",), "there is a gate `refund` already"),
-        (("there",), "`there` is there already, and nothing is written over it"),
+        (("refund",), "an installed gate is already named `refund`"),
+        (("there",), "`there` already exists, and no file is overwritten"),
         (("cards", "--folder", "file/below"), "`file/below` cannot be written"),
     ],
 )

@@ -58,7 +58,7 @@ def test_the_same_order_again_is_answered_as_before_and_has_one_effect(world: Wo
 
 def test_another_order_under_a_key_is_refused(world: World) -> None:
     world.send(world.intent("a"))
-    assert Receipt("rejected", detail="the key stands for another order; nothing was done") == world.send(
+    assert Receipt("rejected", detail="the key belongs to another order; nothing was done") == world.send(
         world.intent("a", quantity=15)
     )
     assert 1 == len(world.listed())
@@ -90,7 +90,7 @@ def test_many_threads_with_orders_of_their_own_hold_a_payment_once(world: World)
 def test_a_payment_that_has_moved_is_left_alone(world: World, tmp_path: Path) -> None:
     order = world.intent("a", ALLOW, 2_500)
     compromise_account(bank_path(tmp_path), PAYMENT)
-    refused = Receipt("rejected", detail="the payment has moved; nothing was done")
+    refused = Receipt("rejected", detail="the payment has changed; nothing was done")
     assert [refused] * 2 == [world.send(order), world.executor.lookup(order.idempotency_key, 1.0)]
 
 

@@ -82,7 +82,9 @@ def test_a_corpus_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(StateError, match=r"^the texts in `.*test.jsonl` cannot be read$"):
         read_corpus("test", tmp_path)
     (tmp_path / "test.jsonl").write_text(json.dumps({"text": "a", "value": "routine", "style": "plain"}) + "\n")
-    with pytest.raises(StateError, match="has not the values takeover, imitation, coached, confirmed, routine"):
+    with pytest.raises(
+        StateError, match="must have texts of exactly the values takeover, imitation, coached, confirmed, routine"
+    ):
         read_corpus("test", tmp_path)
 
 

@@ -57,7 +57,7 @@ def test_the_command_has_kept_its_promise_when_the_agent_was_stopped(
 ) -> None:
     cli.run(ChosenGate("refund"), limit=40, chaos="agent-drift")
     assert f"stopped at decision {STOPPED_AT}: the agent stays suspended" in capsys.readouterr().out
-    with pytest.raises(UsageError, match="is not active but SUSPENDED: monitor not_eligible"):
+    with pytest.raises(UsageError, match="is SUSPENDED, not ACTIVE: monitor not_eligible"):
         cli.run(ChosenGate("refund"), limit=1)
 
 

@@ -195,7 +195,7 @@ class TestVersions:
 
     def test_an_existing_database_is_not_overwritten(self, tmp_path: Path) -> None:
         one_ticket(tmp_path)
-        with pytest.raises(StateError, match="exists already"):
+        with pytest.raises(StateError, match="already exists"):
             one_ticket(tmp_path)
 
 

@@ -224,7 +224,7 @@ def test_a_library_that_fails_to_put_it_back_is_a_refusal_and_the_prompt_is_forg
     tiny_vino.prefill([])
     with monkeypatch.context() as broken:
         broken.setattr(tiny_vino._kv_cache, "write_block", lambda *_: (_ for _ in ()).throw(MemoryError))
-        with pytest.raises(BackendError, match="a kept section could not be put back: no memory"):
+        with pytest.raises(BackendError, match="a stored section could not be restored: no memory"):
             tiny_vino.prefill([contract, case])
     tiny_vino.prefill([contract, case])
     assert np.array_equal(expected, tiny_vino.forward_one(said))

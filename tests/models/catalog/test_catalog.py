@@ -24,7 +24,9 @@ def test_a_cache_that_cannot_be_looked_at_is_a_notice(monkeypatch: pytest.Monkey
     monkeypatch.setattr(catalog, "prepared", refused)
     found, notice = catalog.weights_for(Path("model.gguf"), Path("/root/cache"))
     assert found is None
-    assert notice.startswith("`/root/cache` cannot be read: permission denied: the model runs as it is (")
+    assert notice.startswith(
+        "`/root/cache` cannot be read: permission denied: the model runs without prepared weights ("
+    )
 
 
 def test_where_it_is_missing_the_mend_is_named(monkeypatch: pytest.MonkeyPatch):

@@ -103,15 +103,15 @@ def test_a_gguf_that_is_cut_short_is_refused_without_noise(
     path.write_bytes(tiny_path(1).read_bytes()[:kept])
     said = str(refusal(path))
     assert said in {
-        f"`{path}` has no vocabulary, or is cut off before it",
-        f"`{path}` is damaged or of a kind this llama.cpp does not know",
+        f"`{path}` has no vocabulary, or the file ends before it",
+        f"`{path}` is damaged or of a kind that this llama.cpp does not know",
     }
     assert ("", "") == tuple(capfd.readouterr())
 
 
 def test_a_gguf_without_a_vocabulary_is_refused(tmp_path: Path):
     error = refusal(sentencepiece_gguf(tmp_path / "bare.gguf", vocabulary=False))
-    assert f"`{tmp_path / 'bare.gguf'}` has no vocabulary, or is cut off before it" == str(error)
+    assert f"`{tmp_path / 'bare.gguf'}` has no vocabulary, or the file ends before it" == str(error)
     assert "name the GGUF file of a whole model" in error.hint
 
 
@@ -128,14 +128,14 @@ def test_what_is_no_model_is_refused(tmp_path: Path):
     assert f"`{tmp_path / 'pipe'}` is neither a file nor a folder" == str(refusal(tmp_path / "pipe"))
     assert f"`{tmp_path / 'none'}` cannot be read: no such file or directory" == str(refusal(tmp_path / "none"))
     assert f"`{text}` is not a GGUF file" == str(refusal(text))
-    assert f"`{folder}` is a folder without a config.json, so no checkpoint" == str(refusal(folder))
+    assert f"`{folder}` is not a checkpoint: it has no config.json" == str(refusal(folder))
 
 
 @pytest.mark.parametrize(
     ("lacking", "message"),
     [
-        ("config.json", "`{0}` is a folder without a config.json, so no checkpoint"),
-        ("model.safetensors", "`{0}` holds no safetensors"),
+        ("config.json", "`{0}` is not a checkpoint: it has no config.json"),
+        ("model.safetensors", "`{0}` holds no safetensors files"),
         ("tokenizer.json", "`{0}` has no tokenizer.json"),
     ],
 )
@@ -147,8 +147,8 @@ def test_a_folder_that_lacks_a_file_says_which(lacking: str, message: str, folde
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("config.json", b"{", "`{0}/config.json` is no JSON"),
-        ("config.json", b"[]", "`{0}/config.json` is no JSON object"),
+        ("config.json", b"{", "`{0}/config.json` is not JSON"),
+        ("config.json", b"[]", "`{0}/config.json` is not a JSON object"),
         ("config.json", b" " * ((1 << 20) + 1), "`{0}/config.json` is larger than 1048576 bytes"),
         ("config.json", b"{}", "`{0}/config.json` names no vocab_size"),
         ("config.json", b'{"vocab_size":1000}', "the tokenizer has tokens beyond the model's 1000"),
@@ -158,9 +158,9 @@ def test_a_folder_that_lacks_a_file_says_which(lacking: str, message: str, folde
             b'{"eos_token":"<|im_end|>","added_tokens_decoder":[]}',
             "the tokenizer of `{0}` is damaged",
         ),
-        ("model.safetensors", b"", "`{0}/model.safetensors` is no safetensors file, or it is cut short"),
-        ("model.safetensors", b"\xff" * 99, "`{0}/model.safetensors` is no safetensors file, or it is cut short"),
-        ("model.safetensors", b"\x02" + bytes(7) + b"[]", "`{0}/model.safetensors` is no safetensors file"),
+        ("model.safetensors", b"", "`{0}/model.safetensors` is not a safetensors file, or is cut short"),
+        ("model.safetensors", b"\xff" * 99, "`{0}/model.safetensors` is not a safetensors file, or is cut short"),
+        ("model.safetensors", b"\x02" + bytes(7) + b"[]", "`{0}/model.safetensors` is not a safetensors file"),
         (
             "model.safetensors",
             b"\x3a" + bytes(7) + b'{"w":{"dtype":"F16","shape":[2],"data_offsets":[0,4]}}    ',

@@ -70,7 +70,7 @@ def mistaken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     "opener", [inspected, tokenizer_of, lambda path: LlamaBackend(path, threads=TINY_THREADS).frame()]
 )
 def test_a_chat_template_that_is_no_text_is_refused(opener: Callable[[Path], object], mistaken: Path):
-    assert "the chat template of the model is no UTF-8" == said(mistaken, opener)
+    assert "the chat template of the model is not UTF-8" == said(mistaken, opener)
 
 
 def test_a_first_token_that_is_no_text_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -81,7 +81,7 @@ def test_a_first_token_that_is_no_text_is_refused(tmp_path: Path, monkeypatch: p
     with inspect_model(path) as model:
         assert model.card.turn is None
     backend = LlamaBackend(path, threads=TINY_THREADS)
-    with pytest.raises(BackendError, match="a control token of the model is no UTF-8"):
+    with pytest.raises(BackendError, match="a control token of the model is not UTF-8"):
         backend.frame()
     backend.close()
 
@@ -89,12 +89,12 @@ def test_a_first_token_that_is_no_text_is_refused(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("tokenizer.json", DEEP, "`{0}/tokenizer.json` is no JSON"),
-        ("tokenizer_config.json", DEEP, "`{0}/tokenizer_config.json` is no JSON"),
+        ("tokenizer.json", DEEP, "`{0}/tokenizer.json` is not JSON"),
+        ("tokenizer_config.json", DEEP, "`{0}/tokenizer_config.json` is not JSON"),
         ("chat_template.jinja", b"\xff", "the tokenizer of `{0}` is damaged"),
-        ("model.safetensors", header(DEEP), "`{0}/model.safetensors` is no safetensors file"),
-        ("model.safetensors", shaped("1e999"), "`{0}/model.safetensors` is no safetensors file"),
-        ("model.safetensors", shaped("1e300"), "`{0}/model.safetensors` is no safetensors file"),
+        ("model.safetensors", header(DEEP), "`{0}/model.safetensors` is not a safetensors file"),
+        ("model.safetensors", shaped("1e999"), "`{0}/model.safetensors` is not a safetensors file"),
+        ("model.safetensors", shaped("1e300"), "`{0}/model.safetensors` is not a safetensors file"),
     ],
 )
 def test_an_odd_folder_says_where(file: str, content: bytes, message: str, folder: Path):
@@ -108,7 +108,7 @@ def test_an_odd_folder_says_where(file: str, content: bytes, message: str, folde
 
 def test_a_vocabulary_beyond_any_is_refused_before_it_takes_memory(folder: Path):
     edit(folder / "config.json", vocab_size=TOO_MANY)
-    assert f"a vocabulary of {TOO_MANY} tokens is larger than 16777216" == said(folder, inspected)
+    assert f"a vocabulary of {TOO_MANY} tokens is larger than the limit of 16777216" == said(folder, inspected)
 
 
 def test_a_number_of_layers_that_is_none_is_not_told(folder: Path):

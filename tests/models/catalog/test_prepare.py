@@ -190,7 +190,7 @@ def test_without_room_nothing_is_begun(
     with pytest.raises(BackendError) as caught:
         preparation(tmp_path / "cache").run(tiny_path(1))
     assert f"MB in `{tmp_path / 'cache'}`, which has 5 MB" in str(caught.value)
-    assert "free some, or set SDS_CACHE to another folder" == caught.value.hint
+    assert "free disk space, or set SDS_CACHE to another folder" == caught.value.hint
     assert [".lock"] == [path.name for path in (tmp_path / "cache").iterdir()]
 
 
@@ -239,4 +239,4 @@ def test_while_another_prepares_it_waits_but_not_for_ever(
 def test_a_checkpoint_folder_is_told_what_to_do_instead(tiny_folder: Callable[[int], Path], tmp_path: Path) -> None:
     with pytest.raises(BackendError, match="is a folder: weight types and layers are for GGUF") as caught:
         preparation(tmp_path).run(tiny_folder(1))
-    assert "`dtype`" in caught.value.hint
+    assert "--dtype bf16" in caught.value.hint

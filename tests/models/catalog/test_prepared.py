@@ -48,17 +48,17 @@ FAULTS: list[tuple[str, Callable[[Path], Any], str]] = [
         lambda cache: changed(cache, machine=MACHINE),
         "measured on another machine or with other libraries",
     ),
-    ("no JSON", lambda cache: next(cache.glob("*.json")).write_text("{"), "is no record of prepared weights"),
-    ("no sizes", lambda cache: changed(cache, bytes=None), "is no record of prepared weights"),
-    ("an older program's", lambda cache: changed(cache, without="form"), "or another version's"),
-    ("elsewhere", lambda cache: changed(cache, file="../x.gguf"), "is no record of prepared weights"),
+    ("no JSON", lambda cache: next(cache.glob("*.json")).write_text("{"), "is not a record of prepared weights"),
+    ("no sizes", lambda cache: changed(cache, bytes=None), "is not a record of prepared weights"),
+    ("an older program's", lambda cache: changed(cache, without="form"), "or another version wrote it"),
+    ("elsewhere", lambda cache: changed(cache, file="../x.gguf"), "is not a record of prepared weights"),
     ("too long", lambda cache: changed(cache, why="x" * 70_000), "too long"),
     (
         "another source",
         lambda cache: changed(cache, source={"name": "x", "sha256": "0" * 64, "type": "F32", "bytes": 1}),
-        "is about other weights",
+        "describes other weights",
     ),
-    ("open to others", lambda cache: cache.chmod(0o777), "can be changed by others"),
+    ("open to others", lambda cache: cache.chmod(0o777), "other users can change"),
 ]
 
 
@@ -75,7 +75,7 @@ def test_what_is_not_whole_or_not_ours_is_one_line_and_the_source_runs(
     engine.close()
     (notice,) = engine.notices
     assert message in notice
-    assert notice.endswith((": the model runs as it is (sds models prepare)", f"(chmod 700 {cache})"))
+    assert notice.endswith((": the model runs without prepared weights (sds models prepare)", f"(chmod 700 {cache})"))
     assert "\n" not in notice
     assert f"tiny-1.gguf@{gguf_fingerprint(source)[:12]}" == engine.model
 
@@ -87,8 +87,8 @@ def test_a_cache_that_is_no_folder_is_one_line_and_the_source_runs(
     monkeypatch.setenv("SDS_CACHE", str(tmp_path / "file"))
     engine = open_engine(tiny_path(1), now_ms=lambda: 0)
     engine.close()
-    hint = "the model runs as it is (set SDS_CACHE to one)"
-    assert (f"`{tmp_path / 'file'}` is no folder: {hint}",) == engine.notices
+    hint = "the model runs without prepared weights (set SDS_CACHE to a folder)"
+    assert (f"`{tmp_path / 'file'}` is not a folder: {hint}",) == engine.notices
 
 
 def test_what_was_decided_before_it_was_prepared_is_replayed_by_the_file_itself(
@@ -131,7 +131,9 @@ def test_a_chain_names_the_engine_whose_prepared_weights_are_no_good(
         chain = open_chain([spec], now_ms=lambda: 0)
         chain.close()
         told += chain.notices
-    damaged = f"engine `here`: the prepared weights `{weights(cache)}` are damaged: the model runs as it is"
+    damaged = (
+        f"engine `here`: the prepared weights `{weights(cache)}` are damaged: the model runs without prepared weights"
+    )
     assert [f"{damaged} (sds models prepare)"] == told
 
 
@@ -150,7 +152,7 @@ def test_weights_that_do_not_load_give_way_to_the_source(copied: tuple[Path, Pat
     found.backend.close()
     assert [weights(cache), source] == opened
     assert ("tiny-1.gguf", None) == (found.backend.name, found.noise_logp_max)
-    assert ("no memory for a context of 4096 tokens: the model runs as it is",) == found.notices
+    assert ("no memory for a context of 4096 tokens: the model runs without prepared weights",) == found.notices
 
 
 def test_every_file_is_read_through_once_at_the_start(

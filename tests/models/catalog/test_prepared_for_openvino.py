@@ -220,7 +220,7 @@ def test_where_it_cannot_be_opened_any_more_the_file_itself_runs_in_llama_cpp(in
     engine = open_engine(source, now_ms=lambda: 0)
     assert facts_of(engine)["library"].startswith("llama-cpp-python ")
     assert f"tiny-1.gguf@{gguf_fingerprint(source)[:12]}" == engine.model
-    assert (f"OpenVINO is not installed: the model runs as it is ({INSTALL_HINT})",) == (engine.notices)
+    assert (f"OpenVINO is not installed: the model runs without prepared weights ({INSTALL_HINT})",) == (engine.notices)
 
 
 def replayed(home: Path, source: Path, dfid: str) -> Replay:

@@ -14,7 +14,7 @@ from tests.llama_gguf import Sizes, Tensors, llama_gguf, random_tensors
 from tests.scale import scale, seeded
 
 OTHER = "this model does not run in ours here: "
-SILENT = "`{path}` does not say what its model is like"
+SILENT = "`{path}` does not describe its model"
 
 
 def read(path: Path) -> None:
@@ -54,30 +54,45 @@ def more(name: str, values: np.ndarray) -> Tensors:
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        (without("blk.1.ffn_up.weight"), f"{OTHER}it lacks `blk.1.ffn_up.weight`"),
-        (without("token_embd.weight"), f"{OTHER}it lacks `token_embd.weight`"),
-        ({}, f"{OTHER}it lacks `blk.0.attn_k.weight`"),
-        (more("blk.0.attn_q.bias", np.zeros(32)), f"{OTHER}no use for `blk.0.attn_q.bias`"),
-        (more("blk.2.attn_q.weight", np.ones((32, 32))), f"{OTHER}no use for `blk.2.attn_q.weight`"),
-        (shorter("blk.1.ffn_up.weight", 63), f"{OTHER}`blk.1.ffn_up.weight` is of another shape than its settings say"),
+        (without("blk.1.ffn_up.weight"), f"{OTHER}it has no tensor `blk.1.ffn_up.weight`"),
+        (without("token_embd.weight"), f"{OTHER}it has no tensor `token_embd.weight`"),
+        ({}, f"{OTHER}it has no tensor `blk.0.attn_k.weight`"),
+        (more("blk.0.attn_q.bias", np.zeros(32)), f"{OTHER}it has the unknown tensor `blk.0.attn_q.bias`"),
+        (more("blk.2.attn_q.weight", np.ones((32, 32))), f"{OTHER}it has the unknown tensor `blk.2.attn_q.weight`"),
+        (shorter("blk.1.ffn_up.weight", 63), f"{OTHER}the shape of `blk.1.ffn_up.weight` differs from its settings"),
         (
             shorter("blk.1.ffn_norm.weight", 1),
-            f"{OTHER}`blk.1.ffn_norm.weight` is of another shape than its settings say",
+            f"{OTHER}the shape of `blk.1.ffn_norm.weight` differs from its settings",
         ),
-        (shorter("token_embd.weight", 99), f"{OTHER}`token_embd.weight` is of another shape than its settings say"),
+        (shorter("token_embd.weight", 99), f"{OTHER}the shape of `token_embd.weight` differs from its settings"),
         (
             more("rope_freqs.weight", np.ones(16)),
-            f"{OTHER}`rope_freqs.weight` is of another shape than its settings say",
+            f"{OTHER}the shape of `rope_freqs.weight` differs from its settings",
         ),
         (
             more("rope_freqs.weight", np.zeros(8)),
-            "the weights `rope_freqs.weight` hold a zero, by which no rotation is divided",
+            "the weights `rope_freqs.weight` contain a zero, but they are divisors",
         ),
-        (spoiled("blk.1.ffn_up.weight", np.nan), "the weights `blk.1.ffn_up.weight` hold what is no number"),
-        (spoiled("blk.0.attn_q.weight", np.inf), "the weights `blk.0.attn_q.weight` hold what is no number"),
-        (spoiled("token_embd.weight", -np.inf), "the weights `token_embd.weight` hold what is no number"),
-        (spoiled("output_norm.weight", np.nan), "the weights `output_norm.weight` hold what is no number"),
-        (spoiled("blk.0.ffn_up.weight", 3.4e38), "the weights `blk.0.ffn_up.weight` hold what is no number"),
+        (
+            spoiled("blk.1.ffn_up.weight", np.nan),
+            "the weights `blk.1.ffn_up.weight` contain values that are too large or not numbers",
+        ),
+        (
+            spoiled("blk.0.attn_q.weight", np.inf),
+            "the weights `blk.0.attn_q.weight` contain values that are too large or not numbers",
+        ),
+        (
+            spoiled("token_embd.weight", -np.inf),
+            "the weights `token_embd.weight` contain values that are too large or not numbers",
+        ),
+        (
+            spoiled("output_norm.weight", np.nan),
+            "the weights `output_norm.weight` contain values that are too large or not numbers",
+        ),
+        (
+            spoiled("blk.0.ffn_up.weight", 3.4e38),
+            "the weights `blk.0.ffn_up.weight` contain values that are too large or not numbers",
+        ),
     ],
 )
 def test_a_file_with_other_tensors_than_a_model_of_its_settings_has(tensors: Tensors, message: str, tmp_path: Path):
@@ -90,33 +105,33 @@ def test_a_file_with_other_tensors_than_a_model_of_its_settings_has(tensors: Ten
         (
             {"rope.scaling.factor": 2.0},
             f"{OTHER}its setting `llama.rope.scaling.factor` is not known",
-            "llama.cpp runs it",
+            "choose llamacpp",
         ),
         (
             {"rope.dimension_count": 8},
-            f"{OTHER}its heads turn in part, or keys and values are of two sizes",
-            "llama.cpp runs it",
+            f"{OTHER}its heads are rotated only in part, or its keys and values differ in size",
+            "choose llamacpp",
         ),
         ({"attention.head_count_kv": [1, 1]}, SILENT, "its setting `llama.attention.head_count_kv` is no number"),
         ({"block_count": "two"}, SILENT, "its setting `llama.block_count` is no number"),
         ({"block_count": float("inf")}, SILENT, "its setting `llama.block_count` is no number"),
-        ({"rope.freq_base": float("nan")}, SILENT, "the base of its rotation or the epsilon of its norms is no number"),
+        ({"rope.freq_base": float("nan")}, SILENT, "its `rope.freq_base` or the epsilon of its norms is out of range"),
         ({"attention.head_count": 0}, SILENT, "one of its sizes is not positive"),
         ({"attention.head_count_kv": 0}, SILENT, "one of its sizes is not positive"),
         ({"attention.key_length": 0}, SILENT, "one of its sizes is not positive"),
         ({"context_length": 0}, SILENT, "one of its sizes is not positive"),
         ({"block_count": 0}, SILENT, "one of its sizes is not positive"),
         ({"attention.head_count": 3, "attention.head_count_kv": 2}, SILENT, "heads cannot be shared evenly or halved"),
-        ({"block_count": 10**9}, f"{OTHER}it lacks `blk.10.attn_k.weight`", "llama.cpp runs it"),
+        ({"block_count": 10**9}, f"{OTHER}it has no tensor `blk.10.attn_k.weight`", "choose llamacpp"),
         (
             {"embedding_length": 10**12},
-            f"{OTHER}`blk.0.attn_k.weight` is of another shape than its settings say",
-            "llama.cpp runs it",
+            f"{OTHER}the shape of `blk.0.attn_k.weight` differs from its settings",
+            "choose llamacpp",
         ),
         (
             {"feed_forward_length": 10**12},
-            f"{OTHER}`blk.0.ffn_down.weight` is of another shape than its settings say",
-            "llama.cpp runs it",
+            f"{OTHER}the shape of `blk.0.ffn_down.weight` differs from its settings",
+            "choose llamacpp",
         ),
     ],
 )
@@ -138,14 +153,14 @@ def test_another_architecture(tmp_path: Path):
     path = llama_gguf(tmp_path / "model.gguf")
     path.write_bytes(path.read_bytes().replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0qwen2", 1))
     error = refused(path)
-    assert "GGUF files of the architecture `llama` run in ours here, not `qwen2`" == str(error)
+    assert "only GGUF files of the architecture `llama` run in ours, not of `qwen2`" == str(error)
 
 
 @pytest.mark.parametrize("kept", [4, 20, 1000, 60_000])
 def test_a_file_that_is_cut_off(kept: int, tmp_path: Path):
     path = llama_gguf(tmp_path / "model.gguf")
     path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(BackendError, match="is damaged or of a kind that is not known here"):
+    with pytest.raises(BackendError, match="is damaged, or its kind of GGUF is not supported"):
         LlamaWeights(path, "ours")
 
 

@@ -41,9 +41,9 @@ def test_isotonic_regression_is_taken_where_a_sigmoid_does_not_fit() -> None:
 
 def test_scores_that_fall_with_the_truth_or_a_truth_of_one_kind_are_refused() -> None:
     scores = np.linspace(-1, 1, 100)
-    with pytest.raises(ReaderError, match="are all alike"):
+    with pytest.raises(ReaderError, match="all true or all false"):
         fit_score(scores, np.ones(100, np.bool_))
-    with pytest.raises(ReaderError, match="do not rise with the truth"):
+    with pytest.raises(ReaderError, match="do not get higher scores than false ones"):
         fit_score(scores, scores < 0)
 
 

@@ -126,11 +126,11 @@ def test_nothing_uncalibrated_is_written(base: Path, tmp_path: Path) -> None:
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown value": ({"values": ["strike", *TRAIN[1][1:]]}, "the value `strike` is not declared"),
     "one value a text": ({"values": TRAIN[1][1:]}, "180 texts have 179 values"),
-    "one class only": ({"values": ["crew"] * 180}, "the value `weather` is stated by 0 texts"),
-    "one text of a value": ({"texts": TRAIN[0][:4], "values": TRAIN[1][:4]}, "the value `crew` is stated by 1 texts"),
+    "one class only": ({"values": ["crew"] * 180}, "the value `weather` has 0 texts"),
+    "one text of a value": ({"texts": TRAIN[0][:4], "values": TRAIN[1][:4]}, "the value `crew` has 1 texts"),
     "one name": ({"names": ("crew",)}, "a reading has 2 to 32 different values"),
     "a name twice": ({"names": (*NAMES, "crew")}, "a reading has 2 to 32 different values"),
-    "no texts": ({"texts": [], "values": []}, "the value `weather` is stated by 0 texts"),
+    "no texts": ({"texts": [], "values": []}, "the value `weather` has 0 texts"),
 }
 
 

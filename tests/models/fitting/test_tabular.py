@@ -78,12 +78,15 @@ def test_progress_is_told() -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "one class only": ({"truth": [False] * 600}, "the rows are all alike"),
+    "one class only": ({"truth": [False] * 600}, "the rows are all true or all false"),
     "an answer too few": ({"truth": FRAUDS[1:]}, "600 rows have 599 answers"),
-    "no rows": ({"rows": [], "truth": []}, "the rows are all alike"),
+    "no rows": ({"rows": [], "truth": []}, "the rows are all true or all false"),
     "no inputs": ({"inputs": []}, "a table has 1 to 256 inputs"),
-    "an input that no row has": ({"inputs": [Input(name="age", type="int")]}, "the field `age` is absent, or no int"),
-    "a reading without values": ({"inputs": [Input(name="note", type="reading")]}, "the reading `note` has no values"),
+    "an input that no row has": (
+        {"inputs": [Input(name="age", type="int")]},
+        "the field `age` is absent, or is not of type int",
+    ),
+    "a reading without values": ({"inputs": [Input(name="note", type="reading")]}, "the reading `note` must have 1 to"),
 }
 
 

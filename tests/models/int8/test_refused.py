@@ -30,24 +30,24 @@ def refused(path: Path, **options: object) -> tuple[str, str]:
 @pytest.mark.parametrize("head", [24, 544])
 def test_heads_that_do_not_fill_registers_or_are_too_wide(head: int, tmp_path: Path):
     path = llama_gguf(tmp_path / "model.gguf", Sizes(head=head))
-    assert ("integer passes run heads of multiples of 32 numbers, up to 512", "llama.cpp runs it") == refused(path)
+    assert ("integer passes run heads of multiples of 32 numbers, up to 512", "choose llamacpp") == refused(path)
 
 
 def test_another_architecture_and_what_its_settings_do_not_know(tmp_path: Path):
     path = llama_gguf(tmp_path / "model.gguf", OWN, settings={"rope.scaling.type": "yarn"})
     said = "this model does not run in integer passes here: its setting `llama.rope.scaling.type` is not known"
-    assert (said, "llama.cpp runs it") == refused(path)
+    assert (said, "choose llamacpp") == refused(path)
 
 
 def test_a_type_they_do_not_compute_in(tmp_path: Path):
     path = llama_gguf(tmp_path / "model.gguf", OWN)
-    assert ("integer passes do not compute in bf16", "choose int8 or int16") == refused(path, dtype="bf16")
+    assert ("integer passes do not support the dtype bf16", "choose int8 or int16") == refused(path, dtype="bf16")
 
 
 @pytest.mark.parametrize("features", ["", "avx", "avx2", "avx512f avx512_vnni fma"])
 def test_another_processor(features: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(library, "cpu_features", lambda: set(features.split()))
-    said = "integer passes are written for processors with AVX2, or AVX-512 and VNNI"
+    said = "integer passes need a processor with AVX2, or with AVX-512 and VNNI"
     assert (said, "choose llamacpp or openvino") == refused(llama_gguf(tmp_path / "model.gguf", OWN))
 
 
@@ -66,7 +66,7 @@ def test_what_was_compiled_of_other_sources_or_is_no_library(tmp_path: Path):
     no_library = tmp_path / "passes.so"
     no_library.write_bytes(b"no library")
     for path, said in (
-        (stale(tmp_path / "other.so"), "`other.so` was compiled of other sources"),
+        (stale(tmp_path / "other.so"), "`other.so` was compiled from other sources"),
         (no_library, "`passes.so` cannot be loaded"),
     ):
         with pytest.raises(BackendError) as caught:

@@ -18,9 +18,9 @@ from tests.model_fixtures import TINY_THREADS
 @pytest.mark.parametrize(
     ("device", "found", "message"),
     [
-        ("cuda", (), "llama.cpp sees no card here"),
-        ("cuda:0", (), "llama.cpp sees no card 0 here"),
-        ("cuda:1", ("one",), "llama.cpp sees no card 1 here"),
+        ("cuda", (), "llama.cpp finds no GPU here"),
+        ("cuda:0", (), "llama.cpp finds no GPU 0 here"),
+        ("cuda:1", ("one",), "llama.cpp finds no GPU 1 here"),
     ],
 )
 def test_a_card_that_is_not_there_is_refused_and_nothing_else_runs(
@@ -59,7 +59,7 @@ def test_cards_with_memory_of_their_own_come_before_one_that_shares_the_processo
 def test_what_is_no_device_is_refused(single_path: Path, device: str):
     with pytest.raises(BackendError) as caught:
         LlamaBackend(single_path, device=device)
-    assert (f"`{device}` is no device", "cpu, cuda or cuda:NUMBER") == (str(caught.value), caught.value.hint)
+    assert (f"`{device}` is not a device", "cpu, cuda or cuda:NUMBER") == (str(caught.value), caught.value.hint)
 
 
 def test_which_card_is_asked_for_reaches_llama_cpp(single_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -40,7 +40,7 @@ def test_a_template_is_cut_around_the_two_texts(template: str | None, frame: Cha
 def test_a_template_that_does_not_show_the_texts_is_refused(template: str):
     with pytest.raises(BackendError) as caught:
         chat_frame(template, bos="", eos="")
-    assert "the chat template does not show each text exactly once" == str(caught.value)
+    assert "the chat template does not show the system and the user text exactly once" == str(caught.value)
 
 
 def test_the_embedded_model_brings_its_own_frame(embedded: LlamaBackend):

@@ -81,14 +81,14 @@ def test_the_text_that_recurs_is_read_once(tmp_path: Path, make: Make, monkeypat
 def test_one_state_has_one_slot_and_says_what_is_for_several(tmp_path: Path, make: Make) -> None:
     with pytest.raises(BackendError) as refused:
         LlamaBackend(make(tmp_path / "m.gguf"), slots=2)
-    assert "a model whose memory is one state decides one case at a time" == str(refused.value)
+    assert "a model with recurrent state can decide only one case at a time" == str(refused.value)
     assert "`replicas`" in refused.value.hint
 
 
 UNFIT = [
     ("llada", "a diffusion model does not write from left to right"),
-    ("t5", "a model with an encoder is not asked here"),
-    ("bert", "an embedding model writes nothing"),
+    ("t5", "a model with an encoder is not supported"),
+    ("bert", "an embedding model writes no text"),
 ]
 
 
@@ -104,6 +104,6 @@ def test_what_does_not_write_from_left_to_right_is_told_from_its_header(
 
 def test_it_is_refused_when_it_is_opened(tmp_path: Path) -> None:
     path = llama_gguf(tmp_path / "m.gguf", tensors=random_tensors(), settings={"attention.causal": False})
-    with pytest.raises(BackendError, match="an embedding model writes nothing") as refused:
+    with pytest.raises(BackendError, match="an embedding model writes no text") as refused:
         LlamaBackend(path)
     assert UNFIT_HINT == refused.value.hint

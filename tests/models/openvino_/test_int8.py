@@ -88,7 +88,7 @@ def test_a_state_that_is_no_number_shows_in_all_that_comes_after_it(
     bad, good = backend.run([Row(0, tokens), Row(1, [21])])
     assert not np.isfinite(bad).any()
     assert np.array_equal(expected, good[0])
-    with pytest.raises(BackendError, match="the model answered with what is no number"):
+    with pytest.raises(BackendError, match="the model returned logits that are not numbers"):
         backend.prefill([[20] * 20, tokens])
 
 
@@ -102,7 +102,7 @@ def test_what_becomes_no_number_within_a_layer_ends_the_decision(
     for part in parts:
         tensors[f"blk.0.{part}.weight"] *= np.float32(1e25)
     backend = opened(llama_gguf(tmp_path / "model.gguf", tensors=tensors), dtype=dtype)
-    with pytest.raises(BackendError, match="the model answered with what is no number"):
+    with pytest.raises(BackendError, match="the model returned logits that are not numbers"):
         backend.prefill([[20, 21, 22]])
     backend.prefill([])
     assert not np.isfinite(backend.forward_one([20, 21, 22])).any()
@@ -184,13 +184,13 @@ def test_weights_that_overflow_when_they_are_turned_are_refused(norm: str, matri
     path = llama_gguf(tmp_path / "huge.gguf", tensors=tensors)
     with pytest.raises(BackendError) as caught:
         OpenvinoBackend(path, dtype="int8", threads=1, lengths=())
-    assert "weights are too large to be turned" == str(caught.value)
+    assert "some weights are too large to be rotated" == str(caught.value)
 
 
 def test_transformers_does_not_compute_in_int8(tiny_folder: Callable[[int], Path]) -> None:
     from sds.models.transformers_.backend import HfBackend
 
-    with pytest.raises(BackendError, match="transformers does not compute in int8 here"):
+    with pytest.raises(BackendError, match="transformers does not support the dtype int8 here"):
         HfBackend(tiny_folder(1), dtype="int8")
 
 

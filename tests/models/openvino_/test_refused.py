@@ -76,7 +76,10 @@ def test_a_missing_file_and_a_folder(tmp_path: Path):
 def test_a_type_it_does_not_compute_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "unread.gguf"
     error = refused(path, dtype="fp16")
-    assert ("OpenVINO does not compute in fp16 here", "choose fp32, bf16, int8, int8-bf16") == (str(error), error.hint)
+    assert ("OpenVINO does not support the dtype fp16 here", "choose fp32, bf16, int8, int8-bf16") == (
+        str(error),
+        error.hint,
+    )
     monkeypatch.setattr(names, "WHOLE_PRODUCTS", cpu_features())
     monkeypatch.setattr(names, "computes_in_bf16", lambda: False)
     for dtype, mend in (("bf16", "fp32"), ("int8-bf16", "int8")):

@@ -51,17 +51,17 @@ def values(folder: Path, *names: str) -> None:
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a byte of the model": (lambda folder: flip(folder / "model.onnx"), "model.onnx` is not the one that was fitted: its hash differs"),
-    "a byte of the tokenizer": (lambda folder: flip(folder / "tokenizer.json"), "tokenizer.json` is not the one that was fitted: its hash differs"),
+    "a byte of the model": (lambda folder: flip(folder / "model.onnx"), "model.onnx` has changed since it was fitted: its hash differs"),
+    "a byte of the tokenizer": (lambda folder: flip(folder / "tokenizer.json"), "tokenizer.json` has changed since it was fitted: its hash differs"),
     "a longer model": (lambda folder: (folder / "model.onnx").write_bytes(b"x"), "its hash differs"),
     "no model": (lambda folder: (folder / "model.onnx").unlink(), "model.onnx` cannot be read: no such file or directory"),
     "no manifest": (lambda folder: (folder / "reader.json").unlink(), "reader.json` cannot be read: no such file or directory"),
     "a link": (link, "model.onnx` cannot be read: it is a link"),
     "a folder for a file": (as_folder, "model.onnx` cannot be read: is a directory"),
-    "a pipe": (as_pipe, "model.onnx` is no regular file"),
-    "no JSON": (lambda folder: (folder / "reader.json").write_text("{"), "reader.json` is no JSON"),
+    "a pipe": (as_pipe, "model.onnx` is not a regular file"),
+    "no JSON": (lambda folder: (folder / "reader.json").write_text("{"), "reader.json` is not JSON"),
     "a list": (lambda folder: (folder / "reader.json").write_text("[]"), "reader.json` is of schema `None`, not `sds.reader/1`"),
-    "deep JSON": (lambda folder: (folder / "reader.json").write_text("[" * 100_000), "reader.json` is no JSON"),
+    "deep JSON": (lambda folder: (folder / "reader.json").write_text("[" * 100_000), "reader.json` is not JSON"),
     "another schema": (lambda folder: edit(folder, schema="sds.reader/2"), "is of schema `sds.reader/2`, not `sds.reader/1`"),
     "another key": (lambda folder: edit(folder, more=1), "is not as it was written: more"),
     "a value twice": (lambda folder: values(folder, "crew", "crew"), "is not as it was written: the whole"),
@@ -86,7 +86,7 @@ def test_a_folder_that_is_not_as_it_was_fitted_is_refused_in_one_line(head_folde
 def test_a_manifest_of_another_hash_is_refused(head_folder: Path) -> None:
     expected = hashlib.sha256((head_folder / "reader.json").read_bytes()).hexdigest()
     assert expected == open_reader(head_folder, sha256=expected).sha256
-    with pytest.raises(ReaderError, match="is not the one that was fitted"):
+    with pytest.raises(ReaderError, match="has changed since it was fitted"):
         open_reader(head_folder, sha256="0" * 64)
 
 
@@ -98,7 +98,7 @@ def test_a_file_that_is_too_large_is_not_read(head_folder: Path, monkeypatch: py
 
 def test_a_model_with_another_number_of_values_is_refused(head_folder: Path) -> None:
     values(head_folder, "weather", "crew")
-    with pytest.raises(ReaderError, match=r"another number of values than its reader\.json"):
+    with pytest.raises(ReaderError, match=r"reader\.json differ in the number of values"):
         open_reader(head_folder).read("late")
 
 
@@ -144,11 +144,11 @@ FOREIGN = helper.make_node("Anything", ["x"], ["y"], domain="com.example")
 FORMS = {
     "another's operator": (model(FOREIGN, domain="com.example"), "a model uses operators of `com.example`, which are not standard"),
     "one in a branch": (model(hidden(FOREIGN), domain="com.example"), "a model uses operators of `com.example`, which are not standard"),
-    "numbers in another file": (model(helper.make_node("Add", ["x", "w"], ["y"]), outside("w")), "a model names numbers that lie in another file"),
-    "a constant in another file": (model(helper.make_node("Constant", [], ["y"], value=outside("v"))), "a model names numbers that lie in another file"),
-    "nothing": (b"", "a model is no ONNX file"),
-    "no ONNX": (b"PK\x03\x04 pickled", "a model is no ONNX file"),
-    "cut short": (model(helper.make_node("Relu", ["x"], ["y"]))[:-5], "a model is no ONNX file"),
+    "numbers in another file": (model(helper.make_node("Add", ["x", "w"], ["y"]), outside("w")), "a model refers to weights in another file"),
+    "a constant in another file": (model(helper.make_node("Constant", [], ["y"], value=outside("v"))), "a model refers to weights in another file"),
+    "nothing": (b"", "a model is not an ONNX file"),
+    "no ONNX": (b"PK\x03\x04 pickled", "a model is not an ONNX file"),
+    "cut short": (model(helper.make_node("Relu", ["x"], ["y"]))[:-5], "a model is not an ONNX file"),
 }  # fmt: skip
 
 

@@ -39,12 +39,12 @@ def test_the_other_reading_counts(table: Reader) -> None:
 @pytest.mark.parametrize(
     ("changes", "readings", "expected"),
     [
-        ({"amount_minor": None}, NOTE, "the field `amount_minor` is absent, or no int"),
-        ({"amount_minor": True}, NOTE, "the field `amount_minor` is absent, or no int"),
-        ({"amount_minor": "4"}, NOTE, "the field `amount_minor` is absent, or no int"),
-        ({"amount_minor": 10**400}, NOTE, "the field `amount_minor` is absent, or no int"),
-        ({"new_device": 1}, NOTE, "the field `new_device` is absent, or no bool"),
-        ({"country": 3}, NOTE, "the field `country` is absent, or no category"),
+        ({"amount_minor": None}, NOTE, "the field `amount_minor` is absent, or is not of type int"),
+        ({"amount_minor": True}, NOTE, "the field `amount_minor` is absent, or is not of type int"),
+        ({"amount_minor": "4"}, NOTE, "the field `amount_minor` is absent, or is not of type int"),
+        ({"amount_minor": 10**400}, NOTE, "the field `amount_minor` is absent, or is not of type int"),
+        ({"new_device": 1}, NOTE, "the field `new_device` is absent, or is not of type bool"),
+        ({"country": 3}, NOTE, "the field `country` is absent, or is not of type category"),
         ({}, {}, "the reading `note` is absent, or has other values"),
         ({}, {"note": {"takeover": 0.5}}, "the reading `note` is absent, or has other values"),
         ({}, {"note": {"takeover": float("nan"), "routine": 0.5}}, "the reading `note` is absent, or has other values"),

@@ -49,7 +49,7 @@ def test_thinking_is_off_by_the_templates_own_switch(name: str, on: str) -> None
     """Also where a model that thinks would open the thought itself."""
     frame = chat_frame(switched(SWITCHED[name], on=on), bos="", eos="")
     assert f"{USER}<think>\n\n</think>\n\n" == frame.after_user
-    assert f"thinking is off by the template's own `{name}`" == frame.thinking
+    assert f"the template's own `{name}` turns thinking off" == frame.thinking
 
 
 CLOSED = [
@@ -71,7 +71,7 @@ def test_a_thought_is_closed_as_the_template_writes_past_answers(prompt: str, pa
 def test_an_answer_stands_behind_the_header_of_answers(header: str) -> None:
     frame = chat_frame(template("", header), bos="", eos="")
     assert USER + header == frame.after_user
-    assert frame.thinking.startswith("the answer stands behind `")
+    assert frame.thinking.startswith("the answer follows `")
 
 
 def test_behind_a_thought_that_is_closed_the_header_of_answers_follows() -> None:
@@ -97,7 +97,7 @@ KEPT = "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>
 def test_a_thought_whose_end_the_template_knows_is_closed(prompt: str, past: str, closed: str) -> None:
     frame = chat_frame(template(prompt, past), bos="", eos="")
     assert USER + closed == frame.after_user
-    assert frame.thinking.startswith("the thought that the template opens is closed: ")
+    assert frame.thinking.startswith("the thought that the template begins is ended at once: ")
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_a_thought_whose_end_the_template_knows_is_closed(prompt: str, past: str
 def test_a_thought_whose_end_nobody_knows_is_refused(prompt: str) -> None:
     with pytest.raises(BackendError) as refused:
         chat_frame(template(prompt), bos="", eos="")
-    assert "the chat template has the model think first, and nobody can tell how a thought ends" == str(refused.value)
+    assert "the chat template makes the model think first, and does not show how a thought ends" == str(refused.value)
     assert refused.value.hint
 
 

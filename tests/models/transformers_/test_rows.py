@@ -376,5 +376,5 @@ def test_as_many_rows_as_a_card_takes_give_what_each_gives_alone(tiny_folder: Ca
 
 
 def test_llama_cpp_has_fewer_slots(tiny_path: Callable[[int], Path]) -> None:
-    with pytest.raises(BackendError, match="65 slots are not between 1 and 64"):
+    with pytest.raises(BackendError, match="slots must be 1 to 64, got 65"):
         LlamaBackend(tiny_path(1), threads=TINY_THREADS, slots=SLOTS_MAX + 1)

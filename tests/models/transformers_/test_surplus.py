@@ -16,7 +16,7 @@ from tests.llama_gguf import llama_gguf, random_tensors
 from tests.model_fixtures import TINY_THREADS
 from tests.models.transformers_.test_backend import edit, edit_weights, opened, refused
 
-SURPLUS = "the checkpoint has {} weights that the model of its config has not, the first is `{}`"
+SURPLUS = "the checkpoint has {} weights that its config does not name, first `{}`"
 
 
 @pytest.fixture

@@ -40,9 +40,11 @@ def read_corpus(part: str, folder: Path = CORPUS) -> dict[str, list[Note]]:
             data = json.loads(line)
             found[data["value"]].append(Note(data["text"], data["value"], data["style"]))
     except (OSError, *NOT_AS_WRITTEN) as error:
-        raise StateError(f"the texts in `{path}` cannot be read", hint="install this package anew") from error
+        raise StateError(f"the texts in `{path}` cannot be read", hint="install this package again") from error
     if set(found) != set(VALUES):
-        raise StateError(f"`{path}` has not the values {', '.join(VALUES)}", hint="install this package anew")
+        raise StateError(
+            f"`{path}` must have texts of exactly the values {', '.join(VALUES)}", hint="install this package again"
+        )
     return dict(found)
 
 

@@ -107,7 +107,7 @@ class RailProcess:
         ran_s = time.monotonic() - self._began_s
         self._restarts = 0 if ran_s > RESTART_S_MAX else self._restarts
         if ran_s < min(RESTART_S_MAX, RESTART_S * 2.0**self._restarts):
-            raise ExecutorError("the payment rail does not answer: it has ended, and is started again later")
+            raise ExecutorError("the payment rail does not answer: it has ended, and will be restarted later")
         self._restarts += 1
         self._end()
         self.port = 0
@@ -210,7 +210,7 @@ class RailExecutor:
             except StateError as error:
                 return Receipt("rejected", detail=f"nothing was sent: {error}")
             if moved:
-                return Receipt("rejected", detail="the ticket has moved; nothing was sent")
+                return Receipt("rejected", detail="the ticket has changed; nothing was sent")
         order = {
             "key": key,
             "kind": intent.kind,
@@ -300,7 +300,7 @@ def _receipt(path: str, code: int, data: Mapping[str, Any], key: str) -> Receipt
     if path == "/pay" and code in {400, 409}:
         return Receipt("rejected", detail=str(detail)[:200])
     if code != 200 or data.get("key") != key:
-        return Receipt("unknown", detail=f"the rail answered {code}, not about this key")
+        return Receipt("unknown", detail=f"the rail answered {code}, but not for this key")
     if status == "settled" and isinstance(reference, str) and reference:
         return Receipt("settled", reference=reference[:64])
     if status == "rejected":

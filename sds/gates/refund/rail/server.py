@@ -67,7 +67,7 @@ def parse_faults(data: object) -> Faults | str:
     """Return the faults, or one line that says what is wrong with them. A fault that is not named is off."""
     names = {field.name for field in fields(Faults)}
     if not isinstance(data, dict) or not set(data) <= names:
-        return f"faults are some of: {', '.join(sorted(names))}"
+        return f"choose faults from: {', '.join(sorted(names))}"
     for name in ("lose_reply", "fail", "drop_before"):
         value = data.get(name, 0.0)
         if type(value) not in {int, float} or not 0 <= value <= 1:
@@ -189,7 +189,7 @@ class Handler(BaseHTTPRequestHandler):
         elif what in {"pay", "revert"} and is_key(name):
             self._look_up(what, name)
         else:
-            self._malformed("no such question")
+            self._malformed("no such path")
 
     def do_POST(self) -> None:
         data = self._body()

@@ -211,7 +211,7 @@ class PayoutStore:
         return [Line(*row) for row in rows]
 
 
-_CONFLICT = Answer("conflict", detail="the key stands for another order")
+_CONFLICT = Answer("conflict", detail="the key belongs to another order")
 _VOIDED = Answer("rejected", detail="the key was made void")
 _NOT_PAID = Answer("rejected", detail="nothing was paid under this key")
 

@@ -87,7 +87,7 @@ def corpus(part: Part) -> tuple[CorpusText, ...]:
         lines = map(json.loads, path.read_text(encoding="ascii").splitlines())
         return tuple(CorpusText(line["text"], Cause(line["cause"]), line["style"]) for line in lines)
     except (OSError, ValueError, KeyError) as error:
-        raise StateError(f"`{path}` cannot be read", hint="install the package anew") from error
+        raise StateError(f"`{path}` cannot be read", hint="install this package again") from error
 
 
 class Deck:

@@ -67,7 +67,7 @@ class TestIdempotency:
         }[changed]
         receipt = rail.executor().dispatch(intent, key_of(name), SOON_S)
 
-        assert Receipt("rejected", detail="the key stands for another order") == receipt
+        assert Receipt("rejected", detail="the key belongs to another order") == receipt
         assert 25_000 == payouts(rail, f"TKT-{name}")["paid_minor"]
 
     def test_an_unused_key_is_absent(self, rail: RailProcess) -> None:
