@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import httptools
@@ -25,6 +26,7 @@ from sds.service.body import BODY_IS_THERE
 from sds.service.operations.shedding import LoadShedding
 from sds.service.problems import Problem, response_of
 from sds.service.settings import ServiceSettings
+from sds.service.state import Service
 
 if TYPE_CHECKING:
     from uvicorn._types import (
@@ -44,8 +46,9 @@ _CLOSE = (b"connection", b"close")
 
 
 class BoundedConnection(HttpToolsProtocol):
-    """One connection. `connection_class` sets `settings`, `shedding` and `by_silence`, the one silent longest first."""
+    """One connection. `connection_class` sets the class's variables. `by_silence`: the one silent longest first."""
 
+    service: ClassVar[Service]
     settings: ClassVar[ServiceSettings]
     shedding: ClassVar[LoadShedding]
     by_silence: ClassVar[OrderedDict[BoundedConnection, None]]
@@ -206,7 +209,11 @@ class BoundedConnection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answered = cycle
-        super()._start_asgi_task(cycle, _joined(cycle, app))
+        super()._start_asgi_task(cycle, _joined(cycle, app, self._is_last))
+
+    def _is_last(self) -> bool:
+        """Tell whether the answer that begins now is the connection's last: the process stops, and nothing more was asked."""
+        return self.service.stopping and not self.pipeline
 
     def _start_head_timer(self) -> None:
         self._head_timer = self.loop.call_later(self.settings.head_within_s, self.transport.abort)
@@ -222,10 +229,10 @@ class BoundedConnection(HttpToolsProtocol):
             self._write_timer = None
 
 
-def _joined(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
+def _joined(cycle: RequestResponseCycle, app: ASGI3Application, is_last: Callable[[], bool]) -> ASGI3Application:
     """Wrap an application so that a response whose body comes in one message is written at once. uvicorn would write the head
     first, check each header by itself, and wake the client twice. HTTP/1.0 has no chunks: there a response without a length
-    ends with its connection.
+    ends with its connection. `is_last()`: whether the client is told to ask no more on this connection.
     """
     heads, chunks = cycle.scope["method"] == "HEAD", cycle.scope["http_version"] == "1.1"
 
@@ -236,6 +243,7 @@ def _joined(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Applicat
         async def sent(message: ASGISendEvent) -> None:
             nonlocal start, endless
             if message["type"] == "http.response.start":
+                cycle.keep_alive = cycle.keep_alive and not is_last()
                 has_length = any(name == b"content-length" for name, _ in message.get("headers", ()))
                 if has_length and not heads:
                     start = message
@@ -277,7 +285,7 @@ def _write_joined(cycle: RequestResponseCycle, start: HTTPResponseStartEvent, me
     return True
 
 
-def connection_class(settings: ServiceSettings, shedding: LoadShedding) -> type[BoundedConnection]:
+def connection_class(service: Service, shedding: LoadShedding) -> type[BoundedConnection]:
     """Return the connection class of one server, with its limits."""
-    own = {"settings": settings, "shedding": shedding, "by_silence": OrderedDict()}
+    own = {"service": service, "settings": service.settings, "shedding": shedding, "by_silence": OrderedDict()}
     return type("Connection", (BoundedConnection,), own)

@@ -97,7 +97,7 @@ def server_over(app: FastAPI, started: Callable[[], None]) -> Server:
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL + 1)  # its tracebacks may quote requests
     config = uvicorn.Config(
         app,
-        http=connection_class(settings, app.state.shedding),
+        http=connection_class(app.state.service, app.state.shedding),
         ws="none",
         loop="uvloop",
         lifespan="on",
@@ -121,15 +121,16 @@ def _raise_file_limit(wanted: int) -> None:
 
 
 class Server(uvicorn.Server):
-    """A server that drains on the first SIGTERM or SIGINT: it goes on answering until the decisions under way have ended, or
-    `drain_s` is over. A SIGINT after that stops it at once.
+    """A server that stops on the first SIGTERM or SIGINT. For `shutdown_delay_s` it is not ready and answers as before. Then
+    it drains: it goes on answering until the decisions under way have ended, or `drain_s` is over. A SIGINT after the first
+    signal stops it at once.
     """
 
     def __init__(self, config: uvicorn.Config, service: Service, started: Callable[[], None]) -> None:
         super().__init__(config)
         self._service, self._on_started = service, started
         self._stop_asked = False
-        self._draining: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -142,9 +143,17 @@ class Server(uvicorn.Server):
         self._stop_asked = True
 
     async def on_tick(self, counter: int) -> bool:
-        if self._stop_asked and self._draining is None:
-            self._draining = asyncio.create_task(self._drain())
+        if self._stop_asked and self._ending is None:
+            self._ending = asyncio.create_task(self._stop())
         return await super().on_tick(counter)
+
+    async def _stop(self) -> None:
+        """Let balancers notice that the process is not ready, then drain. Until then clients are refused nothing."""
+        service = self._service
+        service.stopping = True
+        service.log("service.stopping", {"drains_after_s": service.settings.shutdown_delay_s})
+        await asyncio.sleep(service.settings.shutdown_delay_s)
+        await self._drain()
 
     async def _drain(self) -> None:
         """Refuse new events, wait for decisions under way, end the rest NOT_DECIDED, then let the server stop."""

@@ -59,8 +59,8 @@ def not_ready(bed: Bed, check: str, found: object) -> None:
     assert "application/problem+json" == answer.headers["content-type"]
 
 
-def test_who_drains_is_not_ready(bed: Bed) -> None:
-    bed.service.draining = True
+def test_who_is_told_to_stop_is_not_ready(bed: Bed) -> None:
+    bed.service.stopping = True
     not_ready(bed, "draining", "DRAINING")
 
 

@@ -21,7 +21,7 @@ import pytest
 
 from sds.engines.protocol import Engine
 from sds.kernel.errors import SdsError
-from sds.service.server.serving import bound, server_over
+from sds.service.server.serving import Server, bound, server_over
 from tests.gates.own import GATE, written
 from tests.service.server.driver import KEY
 from tests.service.testbed import EVENT, Bed, opened_bed
@@ -34,8 +34,8 @@ POST = b"POST /v1/gates/toll/decisions HTTP/1.1\r\nHost: x\r\nContent-Type: appl
 class OnSocket:
     """A service on a socket of this machine, in a thread."""
 
-    def __init__(self, bed: Bed, port: int) -> None:
-        self.bed, self.port = bed, port
+    def __init__(self, bed: Bed, server: Server, port: int) -> None:
+        self.bed, self.server, self.port = bed, server, port
         self.authorization = f"Authorization: Bearer {bed.key}\r\n".encode()
         self.client = httpx2.Client(base_url=f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {bed.key}"})
 
@@ -55,7 +55,7 @@ def on_socket(home: Path, engine: Engine | None = None, **settings: float) -> It
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()
         assert ready.wait(10)
-        made = OnSocket(bed, listener.getsockname()[1])
+        made = OnSocket(bed, server, listener.getsockname()[1])
         opened.callback(thread.join, 10)
         opened.callback(setattr, server, "should_exit", True)
         opened.callback(made.client.close)

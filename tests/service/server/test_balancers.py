@@ -1,0 +1,70 @@
+"""What a balancer before the service relies on: a process that stops says so before it refuses anything."""
+
+from __future__ import annotations
+
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.service.engines import Held
+from tests.service.operations.waiting import wait_until
+from tests.service.server.test_connections import BODY, GET, LENGTH
+from tests.service.server.test_serving import POST, OnSocket, answer, on_socket
+from tests.service.testbed import EVENT
+
+pytestmark = pytest.mark.timeout(90)
+
+
+def stop(service: OnSocket) -> None:
+    """Do what SIGTERM does, and wait until the server has seen it."""
+    service.server.handle_exit(signal.SIGTERM, None)
+    wait_until(lambda: service.bed.service.stopping)
+
+
+def test_who_is_told_to_stop_is_unready_at_once_and_decides_until_the_delay_is_over(home: Path) -> None:
+    with on_socket(home, shutdown_delay_s=600.0) as service:
+        stop(service)
+        ready = service.client.get("/readyz")
+        assert (503, "DRAINING") == (ready.status_code, ready.json()["checks"]["draining"])
+        assert 200 == service.client.get("/livez").status_code
+        decided = service.client.post("/v1/gates/toll/decisions", json=EVENT)
+        assert (200, "WAIVE") == (decided.status_code, decided.json()["action"])
+
+
+def test_after_the_delay_it_drains(home: Path) -> None:
+    with on_socket(home, shutdown_delay_s=0.1) as service:
+        stop(service)
+        wait_until(lambda: "service.drained" in dict(service.bed.logged))
+        assert ["service.stopping", "service.draining", "service.drained"] == [event for event, _ in service.bed.logged]
+
+
+def test_every_answer_of_a_process_that_stops_is_the_last_of_its_connection(home: Path) -> None:
+    """Else a balancer sends the next request on a connection that is closed meanwhile, and answers it with 502."""
+    engine = Held()
+    asking = POST + LENGTH
+    with (
+        on_socket(home, engine, shutdown_delay_s=600.0) as service,
+        service.connect() as idle,
+        service.connect() as waiting,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        idle.sendall(GET + b"\r\n")
+        assert b"connection: close" not in idle.recv(65_536)
+        waiting.sendall(asking + service.authorization + b"\r\n" + BODY)
+        assert engine.entered.acquire(timeout=20)
+        stop(service)
+        engine.let_go.set()
+        idle.sendall(GET + b"\r\n")
+        for answered in pool.map(answer, (idle, waiting)):  # all that comes until the service closes
+            assert answered.startswith(b"HTTP/1.1 200 ")
+            assert b"connection: close\r\n" in answered
+
+
+def test_pipelined_requests_are_all_answered_before_the_connection_ends(home: Path) -> None:
+    with on_socket(home, shutdown_delay_s=600.0) as service, service.connect() as connection:
+        stop(service)
+        connection.sendall(3 * (GET + b"\r\n"))
+        answered = answer(connection)
+    assert (3, 1) == (answered.count(b"HTTP/1.1 200 "), answered.count(b"connection: close\r\n"))
