@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import (
@@ -60,6 +60,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._received_bytes = 0  # bytes received of the request that is being read
         self._in_head, self._upgrades, self._shed = True, False, False
         self._closing_after = False  # nothing more is read; the connection closes once the requests before are answered
+        self._lingers = False  # the last answer was sent; what still comes is dropped
         self._answered: RequestResponseCycle | None = None  # the request being answered; `cycle` is the latest one read
 
     @property
@@ -84,6 +85,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self.parser is None or self._closing_after or self.transport.is_closing():
+            self._drop(data)
             return
         self.by_silence.move_to_end(self)
         self._unset_keepalive_if_required()
@@ -94,12 +96,19 @@ class BoundedConnection(HttpToolsProtocol):
                 raise httptools.HttpParserError("its head is too long")
         except httptools.HttpParserError as error:
             self.send_400_response(str(error))
+        if self._lingers:
+            return
         if self._received_bytes > REQUEST_BYTES_MAX:
             self.transport.abort()
         if self.asking:
             self._stop_head_timer()
         elif self._head_timer is None and self.timeout_keep_alive_task is None and not self.transport.is_closing():
             self._start_head_timer()
+
+    def _drop(self, data: bytes) -> None:
+        self._received_bytes += len(data)
+        if self._received_bytes > REQUEST_BYTES_MAX:
+            self.transport.abort()
 
     def _read(self, data: bytes) -> None:
         """Parse `data`. A request to upgrade to another protocol is parsed again without its `Upgrade` header."""
@@ -199,7 +208,24 @@ class BoundedConnection(HttpToolsProtocol):
             lines = [b"%b: %b\r\n" % each for each in (*problem.raw_headers, _CLOSE)]
             self.transport.write(b"".join([STATUS_LINE[problem.status_code], *lines, b"\r\n", bytes(problem.body)]))
         self._end_answered()
-        self.transport.close()
+        self.linger()
+
+    def linger(self) -> None:
+        """End what is sent, and drop what still comes until the client closes or the time of a head is over. To close at once
+        would reset the connection while a body still comes: a client may lose the answer to it, and a proxy takes that for
+        a failure of this process (RFC 9112, 9.6).
+        """
+        if self._lingers or self.transport.is_closing():
+            return
+        self._closing_after = self._lingers = True
+        self.transport.write_eof()
+        self._stop_head_timer()
+        self._start_head_timer()
+        self.flow.resume_reading()
+
+    def on_response_complete(self) -> None:
+        if not self._lingers:
+            super().on_response_complete()
 
     def _end_answered(self) -> None:
         """Tell the request that is being answered that its client is gone."""
@@ -209,6 +235,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answered = cycle
+        cycle.transport = cast("asyncio.Transport", LingeringTransport(self))
         super()._start_asgi_task(cycle, _joined(cycle, app, self._is_last))
 
     def _is_last(self) -> bool:
@@ -229,10 +256,18 @@ class BoundedConnection(HttpToolsProtocol):
             self._write_timer = None
 
 
+class LingeringTransport:
+    """The transport of a connection as the answer to a request sees it: it closes the connection by lingering."""
+
+    def __init__(self, connection: BoundedConnection) -> None:
+        self.write, self.is_closing = connection.transport.write, connection.transport.is_closing
+        self.close = connection.linger
+
+
 def _joined(cycle: RequestResponseCycle, app: ASGI3Application, is_last: Callable[[], bool]) -> ASGI3Application:
     """Wrap an application so that a response whose body comes in one message is written at once. uvicorn would write the head
     first, check each header by itself, and wake the client twice. HTTP/1.0 has no chunks: there a response without a length
-    ends with its connection. `is_last()`: whether the client is told to ask no more on this connection.
+    ends with its connection. `is_last()`: whether the connection ends with it.
     """
     heads, chunks = cycle.scope["method"] == "HEAD", cycle.scope["http_version"] == "1.1"
 

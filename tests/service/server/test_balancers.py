@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -68,3 +70,49 @@ def test_pipelined_requests_are_all_answered_before_the_connection_ends(home: Pa
         connection.sendall(3 * (GET + b"\r\n"))
         answered = answer(connection)
     assert (3, 1) == (answered.count(b"HTTP/1.1 200 "), answered.count(b"connection: close\r\n"))
+
+
+def sent_whole(connection: socket.socket, head: bytes, length: int) -> bytes:
+    """Send a request as nginx does: it reads no answer before all is sent. Return the answer."""
+    connection.sendall(head)
+    connection.recv(1, socket.MSG_PEEK)  # the answer is there
+    for _ in range(length // 1_000):
+        connection.sendall(1_000 * b"x")
+        time.sleep(0.001)  # a reset has time to come
+    found = b""
+    while part := connection.recv(65_536):
+        found += part
+    return found
+
+
+def test_a_body_that_is_too_long_is_answered_and_the_connection_is_not_reset(home: Path) -> None:
+    """nginx answers a reset with 502 and takes the process out for ten seconds: two long bodies would take out two."""
+    with on_socket(home) as service, service.connect() as connection:
+        head = POST + service.authorization + b"Content-Length: 200000\r\n\r\n"
+        answered = sent_whole(connection, head, 200_000)
+    assert answered.startswith(b"HTTP/1.1 413 ")
+    assert answered.endswith(b"}")
+
+
+def test_a_body_that_is_no_chunks_is_answered_and_the_connection_is_not_reset(home: Path) -> None:
+    with on_socket(home) as service, service.connect() as connection:
+        answered = sent_whole(
+            connection, POST + service.authorization + b"Transfer-Encoding: chunked\r\n\r\nno", 200_000
+        )
+    assert answered.startswith(b"HTTP/1.1 400 ")
+
+
+def test_the_rest_of_a_body_is_not_dropped_for_ever(home: Path) -> None:
+    with on_socket(home) as service, service.connect() as connection:
+        connection.sendall(POST + service.authorization + b"Content-Length: 100000000\r\n\r\n")
+        with pytest.raises(ConnectionError):  # noqa: PT012  it is reset at some byte
+            for _ in range(100):
+                connection.sendall(1_000_000 * b"x")
+                time.sleep(0.001)
+
+
+def test_a_client_that_leaves_an_answered_connection_open_is_closed_in_time(home: Path) -> None:
+    with on_socket(home, head_within_s=0.3) as service, service.connect() as connection:
+        connection.sendall(POST + service.authorization + b"Content-Length: 100000\r\n\r\n")
+        assert answer(connection).startswith(b"HTTP/1.1 413 ")
+        wait_until(lambda: not service.connections)

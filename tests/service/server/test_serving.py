@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -38,6 +38,10 @@ class OnSocket:
         self.bed, self.server, self.port = bed, server, port
         self.authorization = f"Authorization: Bearer {bed.key}\r\n".encode()
         self.client = httpx2.Client(base_url=f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {bed.key}"})
+
+    @property
+    def connections(self) -> Collection[object]:
+        return self.server.server_state.connections
 
     def connect(self) -> socket.socket:
         made = socket.create_connection(("127.0.0.1", self.port), timeout=10)
