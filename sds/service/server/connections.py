@@ -204,7 +204,8 @@ class BoundedConnection(HttpToolsProtocol):
         # a fault in a body is the answer to its request, unless that has been answered
         unasked = self._in_head and not self.asking
         if unasked or (self.asking and self._answered is self.cycle and not self.cycle.response_started):
-            problem = response_of(Problem("USAGE", "the request is no HTTP/1.1"))
+            hint = "plain HTTP is spoken here, without TLS and without the PROXY protocol"
+            problem = response_of(Problem("USAGE", "the request is no HTTP/1.1", hint=hint))
             lines = [b"%b: %b\r\n" % each for each in (*problem.raw_headers, _CLOSE)]
             self.transport.write(b"".join([STATUS_LINE[problem.status_code], *lines, b"\r\n", bytes(problem.body)]))
         self._end_answered()

@@ -49,6 +49,16 @@ def test_it_looks_around_by_itself(bed: Bed) -> None:
     assert 200 == bed.client.get("/readyz").status_code
 
 
+def test_health_is_also_asked_by_head(bed: Bed) -> None:
+    looked(bed)
+    for path in ("/livez", "/readyz"):
+        assert (
+            bed.client.get(path).status_code == bed.client.head(path, headers={"Authorization": ""}).status_code == 200
+        )
+    bed.service.stopping = True
+    assert 503 == bed.client.head("/readyz").status_code
+
+
 def not_ready(bed: Bed, check: str, found: object) -> None:
     answer = looked(bed)
     assert (503, "NOT_READY", found) == (

@@ -116,3 +116,14 @@ def test_a_client_that_leaves_an_answered_connection_open_is_closed_in_time(home
         connection.sendall(POST + service.authorization + b"Content-Length: 100000\r\n\r\n")
         assert answer(connection).startswith(b"HTTP/1.1 413 ")
         wait_until(lambda: not service.connections)
+
+
+@pytest.mark.parametrize(
+    "said", [b"\x16\x03\x01\x02\x00\x01", b"PROXY TCP4 10.0.0.1 10.0.0.2 1 2\r\n"], ids=["TLS", "PROXY"]
+)
+def test_who_speaks_tls_or_the_proxy_protocol_by_mistake_reads_what_is_spoken_here(home: Path, said: bytes) -> None:
+    with on_socket(home) as service, service.connect() as connection:
+        connection.sendall(said + GET + b"\r\n")
+        found = answer(connection)
+    assert found.startswith(b"HTTP/1.1 400 ")
+    assert b"plain HTTP is spoken here, without TLS and without the PROXY protocol" in found
