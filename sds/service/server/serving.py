@@ -77,6 +77,7 @@ def serve(
         server = server_over(create_app(settings, gates, database, now_ms=now_ms, log=log), started)
         _freeze_objects()
         sys.setswitchinterval(SWITCH_S)
+        listen(listener)
         server.run(sockets=[listener])
     if not server.started:
         raise SdsError("the service did not start")
@@ -173,22 +174,37 @@ class Server(uvicorn.Server):
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """Return a listening socket that child processes can inherit; port 0 takes any free one. Raises SdsError."""
+    """Return a bound socket that child processes can inherit; port 0 takes any free one. Raises SdsError.
+
+    It refuses connections until `listen`: else a request would wait until the gates are open.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # with the protocol named: otherwise asyncio does not set TCP_NODELAY, and answers wait 40 ms for Nagle's algorithm
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-        listener.listen(BACKLOG)
         listener.set_inheritable(True)
     except OSError as error:
         listener.close()
-        elsewhere = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
-        port_taken = "is another service running there? --port chooses another"
-        hint = "--host takes an address of this machine" if elsewhere else port_taken
-        raise SdsError(f"`{host}:{port}` cannot be listened on: {cause_of(error)}", hint=hint) from error
+        raise _not_listening(host, port, error) from error
     return listener
+
+
+def listen(listener: socket.socket) -> None:
+    """Take connections from now on. Raises SdsError where another process has begun to listen on the port meanwhile."""
+    try:
+        listener.listen(BACKLOG)
+    except OSError as error:
+        host, port = listener.getsockname()[:2]
+        raise _not_listening(host, port, error) from error
+
+
+def _not_listening(host: str, port: int, error: OSError) -> SdsError:
+    elsewhere = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+    port_taken = "is another service running there? --port chooses another"
+    hint = "--host takes an address of this machine" if elsewhere else port_taken
+    return SdsError(f"`{host}:{port}` cannot be listened on: {cause_of(error)}", hint=hint)
 
 
 def address_of(listener: socket.socket) -> str:

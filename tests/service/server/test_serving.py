@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -21,7 +22,9 @@ import pytest
 
 from sds.engines.protocol import Engine
 from sds.kernel.errors import SdsError
-from sds.service.server.serving import Server, bound, server_over
+from sds.service.server import serving
+from sds.service.server.serving import Server, bound, listen, serve, server_over
+from sds.service.settings import ServiceSettings
 from tests.gates.own import GATE, written
 from tests.service.server.driver import KEY
 from tests.service.testbed import EVENT, Bed, opened_bed
@@ -126,12 +129,10 @@ def test_a_head_over_the_limit_is_refused(home: Path) -> None:
 
 def test_answers_do_not_wait_for_more_to_be_sent_with_them() -> None:
     """Nagle's algorithm and delayed acknowledgements made each answer 40 ms late."""
-    with (
-        bound("127.0.0.1", 0) as listener,
-        socket.create_connection(listener.getsockname()),
-        listener.accept()[0] as made,
-    ):
-        assert socket.IPPROTO_TCP == made.proto  # what asyncio looks at before it sets TCP_NODELAY
+    with bound("127.0.0.1", 0) as listener:
+        listen(listener)
+        with socket.create_connection(listener.getsockname()), listener.accept()[0] as made:
+            assert socket.IPPROTO_TCP == made.proto  # what asyncio looks at before it sets TCP_NODELAY
 
 
 def test_nothing_says_what_serves(home: Path) -> None:
@@ -244,6 +245,30 @@ def test_what_does_not_end_within_the_drain_is_not_decided_and_the_exit_is_0(hom
         assert 0 == process.wait(20)
         _, said = process.communicate()
     assert {"service.draining", "service.drained"} <= {json.loads(line)["event"] for line in said.splitlines()}
+
+
+def test_connections_are_refused_until_the_gates_are_open(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a balancer that does not ask `/readyz` sends requests to a process that only starts."""
+    errors = list[int]()
+    with bound("127.0.0.1", 0) as listener:
+
+        def opens(*_: object, **__: object) -> None:
+            with socket.socket() as early:
+                errors.append(early.connect_ex(listener.getsockname()))
+            raise SdsError("the gates are opened here")
+
+        monkeypatch.setattr(serving, "open_gates", opens)
+        with pytest.raises(SdsError, match="the gates are opened here"):
+            serve(ServiceSettings(gates=(str(home),)), listener, lambda: None)
+    assert [errno.ECONNREFUSED] == errors
+
+
+def test_of_two_that_start_on_one_port_the_second_to_be_ready_is_refused() -> None:
+    with bound("127.0.0.1", 0) as first, bound(*first.getsockname()) as second:
+        listen(first)
+        with pytest.raises(SdsError, match=r"^`127.0.0.1:\d+` cannot be listened on: ") as refused:
+            listen(second)
+    assert "is another service running there? --port chooses another" == refused.value.hint
 
 
 @pytest.mark.parametrize("host", ["300.1.1.1", "192.0.2.1"])
