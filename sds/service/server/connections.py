@@ -70,6 +70,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._closed_by_lingering = cast("asyncio.Transport", LingeringTransport(self))
         self.by_silence[self] = None
         self._start_head_timer()
         if len(self.by_silence) > self.settings.connections_max:
@@ -236,7 +237,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answered = cycle
-        cycle.transport = cast("asyncio.Transport", LingeringTransport(self))
+        cycle.transport = self._closed_by_lingering
         super()._start_asgi_task(cycle, _joined(cycle, app, self._is_last))
 
     def _is_last(self) -> bool:
