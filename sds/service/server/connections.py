@@ -163,7 +163,7 @@ class BoundedConnection(HttpToolsProtocol):
         """Answer a request that the service sheds, before a task is made for it; return whether that was done. Its body is
         read and dropped. A request behind another, the last of its connection or one that expects 100-continue is let pass.
         """
-        last = self.parser.get_http_version() == "1.0" or not self.parser.should_keep_alive()
+        last = self.service.stopping or self.parser.get_http_version() == "1.0" or not self.parser.should_keep_alive()
         waits = self.asking or self.expect_100_continue or self.flow.write_paused
         if last or waits or self.parser.get_method() != b"POST":
             return False
