@@ -15,7 +15,8 @@ WORKERS_MAX = PARALLEL_MAX = 64
 class ServiceSettings:
     """`gates`: names or paths. `store`: a `postgresql://` URL, or "" for SQLite; repr hides it, as it may hold a password.
 
-    `drain_s`: the time that decisions under way at SIGTERM have to end. `dev_keys`: SHA-256 digests of keys that hold only
+    `shutdown_delay_s`: the time that a balancer has after SIGTERM to notice `/readyz`, while everything is answered as before.
+    `drain_s`: the time that decisions under way have to end after it. `dev_keys`: SHA-256 digests of keys that hold only
     while this service runs, and are not stored. Raises UsageError: no gate, or `dev` with a host that is not loopback.
     """
 
@@ -26,6 +27,8 @@ class ServiceSettings:
     port: int = 8080
     workers: int = 1
     drain_s: float = 25.0
+    shutdown_delay_s: float = 0.0
+    idle_s: float = 75.0  # between two requests of one connection; a balancer's must be less
     dev: bool = False
     dev_keys: tuple[str, ...] = ()
 
@@ -35,7 +38,6 @@ class ServiceSettings:
     body_within_s: float = 10.0  # from the first byte of a request's head to the last of its body
     head_within_s: float = 10.0  # a connection that has not sent a whole head by then is closed
     head_bytes_max: int = 16 * 1024
-    idle_s: float = 30.0  # between two requests of one connection
     connections_max: int = 2_000  # one more closes the connection that has been silent longest
     rate_per_s: float = 1_000.0  # requests of one key in one process
     rate_burst: int = 2_000

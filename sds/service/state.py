@@ -34,8 +34,8 @@ def _nothing() -> None:
 
 @dataclass(slots=True)
 class Service:
-    """The state of one process. `draining`: SIGTERM has come, and no new event is decided. `gates_closed`: the gates are
-    closed, so nothing can be read either.
+    """The state of one process. `stopping`: SIGTERM has come, and the process is not ready. `draining`: no new event is
+    decided. `gates_closed`: the gates are closed, so nothing can be read either.
 
     `traced(gate, event_id, traceparent)` is called once an event has been read. `decides(dfid)`: whether this process decides
     that open flow. `stop_background` returns once all background threads have ended; it is called before the gates close.
@@ -52,6 +52,7 @@ class Service:
     traced: Callable[[str, str, str], object] = _untraced
     decides: Callable[[str], bool] = _anything
     stop_background: Callable[[], object] = _nothing
+    stopping: bool = False
     draining: bool = False
     gates_closed: bool = False
 

@@ -205,7 +205,7 @@ def test_a_service_that_is_full_says_503_at_once_writes_nothing_and_still_answer
 
 
 def test_a_service_that_drains_decides_nothing_new_and_says_so(bed: Bed) -> None:
-    bed.service.draining = True
+    bed.service.stopping = bed.service.draining = True
     check(bed.post(), 503, "DRAINING")
     assert (503, "DRAINING") == ((asked := bed.client.get("/readyz")).status_code, asked.json()["checks"]["draining"])
     assert 200 == bed.client.get("/livez").status_code

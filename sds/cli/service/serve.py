@@ -54,6 +54,24 @@ class Limits:
     drain_s: Annotated[
         float, typer.Option("--drain-s", min=0.0, max=3_600.0, help="Seconds to end decisions under way after SIGTERM.")
     ] = 25.0
+    shutdown_delay_s: Annotated[
+        float,
+        typer.Option(
+            "--shutdown-delay-s",
+            min=0.0,
+            max=3_600.0,
+            help="Seconds after SIGTERM to answer as before, not ready, until balancers have noticed.",
+        ),
+    ] = 0.0
+    idle_s: Annotated[
+        float,
+        typer.Option(
+            "--idle-s",
+            min=1.0,
+            max=3_600.0,
+            help="Seconds a connection may be silent between requests: more than a balancer keeps it.",
+        ),
+    ] = 75.0
 
 
 def serve(

@@ -67,7 +67,7 @@ class Health:
         late_s = max(LATE_S, 3 * self._service.settings.probe_every_s)
         fresh = looked_s is not None and time.monotonic() - looked_s <= late_s
         probe = OK if fresh else "LATE" if looked_s is not None else "NOT_YET"
-        return {**results, "draining": "DRAINING" if self._service.draining else OK, "probe": probe}
+        return {**results, "draining": "DRAINING" if self._service.stopping else OK, "probe": probe}
 
     @staticmethod
     def ready(checks: Mapping[str, str | Mapping[str, str]]) -> bool:

@@ -18,12 +18,14 @@ from sds.service.state import came_through_proxy, service
 router = APIRouter(tags=["health"])
 
 
+@router.head("/livez", include_in_schema=False)  # health checks of balancers often ask by HEAD
 @router.get("/livez")
 async def livez() -> dict[str, str]:
     """Answer 200 while the process lives."""
     return {"status": "live"}
 
 
+@router.head("/readyz", include_in_schema=False)
 @router.get("/readyz", responses={503: {"description": "Not ready"}})
 async def readyz(request: Request) -> Response:
     """Say whether the service can decide, by the last result of each check."""

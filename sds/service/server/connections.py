@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import (
@@ -25,6 +26,7 @@ from sds.service.body import BODY_IS_THERE
 from sds.service.operations.shedding import LoadShedding
 from sds.service.problems import Problem, response_of
 from sds.service.settings import ServiceSettings
+from sds.service.state import Service
 
 if TYPE_CHECKING:
     from uvicorn._types import (
@@ -44,8 +46,9 @@ _CLOSE = (b"connection", b"close")
 
 
 class BoundedConnection(HttpToolsProtocol):
-    """One connection. `connection_class` sets `settings`, `shedding` and `by_silence`, the one silent longest first."""
+    """One connection. `connection_class` sets the class's variables. `by_silence`: the one silent longest first."""
 
+    service: ClassVar[Service]
     settings: ClassVar[ServiceSettings]
     shedding: ClassVar[LoadShedding]
     by_silence: ClassVar[OrderedDict[BoundedConnection, None]]
@@ -57,6 +60,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._received_bytes = 0  # bytes received of the request that is being read
         self._in_head, self._upgrades, self._shed = True, False, False
         self._closing_after = False  # nothing more is read; the connection closes once the requests before are answered
+        self._lingers = False  # the last answer was sent; what still comes is dropped
         self._answered: RequestResponseCycle | None = None  # the request being answered; `cycle` is the latest one read
 
     @property
@@ -66,6 +70,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._closed_by_lingering = cast("asyncio.Transport", LingeringTransport(self))
         self.by_silence[self] = None
         self._start_head_timer()
         if len(self.by_silence) > self.settings.connections_max:
@@ -81,6 +86,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self.parser is None or self._closing_after or self.transport.is_closing():
+            self._drop(data)
             return
         self.by_silence.move_to_end(self)
         self._unset_keepalive_if_required()
@@ -91,12 +97,19 @@ class BoundedConnection(HttpToolsProtocol):
                 raise httptools.HttpParserError("its head is too long")
         except httptools.HttpParserError as error:
             self.send_400_response(str(error))
+        if self._lingers:
+            return
         if self._received_bytes > REQUEST_BYTES_MAX:
             self.transport.abort()
         if self.asking:
             self._stop_head_timer()
         elif self._head_timer is None and self.timeout_keep_alive_task is None and not self.transport.is_closing():
             self._start_head_timer()
+
+    def _drop(self, data: bytes) -> None:
+        self._received_bytes += len(data)
+        if self._received_bytes > REQUEST_BYTES_MAX:
+            self.transport.abort()
 
     def _read(self, data: bytes) -> None:
         """Parse `data`. A request to upgrade to another protocol is parsed again without its `Upgrade` header."""
@@ -150,7 +163,7 @@ class BoundedConnection(HttpToolsProtocol):
         """Answer a request that the service sheds, before a task is made for it; return whether that was done. Its body is
         read and dropped. A request behind another, the last of its connection or one that expects 100-continue is let pass.
         """
-        last = self.parser.get_http_version() == "1.0" or not self.parser.should_keep_alive()
+        last = self.service.stopping or self.parser.get_http_version() == "1.0" or not self.parser.should_keep_alive()
         waits = self.asking or self.expect_100_continue or self.flow.write_paused
         if last or waits or self.parser.get_method() != b"POST":
             return False
@@ -193,11 +206,29 @@ class BoundedConnection(HttpToolsProtocol):
         unasked = self._in_head and not self.asking
         if unasked or (self.asking and self._answered is self.cycle and not self.cycle.response_started):
             detail = "the request is not valid HTTP/1.1, its head is too long, or too many requests wait behind another"
-            problem = response_of(Problem("USAGE", detail))
+            hint = "the service speaks plain HTTP, without TLS and without the PROXY protocol"
+            problem = response_of(Problem("USAGE", detail, hint=hint))
             lines = [b"%b: %b\r\n" % each for each in (*problem.raw_headers, _CLOSE)]
             self.transport.write(b"".join([STATUS_LINE[problem.status_code], *lines, b"\r\n", bytes(problem.body)]))
         self._end_answered()
-        self.transport.close()
+        self.linger()
+
+    def linger(self) -> None:
+        """End what is sent, and drop what still comes until the client closes or the time of a head is over. To close at once
+        would reset the connection while a body still comes: a client may lose the answer to it, and a proxy takes that for
+        a failure of this process (RFC 9112, 9.6).
+        """
+        if self._lingers or self.transport.is_closing():
+            return
+        self._closing_after = self._lingers = True
+        self.transport.write_eof()
+        self._stop_head_timer()
+        self._start_head_timer()
+        self.flow.resume_reading()
+
+    def on_response_complete(self) -> None:
+        if not self._lingers:
+            super().on_response_complete()
 
     def _end_answered(self) -> None:
         """Tell the request that is being answered that its client is gone."""
@@ -207,7 +238,12 @@ class BoundedConnection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answered = cycle
-        super()._start_asgi_task(cycle, _joined(cycle, app))
+        cycle.transport = self._closed_by_lingering
+        super()._start_asgi_task(cycle, _joined(cycle, app, self._is_last))
+
+    def _is_last(self) -> bool:
+        """Tell whether the answer that begins now is the connection's last: the process stops, and nothing more was asked."""
+        return self.service.stopping and not self.pipeline
 
     def _start_head_timer(self) -> None:
         self._head_timer = self.loop.call_later(self.settings.head_within_s, self.transport.abort)
@@ -223,10 +259,18 @@ class BoundedConnection(HttpToolsProtocol):
             self._write_timer = None
 
 
-def _joined(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
+class LingeringTransport:
+    """The transport of a connection as the answer to a request sees it: it closes the connection by lingering."""
+
+    def __init__(self, connection: BoundedConnection) -> None:
+        self.write, self.is_closing = connection.transport.write, connection.transport.is_closing
+        self.close = connection.linger
+
+
+def _joined(cycle: RequestResponseCycle, app: ASGI3Application, is_last: Callable[[], bool]) -> ASGI3Application:
     """Wrap an application so that a response whose body comes in one message is written at once. uvicorn would write the head
     first, check each header by itself, and wake the client twice. HTTP/1.0 has no chunks: there a response without a length
-    ends with its connection.
+    ends with its connection. `is_last()`: whether the connection ends with it.
     """
     heads, chunks = cycle.scope["method"] == "HEAD", cycle.scope["http_version"] == "1.1"
 
@@ -237,6 +281,7 @@ def _joined(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Applicat
         async def sent(message: ASGISendEvent) -> None:
             nonlocal start, endless
             if message["type"] == "http.response.start":
+                cycle.keep_alive = cycle.keep_alive and not is_last()
                 has_length = any(name == b"content-length" for name, _ in message.get("headers", ()))
                 if has_length and not heads:
                     start = message
@@ -278,7 +323,7 @@ def _write_joined(cycle: RequestResponseCycle, start: HTTPResponseStartEvent, me
     return True
 
 
-def connection_class(settings: ServiceSettings, shedding: LoadShedding) -> type[BoundedConnection]:
+def connection_class(service: Service, shedding: LoadShedding) -> type[BoundedConnection]:
     """Return the connection class of one server, with its limits."""
-    own = {"settings": settings, "shedding": shedding, "by_silence": OrderedDict()}
+    own = {"service": service, "settings": service.settings, "shedding": shedding, "by_silence": OrderedDict()}
     return type("Connection", (BoundedConnection,), own)

@@ -77,6 +77,7 @@ def serve(
         server = server_over(create_app(settings, gates, database, now_ms=now_ms, log=log), started)
         _freeze_objects()
         sys.setswitchinterval(SWITCH_S)
+        listen(listener)
         server.run(sockets=[listener])
     if not server.started:
         raise SdsError("the service did not start")
@@ -97,7 +98,7 @@ def server_over(app: FastAPI, started: Callable[[], None]) -> Server:
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL + 1)  # its tracebacks may quote requests
     config = uvicorn.Config(
         app,
-        http=connection_class(settings, app.state.shedding),
+        http=connection_class(app.state.service, app.state.shedding),
         ws="none",
         loop="uvloop",
         lifespan="on",
@@ -121,15 +122,16 @@ def _raise_file_limit(wanted: int) -> None:
 
 
 class Server(uvicorn.Server):
-    """A server that drains on the first SIGTERM or SIGINT: it goes on answering until the decisions under way have ended, or
-    `drain_s` is over. A SIGINT after that stops it at once.
+    """A server that stops on the first SIGTERM or SIGINT. For `shutdown_delay_s` it is not ready and answers as before. Then
+    it drains: it goes on answering until the decisions under way have ended, or `drain_s` is over. A SIGINT after the first
+    signal stops it at once.
     """
 
     def __init__(self, config: uvicorn.Config, service: Service, started: Callable[[], None]) -> None:
         super().__init__(config)
         self._service, self._on_started = service, started
         self._stop_asked = False
-        self._draining: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -142,9 +144,17 @@ class Server(uvicorn.Server):
         self._stop_asked = True
 
     async def on_tick(self, counter: int) -> bool:
-        if self._stop_asked and self._draining is None:
-            self._draining = asyncio.create_task(self._drain())
+        if self._stop_asked and self._ending is None:
+            self._ending = asyncio.create_task(self._stop())
         return await super().on_tick(counter)
+
+    async def _stop(self) -> None:
+        """Let balancers notice that the process is not ready, then drain. Until then clients are refused nothing."""
+        service = self._service
+        service.stopping = True
+        service.log("service.stopping", {"drains_after_s": service.settings.shutdown_delay_s})
+        await asyncio.sleep(service.settings.shutdown_delay_s)
+        await self._drain()
 
     async def _drain(self) -> None:
         """Refuse new events, wait for decisions under way, end the rest NOT_DECIDED, then let the server stop."""
@@ -164,21 +174,36 @@ class Server(uvicorn.Server):
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """Return a listening socket that child processes can inherit; port 0 takes any free one. Raises SdsError."""
+    """Return a bound socket that child processes can inherit; port 0 takes any free one. Raises SdsError.
+
+    It refuses connections until `listen`: else a request would wait until the gates are open.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # with the protocol named: otherwise asyncio does not set TCP_NODELAY, and answers wait 40 ms for Nagle's algorithm
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-        listener.listen(BACKLOG)
         listener.set_inheritable(True)
     except OSError as error:
         listener.close()
-        elsewhere = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
-        hint = "give --host an address of this machine" if elsewhere else "choose another port with --port"
-        raise SdsError(f"the service cannot listen on `{host}:{port}`: {cause_of(error)}", hint=hint) from error
+        raise _not_listening(host, port, error) from error
     return listener
+
+
+def listen(listener: socket.socket) -> None:
+    """Take connections from now on. Raises SdsError where another process has begun to listen on the port meanwhile."""
+    try:
+        listener.listen(BACKLOG)
+    except OSError as error:
+        host, port = listener.getsockname()[:2]
+        raise _not_listening(host, port, error) from error
+
+
+def _not_listening(host: str, port: int, error: OSError) -> SdsError:
+    elsewhere = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+    hint = "give --host an address of this machine" if elsewhere else "choose another port with --port"
+    return SdsError(f"the service cannot listen on `{host}:{port}`: {cause_of(error)}", hint=hint)
 
 
 def address_of(listener: socket.socket) -> str:

@@ -179,9 +179,11 @@ class Supervisor:
         return time.monotonic() + pause_s
 
     def _end(self) -> None:
+        self._listener.close()  # else the system takes connections that no worker accepts once the last has closed its socket
         for each in self._workers:
             each.process.terminate()
-        ends_s = time.monotonic() + self._settings.drain_s + LAST_ANSWERS_S + CLOSING_S
+        stops_s = self._settings.shutdown_delay_s + self._settings.drain_s
+        ends_s = time.monotonic() + stops_s + LAST_ANSWERS_S + CLOSING_S
         for each in self._workers:
             each.process.join(max(0.0, ends_s - time.monotonic()))
             if each.process.exitcode is None:

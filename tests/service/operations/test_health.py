@@ -49,6 +49,16 @@ def test_it_looks_around_by_itself(bed: Bed) -> None:
     assert 200 == bed.client.get("/readyz").status_code
 
 
+def test_health_is_also_asked_by_head(bed: Bed) -> None:
+    looked(bed)
+    for path in ("/livez", "/readyz"):
+        assert (
+            bed.client.get(path).status_code == bed.client.head(path, headers={"Authorization": ""}).status_code == 200
+        )
+    bed.service.stopping = True
+    assert 503 == bed.client.head("/readyz").status_code
+
+
 def not_ready(bed: Bed, check: str, found: object) -> None:
     answer = looked(bed)
     assert (503, "NOT_READY", found) == (
@@ -59,8 +69,8 @@ def not_ready(bed: Bed, check: str, found: object) -> None:
     assert "application/problem+json" == answer.headers["content-type"]
 
 
-def test_who_drains_is_not_ready(bed: Bed) -> None:
-    bed.service.draining = True
+def test_who_is_told_to_stop_is_not_ready(bed: Bed) -> None:
+    bed.service.stopping = True
     not_ready(bed, "draining", "DRAINING")
 
 

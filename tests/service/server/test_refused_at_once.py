@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sds.service.operations import shedding
+from tests.service.server.test_balancers import stop
 from tests.service.server.test_connections import BODY, GET, LENGTH, one_answer
 from tests.service.server.test_serving import POST, OnSocket, answer, closed_after_s, on_socket
 
@@ -67,6 +68,16 @@ def test_one_that_ends_its_connection_or_asks_whether_to_go_on_takes_the_way_of_
                 found = answer(connection)
             assert b"503" == statuses(found)[-1]
             assert b"connection: close" in found.lower()
+
+
+def test_one_that_a_process_refuses_while_it_stops_ends_its_connection(home: Path) -> None:
+    with full(home, shutdown_delay_s=600.0) as service, service.connect() as connection:
+        stop(service)
+        connection.sendall(POST + service.authorization + LENGTH + b"\r\n" + BODY)
+        found = answer(connection)
+    assert [b"503"] == statuses(found)
+    assert b"QUEUE_FULL" in found
+    assert b"connection: close\r\n" in found
 
 
 def test_http_1_0_is_answered_with_the_end_of_its_connection(home: Path) -> None:

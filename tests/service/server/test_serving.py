@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -21,7 +22,9 @@ import pytest
 
 from sds.engines.protocol import Engine
 from sds.kernel.errors import SdsError
-from sds.service.server.serving import bound, server_over
+from sds.service.server import serving
+from sds.service.server.serving import Server, bound, listen, serve, server_over
+from sds.service.settings import ServiceSettings
 from tests.gates.own import GATE, written
 from tests.service.server.driver import KEY
 from tests.service.testbed import EVENT, Bed, opened_bed
@@ -34,10 +37,14 @@ POST = b"POST /v1/gates/toll/decisions HTTP/1.1\r\nHost: x\r\nContent-Type: appl
 class OnSocket:
     """A service on a socket of this machine, in a thread."""
 
-    def __init__(self, bed: Bed, port: int) -> None:
-        self.bed, self.port = bed, port
+    def __init__(self, bed: Bed, server: Server, port: int) -> None:
+        self.bed, self.server, self.port = bed, server, port
         self.authorization = f"Authorization: Bearer {bed.key}\r\n".encode()
         self.client = httpx2.Client(base_url=f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {bed.key}"})
+
+    @property
+    def connections(self) -> Collection[object]:
+        return self.server.server_state.connections
 
     def connect(self) -> socket.socket:
         made = socket.create_connection(("127.0.0.1", self.port), timeout=10)
@@ -55,7 +62,7 @@ def on_socket(home: Path, engine: Engine | None = None, **settings: float) -> It
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()
         assert ready.wait(10)
-        made = OnSocket(bed, listener.getsockname()[1])
+        made = OnSocket(bed, server, listener.getsockname()[1])
         opened.callback(thread.join, 10)
         opened.callback(setattr, server, "should_exit", True)
         opened.callback(made.client.close)
@@ -122,12 +129,10 @@ def test_a_head_over_the_limit_is_refused(home: Path) -> None:
 
 def test_answers_do_not_wait_for_more_to_be_sent_with_them() -> None:
     """Nagle's algorithm and delayed acknowledgements made each answer 40 ms late."""
-    with (
-        bound("127.0.0.1", 0) as listener,
-        socket.create_connection(listener.getsockname()),
-        listener.accept()[0] as made,
-    ):
-        assert socket.IPPROTO_TCP == made.proto  # what asyncio looks at before it sets TCP_NODELAY
+    with bound("127.0.0.1", 0) as listener:
+        listen(listener)
+        with socket.create_connection(listener.getsockname()), listener.accept()[0] as made:
+            assert socket.IPPROTO_TCP == made.proto  # what asyncio looks at before it sets TCP_NODELAY
 
 
 def test_nothing_says_what_serves(home: Path) -> None:
@@ -240,6 +245,30 @@ def test_what_does_not_end_within_the_drain_is_not_decided_and_the_exit_is_0(hom
         assert 0 == process.wait(20)
         _, said = process.communicate()
     assert {"service.draining", "service.drained"} <= {json.loads(line)["event"] for line in said.splitlines()}
+
+
+def test_connections_are_refused_until_the_gates_are_open(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a balancer that does not ask `/readyz` sends requests to a process that only starts."""
+    errors = list[int]()
+    with bound("127.0.0.1", 0) as listener:
+
+        def opens(*_: object, **__: object) -> None:
+            with socket.socket() as early:
+                errors.append(early.connect_ex(listener.getsockname()))
+            raise SdsError("the gates are opened here")
+
+        monkeypatch.setattr(serving, "open_gates", opens)
+        with pytest.raises(SdsError, match="the gates are opened here"):
+            serve(ServiceSettings(gates=(str(home),)), listener, lambda: None)
+    assert [errno.ECONNREFUSED] == errors
+
+
+def test_of_two_that_start_on_one_port_the_second_to_be_ready_is_refused() -> None:
+    with bound("127.0.0.1", 0) as first, bound(*first.getsockname()) as second:
+        listen(first)
+        with pytest.raises(SdsError, match=r"^`127.0.0.1:\d+` cannot be listened on: ") as refused:
+            listen(second)
+    assert "is another service running there? --port chooses another" == refused.value.hint
 
 
 @pytest.mark.parametrize("host", ["300.1.1.1", "192.0.2.1"])

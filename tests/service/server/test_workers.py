@@ -115,6 +115,39 @@ def test_a_machine_that_has_no_process_to_give_ends_none_that_serves(
     assert {"the system starts no process: resource temporarily unavailable"} == told
 
 
+def closes(settings: ServiceSettings, listener: socket.socket, says: Connection, _lifeline: Connection) -> None:
+    """On SIGTERM close the socket, and end once the folder has a file `go`."""
+    folder, told = Path(settings.gates[0]), threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: told.set())
+    says.send(None)
+    told.wait(60)
+    listener.close()
+    (folder / f"closed-{os.getpid()}").touch()
+    while not (folder / "go").exists():
+        time.sleep(0.01)
+
+
+def test_no_connection_is_taken_that_no_worker_accepts(tmp_path: Path) -> None:
+    """Else a balancer's request waits while the workers close, and is then reset."""
+    errors = list[int]()
+
+    def act(port: int) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            wait_until(lambda: 2 == len([*tmp_path.glob("closed-*")]))
+            with socket.socket() as late:
+                errors.append(late.connect_ex(("127.0.0.1", port)))
+        finally:
+            (tmp_path / "go").touch()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        settings = ServiceSettings(gates=(str(tmp_path),), workers=2)
+        acting = threading.Thread(target=act, args=(listener.getsockname()[1],))
+        Supervisor(settings, listener, acting.start, closes).run()
+        acting.join()
+    assert [errno.ECONNREFUSED] == errors
+
+
 def test_the_pause_before_another_is_tried_has_a_limit() -> None:
     assert workers.restart_pause_s(0) == 1.0
     assert workers.restart_pause_s(10_000) == RESTART_S_MAX == 60.0
