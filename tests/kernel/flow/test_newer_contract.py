@@ -11,6 +11,7 @@ import pytest
 from sds.kernel.audit import verify
 from sds.kernel.contract.schema import Contract, parse_contract
 from sds.kernel.decision.packet import DecisionPacket, Decoding
+from sds.kernel.errors import UsageError
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.human.review import HumanReview
 from sds.kernel.operations import recovery
@@ -163,3 +164,26 @@ def test_before_its_day_a_newer_version_leaves_only_the_human_who_is_told_the_da
     assert (said,) == human.view(case).packet.notes
     world.clock.now_ms = int(datetime(2014, 1, 1, tzinfo=UTC).timestamp() * 1000)
     assert () == human.view(case).packet.notes
+
+
+def test_a_saga_that_has_ended_is_answered_although_the_contract_has_it_no_longer(world: World):
+    ended = run(world.kernel, world, Script())
+    newer = deployed(world, contract(NEWER))
+    assert ended == run(newer, world, Script())
+    with pytest.raises(UsageError, match="there is no saga `BOTH`"):
+        run(newer, world, Script(), event="C2")
+
+
+def test_a_half_done_saga_takes_no_step_under_a_contract_that_has_it_no_longer(world: World):
+    class GoneError(BaseException):
+        pass
+
+    def gone(_packet: DecisionPacket) -> bytes:
+        raise GoneError
+
+    with pytest.raises(GoneError):
+        run(world.kernel, world, Script(step_2=gone))
+    newer = deployed(world, contract(NEWER))
+    with pytest.raises(UsageError, match="there is no saga `BOTH`"):
+        run(newer, world, Script())
+    assert 1 == recovery.recover(newer, now_ms=world.clock()).sagas_dirty
