@@ -20,10 +20,10 @@ _BUDGETS = "SELECT agent_id, parts, at_ms FROM escalation_budgets"
 def differences(what: str, rows: Iterable[tuple[Any, ...]], wanted: Mapping[Any, Any]) -> list[str]:
     """Compare (name, value) rows with the values that the ledger says."""
     now = dict(rows)
+    differ = {name for names in (now, wanted) for name in names if now.get(name) != wanted.get(name)}
     return [
         f"{what} {name}: the table says {now.get(name)}, the ledger {wanted.get(name)}"
-        for name in sorted({*now, *wanted}, key=str)
-        if now.get(name) != wanted.get(name)
+        for name in sorted(differ, key=str)
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from sds.kernel.audit.books import Artifacts, Erasures, Labels, Registry, differences
@@ -14,13 +14,19 @@ from sds.kernel.errors import NOT_AS_WRITTEN, ContractError
 from sds.kernel.flow import decision_record
 from sds.kernel.flow.undecided import is_named
 from sds.kernel.human.cases import SEALED_HUMAN
-from sds.kernel.storage.store import Reader
+from sds.kernel.storage.ledger import READ_AT_ONCE
+from sds.kernel.storage.store import Reader, Row
 from sds.kernel.storage.vault import fingerprint_in
 
 _OF_ORDERS = frozenset({"ADOPTED", "RESERVED", "SETTLED", "UNKNOWN", "VOIDING", "RESOLVED", "CONTRADICTED"})
 _AFTER = {"SUCCESS": "CLOSED", "FAILED": "ABORTED", "UNKNOWN": "EXECUTING"}
 _HELD = {"PENDING": "live", "UNKNOWN": "live", "SUCCESS": "settled", "FAILED": "released", "DIRTY": "settled"}
 _REVERSAL_AFTER = {"": ("PENDING",), "PENDING": ("REVERTED", "REFUSED", "UNKNOWN"), "UNKNOWN": ("REVERTED", "REFUSED")}
+_FOLLOWED = "SELECT parent_dfid, gate, event_id FROM decision_flows WHERE parent_dfid IS NOT NULL"
+_TRIGGERS = (
+    "SELECT created_at_ms, dfid, gate, event_id, trigger_event FROM decision_flows {after}"
+    " ORDER BY created_at_ms, dfid LIMIT ?"
+)
 _EPOCHS = {"PENDING": 1, "UNKNOWN": 1, "SUCCESS": 2, "FAILED": 2, "DIRTY": 3}
 
 
@@ -202,12 +208,11 @@ class Tables:
         """Check that every event points to the last flow of its chain and has the fingerprint in that flow's trigger; or
         that it points to a flow whose order was adopted and whose id the event gives, where the last flow decided nothing.
         """
-        flows = self._store.rows("SELECT dfid, gate, event_id, trigger_event, parent_dfid FROM decision_flows")
-        superseded = {(flow[4], *flow[1:3]) for flow in flows}  # a saga's children have other events than the saga
+        superseded = set(self._store.rows(_FOLLOWED))  # a saga's children have other events than the saga
         apart = self._differences | self._adopted
         wanted: dict[str, tuple[str, str]] = {}
         cases: dict[str, tuple[str, bool]] = {}
-        for dfid, gate, event_id, trigger, _ in flows:
+        for _, dfid, gate, event_id, trigger in self._triggers():
             name, fingerprint = f"{gate}/{event_id}", _fingerprint(trigger)
             cases[dfid] = name, fingerprint is not None
             if (dfid, gate, event_id) not in superseded and dfid not in apart:
@@ -222,6 +227,14 @@ class Tables:
                 wanted[f"{gate}/{event_id}"] = body_hash, dfid
         self._diff("event", ((f"{row[0]}/{row[1]}", row[2:]) for row in rows), wanted)
         self._found += self._erasures.faults(self._store, cases)
+
+    def _triggers(self) -> Iterator[Row]:
+        """Yield (opened, dfid, gate, event, trigger) of all flows, READ_AT_ONCE in memory at a time."""
+        rows = self._store.rows(_TRIGGERS.format(after=""), (READ_AT_ONCE,))
+        while rows:
+            yield from rows
+            following = _TRIGGERS.format(after="WHERE (created_at_ms, dfid) > (?, ?)")
+            rows = self._store.rows(following, (*rows[-1][:2], READ_AT_ONCE))
 
     def _compare_reservations(self) -> None:
         """Recompute every counter from the reservations that the ledger says are held, settled or given back."""

@@ -105,10 +105,10 @@ def standing(full: DecisionEnvelope, situation: EnvelopeInputs) -> DecisionEnvel
     return full if able and not situation.halted else ESCALATE_ONLY
 
 
-def standing_notes(situation: EnvelopeInputs) -> list[str]:
-    """Say in words what `standing` objects to, except that the context is not whole."""
+def standing_notes(situation: EnvelopeInputs, effective_from: str) -> list[str]:
+    """Say in words what `standing` objects to, except that the context is not whole. `effective_from`: the contract's."""
     found = [] if situation.agent_active else ["the agent is not active under this contract"]
-    found += [] if situation.in_effect else ["the contract is not in effect yet"]
+    found += [] if situation.in_effect else [f"the contract is in effect only from {effective_from} (UTC) on"]
     return [*found, "an operator has halted the system"] if situation.halted else found
 
 

@@ -15,13 +15,15 @@ from sds.kernel.contract.schema import Contract
 from sds.kernel.flow.attempts import Attempt
 from sds.kernel.flow.dispatch import Log
 from sds.kernel.flow.states import WAITING_TAGS
-from sds.kernel.registry import counter_scale
+from sds.kernel.registry import counter_scale, windows
 from sds.kernel.registry.monitors import Counted, MonitoredDecision, Monitors, Watched
-from sds.kernel.storage.ledger import ABOUT
-from sds.kernel.storage.store import Reader, Store
+from sds.kernel.storage.ledger import ABOUT, BACK_MS
+from sds.kernel.storage.store import Reader, Row, Store
 
 HISTORY_MAX = 100_000  # past decisions that a window of minutes is filled with, at most
 ENTRIES_MAX = 4 * HISTORY_MAX  # newest ledger entries that are searched for them: other agents may share the ledger
+READ_AT_ONCE = 1_000
+IDX_MAX = 1 << 62  # beyond every index of an entry
 
 # The windows begin anew where an operator has reactivated the agent: the operator has looked at what it did before.
 REACTIVATED = (
@@ -29,12 +31,15 @@ REACTIVATED = (
     " AND json_extract(body, '$.status') = 'ACTIVE' AND COALESCE(json_extract(body, '$.was'), 'SUSPENDED') = 'SUSPENDED'"
 )
 _DECIDED = (
-    "SELECT l.at_ms, l.body, p.confidence, p.justification FROM ledger l LEFT JOIN policy_proposals p ON p.dfid = l.dfid"
+    "SELECT l.idx, l.at_ms, l.body, p.confidence, p.justification FROM ledger l"
+    " LEFT JOIN policy_proposals p ON p.dfid = l.dfid"
     " WHERE l.kind = 'DECIDED' AND l.idx > ? AND l.idx > (SELECT MAX(idx) FROM ledger) - ?"
     " AND l.dfid <> ? AND json_extract(l.body, '$.agent_id') = ?"
     f" AND COALESCE(json_extract(l.body, '$.tag'), '') NOT IN ({', '.join(map(repr, sorted(WAITING_TAGS)))})"
-    " ORDER BY l.idx DESC LIMIT ?"
+    " AND l.idx < ? ORDER BY l.idx DESC LIMIT ?"
 )
+_NEWEST_MS = "SELECT at_ms FROM ledger ORDER BY idx DESC LIMIT 1"
+_WAS_LATER = "SELECT 1 FROM clock_steps WHERE idx <= ? AND was_ms >= ? LIMIT 1"
 
 
 class DecisionMonitors:
@@ -112,17 +117,38 @@ def _history(
     """Yield (time, decision) of the agent's decisions since its last reactivation, oldest first: as many as the windows
     reach back, from the newest ENTRIES_MAX entries. The record holds no readings in clear, so their windows begin empty.
     """
-    longest, within_ms = reach
     since = store.value(REACTIVATED, (contract.agent_id,)) or 0
-    limit = HISTORY_MAX if within_ms else longest
-    rows = store.rows(_DECIDED, (since, ENTRIES_MAX, dfid, contract.agent_id, limit))
+    rows = newest_entries(store, _DECIDED, (since, ENTRIES_MAX, dfid, contract.agent_id), reach)
     bodies = store.rows("SELECT hash, body -> '$.kinds' FROM contracts WHERE agent_id = ?", (contract.agent_id,))
     kinds = {name: json.loads(text) for name, text in bodies if text}
     units = spends_at(contract)
-    for at_ms, text, confidence, justification in reversed(rows):
+    for _, at_ms, text, confidence, justification in reversed(rows):
         body = json.loads(text)
         spec = kinds.get(body["contract_hash"], {}).get(body["action"])
         yield at_ms, _recorded(body, spec, units, confidence, justification)
+
+
+def newest_entries(store: Reader, sql: str, values: Row, reach: tuple[int, int]) -> list[Row]:
+    """Return (index, time, ...) of ledger entries, the newest first, as far back as windows reach: in entries and in
+    milliseconds, but at most HISTORY_MAX of these. `sql` finds them below an index, as many as a limit, its last values.
+    """
+    longest, within_ms = reach
+    most, begin_ms = longest, 0
+    if within_ms:  # a window holds its running sixtieth, too
+        most, begin_ms = HISTORY_MAX, store.value(_NEWEST_MS) - within_ms * (windows.BUCKETS + 1) // windows.BUCKETS
+    found, before = list[Row](), IDX_MAX
+    while len(found) < most:
+        rows = store.rows(sql, (*values, before, min(READ_AT_ONCE, most - len(found))))
+        found += rows
+        if not rows or (len(found) >= longest and _are_before(store, rows, begin_ms)):
+            break
+        before = rows[-1][0]
+    return found
+
+
+def _are_before(store: Reader, rows: list[Row], at_ms: int) -> bool:
+    """Tell whether entries, the newest first, and all before them are older: no clock showed that time before them."""
+    return all(row[1] < at_ms - BACK_MS for row in rows) and store.value(_WAS_LATER, (rows[-1][0], at_ms)) is None
 
 
 def _recorded(

@@ -70,7 +70,7 @@ class Observer:
             artifacts=artifacts,
             context_whole=not faults,
         )
-        notes += [*standing_notes(situation), *faults]
+        notes += [*standing_notes(situation, self._contract.effective_from), *faults]
         return LiveState(situation, version, usage.epochs, authority.contract_hash, tuple(notes))
 
     def with_memory(self, key: str, now_ms: int, *, dfid: str) -> tuple[LiveState, str]:

@@ -51,8 +51,11 @@ class HumanKernel(Kernel):
         live = super().observe(key, now_ms, dfid=dfid, without=without, seen=seen)
         permitted = self.permits(authority_now(self.store, self.contract.agent_id))
         situation = replace(live.situation, agent_active=permitted, context_whole=True)
-        others = [note for note in live.notes if note not in standing_notes(live.situation)]
-        return replace(live, situation=situation, notes=(*others, *standing_notes(situation)))
+        of_agent, of_human = (
+            standing_notes(each, self.contract.effective_from) for each in (live.situation, situation)
+        )
+        others = [note for note in live.notes if note not in of_agent]
+        return replace(live, situation=situation, notes=(*others, *of_human))
 
     def packet(self, case: Case, live: LiveState, now_ms: int) -> DecisionPacket:
         """Return what a human decides on: live state and their own envelope. No model reads its texts: they are empty."""

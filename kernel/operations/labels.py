@@ -29,8 +29,8 @@ _DECISION = (
     " LEFT JOIN policy_proposals p ON p.dfid = f.dfid WHERE f.dfid = ?"
 )
 _LABELS = (
-    "SELECT at_ms, body FROM ledger WHERE kind = 'LABEL' AND idx > ? AND idx > (SELECT MAX(idx) FROM ledger) - ? AND dfid <> ?"
-    " AND json_extract(body, '$.agent_id') = ? ORDER BY idx DESC LIMIT ?"
+    "SELECT idx, at_ms, body FROM ledger WHERE kind = 'LABEL' AND idx > ? AND idx > (SELECT MAX(idx) FROM ledger) - ? AND dfid <> ?"
+    " AND json_extract(body, '$.agent_id') = ? AND idx < ? ORDER BY idx DESC LIMIT ?"
 )
 
 
@@ -98,10 +98,8 @@ def _history(
     store: Reader, agent_id: str, dfid: str, reach: tuple[int, int]
 ) -> Iterator[tuple[int, MonitoredDecision]]:
     """Yield (time, label) since the agent was last reactivated, from the newest ENTRIES_MAX entries, oldest first."""
-    longest, within_ms = reach
     since = store.value(monitored.REACTIVATED, (agent_id,)) or 0
-    limit = monitored.HISTORY_MAX if within_ms else longest
-    rows = store.rows(_LABELS, (since, monitored.ENTRIES_MAX, dfid, agent_id, limit))
-    for at_ms, text in reversed(rows):
+    rows = monitored.newest_entries(store, _LABELS, (since, monitored.ENTRIES_MAX, dfid, agent_id), reach)
+    for _, at_ms, text in reversed(rows):
         body = json.loads(text)
         yield at_ms, MonitoredDecision(confidence=body["confidence"], right=body["right"])

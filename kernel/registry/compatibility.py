@@ -52,7 +52,8 @@ def _against(contract: Contract, known: Known) -> Refusal | None:
     if (known.gate, known.agent_id) != (contract.gate, contract.agent_id):
         return Refusal(
             f"agent `{contract.agent_id}` cannot serve gate `{contract.gate}`: agent `{known.agent_id}` already serves"
-            f" `{known.gate}`"
+            f" `{known.gate}`",
+            "a gate has one agent for good: give another agent a gate and a name of its own",
         )
     if known.contract_hash == contract.hash:
         if known.revoked:

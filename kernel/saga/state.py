@@ -129,7 +129,7 @@ def claim(
     flow is; one of which a step was carried out all the same is a human's (UsageError). `deadline_ms`: kept with what is begun; past it no step is sent. Raises EventError when the event is known
     with another body, as an ordinary decision or another saga.
     """
-    spec, trigger = spec_of(contract, name), _saga_trigger(event, name)
+    trigger = _saga_trigger(event, name)
     with store.transaction():
         known = store.row(
             "SELECT e.body_hash, f.dfid, f.state, f.tag, f.restarts FROM events e"
@@ -141,8 +141,11 @@ def claim(
             fingerprint, last, state, tag, before = known
             refuse_another(store, trigger, fingerprint, dfid=last)
             if state != "ABORTED" or not undecided.has_restart(store, last, tag, contract.retry.restarts_max):
+                if state == "ACTIVE":  # its next step is taken only under a contract that still has it
+                    spec_of(contract, name)
                 return _begun(store, last)
             restarts = before + 1
+        spec = spec_of(contract, name)
         if last is not None and store.value(_STEP_ADOPTED, (last,)) is not None:
             dfid = undecided.hand_over(store, last, ALREADY_ORDERED, STEP_ADOPTED, now_ms=now_ms)
         else:

@@ -102,11 +102,9 @@ def whole_dfid(store: Store, given: str) -> str:
     """
     if not given.strip():
         raise UsageError("the dfid is empty", hint="sds flows lists them")
+    between = named(given), f"{given}~"  # no dfid holds a character after `~`, so that a range finds what begins so
     known = [
-        row[0]
-        for row in store.rows(
-            "SELECT dfid FROM decision_flows WHERE substr(dfid, 1, ?) = ? LIMIT 2", (len(named(given)), given)
-        )
+        row[0] for row in store.rows("SELECT dfid FROM decision_flows WHERE dfid >= ? AND dfid < ? LIMIT 2", between)
     ]
     if len(known) > 1 and given not in known:
         raise UsageError(f"several flows begin with `{given}`", hint="give more of the dfid: sds flows lists them")

@@ -34,7 +34,7 @@ from sds.kernel.storage.store import Store
 Name = Literal["decisions.db", "ledger.pub", "kernel.key"]
 
 FORM: Literal["sds backup 1"] = "sds backup 1"
-MANIFEST, RECORD = "manifest.json", "decisions.db"
+MANIFEST, RECORD = paths.BACKUP_MANIFEST, "decisions.db"
 NAMES: tuple[Name, ...] = ("decisions.db", "ledger.pub", "kernel.key")
 ONE_FILE = ".tar"
 _BACKING_UP, _RESTORING = ".sds-backup.", ".restore."  # prefixes of temporary folders

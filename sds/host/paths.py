@@ -25,6 +25,7 @@ from sds.kernel.storage.sqlite import SqliteStore, look_at
 from sds.kernel.storage.store import Reader, Store
 from sds.models.protocol import extra_hint, missing_package
 
+BACKUP_MANIFEST = "manifest.json"  # in every backup, and in no gate's folder
 SCHEMA_PREFIX = "sds_"  # of a gate's record in PostgreSQL
 _NAMES_A_SCHEMA = re.compile("[a-z][a-z0-9_]{0,58}")
 _COPY = "copy kernel.key from the machine that made the record; if it is lost there, too"
@@ -184,9 +185,10 @@ def look_at_record(folder: Path) -> Reader | None:
 
 
 def recorded() -> list[str]:
-    """Return the names of all folders, or schemas, with a record."""
+    """Return the names of all folders, or schemas, with a record. A backup is none, also where it lies beside them."""
     if (url := store_url()) is None:
-        return sorted(path.parent.name for path in home().glob("*/decisions.db"))
+        folders = (path.parent for path in home().glob("*/decisions.db"))
+        return sorted(folder.name for folder in folders if not is_there(folder / BACKUP_MANIFEST))
     return [name.removeprefix(SCHEMA_PREFIX) for name in _postgres().records_in(url, SCHEMA_PREFIX)]
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from sds.cli.decisions import decide, run
 from tests.cli.conftest import Cli
 from tests.gates.own import GATE, written
 from tests.proposers import Greedy
+from tests.stores.planned import Planned
 
 
 @pytest.fixture
@@ -103,6 +106,47 @@ def test_a_mistake_is_answered_in_one_line(cli: Cli, args: tuple[str, ...], mess
     written(Path("quiet"), GATE.replace(", events=events", ""))
     code, _, said = cli(*args)
     assert (2, True, 2) == (code, message in said, len(said.splitlines())), said
+
+
+class Watched(Planned):
+    plans: list[str] = []  # noqa: RUF012  of all connections together
+
+
+@pytest.mark.parametrize("state", ["ACTIVE", "EXECUTING", "ESCALATED"])
+def test_a_flow_that_is_named_and_what_is_still_to_be_done_are_found_by_an_index(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    dfid = json.loads(cli.ok("decide", "./toll", "--event", event(1)))["dfid"]
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Watched))
+    for asked in (("audit", dfid), ("audit", dfid[:8]), ("flows", "--state", state), ("escalations", "list")):
+        Watched.plans.clear()
+        cli.ok(*asked, "--gate", "./toll")
+        assert [step for step in Watched.plans if " f " in f"{step} " or "decision_flows" in step]
+        assert {"SCAN sqlite_master", "SCAN CONSTANT ROW"} >= {
+            step for step in Watched.plans if step.startswith("SCAN")
+        }
+
+
+def test_a_list_says_when_there_is_more(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decide, "opened_engine", lambda *_, **__: nullcontext(Greedy("ESCALATE")))
+    for number in (1, 2, 3):
+        cli.ok("decide", "./toll", "--event", event(number))
+    for listed, more in (
+        (("escalations", "list"), "only the oldest 2 of 3 are listed: --limit lists more\n"),
+        (("flows",), "only the newest 2 are listed: --limit lists more\n"),
+    ):
+        code, out, said = cli(*listed, "--gate", "./toll", "--limit", "2")
+        assert (0, 2, more) == (code, len(out.splitlines()), said)
+        code, out, said = cli(*listed, "--gate", "./toll", "--limit", "3")
+        assert (0, 3, "") == (code, len(out.splitlines()), said)
+
+
+def test_a_backup_in_the_home_is_no_gate_that_lost_its_key(cli: Cli) -> None:
+    cli.ok("run", "./toll", "--limit", "1")
+    cli.ok("backup", "--gate", "toll", "--to", str(cli.folder.parent / "monday"))
+    out = cli("doctor", "--gate", "./toll", "--model", "nowhere.gguf")[1]
+    assert "is writable, 1 record in it is whole" in out
+    cli.ok("ledger", "verify", "--gate", "monday")
 
 
 def test_doctor_and_the_linter_look_at_any_gate(cli: Cli) -> None:

@@ -43,12 +43,15 @@ def list_cases(
     with closing(open_store(gate)) as store:
         terms = cases.registered_terms(store, gate)
         waiting = cases.waiting(store, terms, limit=limit)
+        count = cases.count_waiting(store, gate)
     facts = [summary(terms, case) for case in waiting]
     lines = [
         f"{of['since']}  {case.dfid}  {plain(case.event_id)}  {of['reason']}  {of['proposed'] or '-'}  {case.impact(terms) or '-'}"
         for case, of in zip(waiting, facts, strict=True)
     ]
     print_either(as_json, facts, lines or ["no cases wait for a human"])
+    if len(waiting) == limit < count and not as_json:
+        typer.echo(f"only the oldest {limit} of {count} are listed: --limit lists more", err=True)
     if any(case.damaged for case in waiting) and not as_json:
         typer.echo(f"damaged cases are shown incompletely: run sds ledger verify --gate {gate}", err=True)
 

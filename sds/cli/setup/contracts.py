@@ -110,7 +110,9 @@ def register(
         registry.register(store, contract, by="operator", now_ms=now_ms(), who=operator(), reason=reason)
     facts = {"gate": contract.gate, "version": contract.version, "contract_hash": contract.hash}
     line = f"{contract.gate}: version {contract.version} is in force ({contract.hash[:12]})"
-    print_either(as_json, {**facts, "diff": _diff_data(delta) if delta else None}, [line])
+    lines = [line, f"before {contract.effective_from} (UTC) every case goes to a human"]
+    begun = when(now_ms(), "seconds") >= contract.effective_from
+    print_either(as_json, {**facts, "diff": _diff_data(delta) if delta else None}, lines[:1] if begun else lines)
 
 
 def list_contracts(gate: GateOption = "refund", as_json: JsonFlag = False) -> None:

@@ -20,7 +20,7 @@ from sds.policy.readers import as_read
 
 # A case that a human ended without a decision says nothing about what is right.
 _DECIDED = """
-SELECT h.dfid, h.policy_kind, h.params, h.snapshot FROM human_decisions h JOIN decision_flows f USING (dfid)
+SELECT h.dfid, h.policy_kind, h.params, h.snapshot FROM human_decisions h CROSS JOIN decision_flows f ON f.dfid = h.dfid
 WHERE f.gate = ? AND h.policy_kind IS NOT NULL ORDER BY h.decided_at_ms, h.dfid
 """
 OTHER_FORM = "its fields or its kind do not fit this contract"

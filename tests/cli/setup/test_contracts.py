@@ -103,6 +103,14 @@ def test_a_contract_that_permits_more_is_registered_only_with_an_acknowledgement
     assert "version `1.0.0` differs from the registered `1.1.0` but is not higher" in older.stderr
 
 
+def test_who_registers_a_contract_before_its_day_is_told_that_a_human_decides_until_then(
+    home: Shell, tmp_path: Path
+) -> None:
+    later = written(tmp_path, ("effective_from: 2020-01-01", "effective_from: 9999-12-31"))
+    said = home.ok("contracts", "register", later, "--reason", "first").splitlines()
+    assert "before 9999-12-31 (UTC) every case goes to a human" == said[-1]
+
+
 def test_a_contract_that_permits_less_needs_no_acknowledgement(home: Shell, tmp_path: Path) -> None:
     home.ok("contracts", "register", written(tmp_path), "--reason", "first")
     narrower = written(tmp_path, *NARROWER, name="narrower.yaml")

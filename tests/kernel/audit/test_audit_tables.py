@@ -9,9 +9,11 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from sds.kernel.audit import tables as audited
 from sds.kernel.audit.tables import Tables
 from sds.kernel.storage.copying import keys_of_tables
 from sds.kernel.storage.ledger import COLUMNS
+from sds.kernel.storage.store import Row
 from tests.kernel.durable import World
 from tests.kernel.tampering import bent, found_after, full_record
 from tests.scale import seeded
@@ -110,6 +112,22 @@ def test_each_settlement_is_noted_in_one_set_so_that_the_time_grows_with_the_rec
     assert [] == check.faults(world.store.rows(f"SELECT {COLUMNS} FROM ledger ORDER BY idx"))
     assert kept
     assert kept is check._kept
+
+
+def test_no_more_triggers_are_in_memory_than_are_read_at_once(world: World, monkeypatch: pytest.MonkeyPatch):
+    """All of the flows are compared, also those that were opened at the same time."""
+    monkeypatch.setattr(audited, "READ_AT_ONCE", 2)
+    pages, rows_of = list[list[Row]](), world.store.rows
+
+    def rows(sql: str, values: Row = ()) -> list[Row]:
+        found = rows_of(sql, values)
+        pages.extend([found] if "trigger_event FROM decision_flows" in sql else [])
+        return found
+
+    monkeypatch.setattr(world.store, "rows", rows)
+    assert [] == Tables(world.store).faults(rows_of(f"SELECT {COLUMNS} FROM ledger ORDER BY idx"))
+    assert 2 == max(map(len, pages))
+    assert sorted(world.column("SELECT dfid FROM decision_flows")) == sorted(row[1] for page in pages for row in page)
 
 
 def test_a_counter_made_up_is_found(world: World):

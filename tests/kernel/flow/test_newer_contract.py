@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from sds.kernel.audit import verify
 from sds.kernel.contract.schema import Contract, parse_contract
+from sds.kernel.decision.packet import DecisionPacket, Decoding
+from sds.kernel.errors import UsageError
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.human.review import HumanReview
 from sds.kernel.operations import recovery
@@ -17,7 +20,7 @@ from sds.kernel.registry import registry
 from sds.kernel.saga import state as saga
 from sds.kernel.saga.kernels import StepKernel
 from tests.kernel.authority import halt
-from tests.kernel.durable import CONTRACT, LEASE_MS, World, contract, counters, refund, whole
+from tests.kernel.durable import CONTRACT, LEASE_MS, World, contract, counters, escalate, refund, whole
 from tests.kernel.humans import ALWAYS, HUMAN, TERMS, escalated, resolve
 from tests.kernel.outside import FARE_MINOR
 from tests.kernel.sagas import REVERT, Script, most, run, terms
@@ -147,3 +150,40 @@ def test_a_humans_order_is_not_sent_again_under_a_contract_they_have_not_decided
     assert [] == world.rail.paid()
     assert () == verify.verify(world.store).faults
     world.close()
+
+
+def test_before_its_day_a_newer_version_leaves_only_the_human_who_is_told_the_day(world: World):
+    early = terms(NEWER, ('effective_from: "2013-01-01"', 'effective_from: "2014-01-01"'))
+    kernel = deployed(world, early)
+    packet, human = kernel.open(world.event()), HumanReview(kernel, now_ms=world.clock)
+    assert isinstance(packet, DecisionPacket)
+    said = "the contract is in effect only from 2014-01-01 (UTC) on"
+    assert (("ESCALATE",), (said,)) == (packet.envelope.names, packet.notes)
+    case = human.case(kernel.decide(packet, escalate(packet), Decoding()).dfid)
+    assert (f"ESCALATED_BY_RULE: {said}",) == case.reasons
+    assert (said,) == human.view(case).packet.notes
+    world.clock.now_ms = int(datetime(2014, 1, 1, tzinfo=UTC).timestamp() * 1000)
+    assert () == human.view(case).packet.notes
+
+
+def test_a_saga_that_has_ended_is_answered_although_the_contract_has_it_no_longer(world: World):
+    ended = run(world.kernel, world, Script())
+    newer = deployed(world, contract(NEWER))
+    assert ended == run(newer, world, Script())
+    with pytest.raises(UsageError, match="there is no saga `BOTH`"):
+        run(newer, world, Script(), event="C2")
+
+
+def test_a_half_done_saga_takes_no_step_under_a_contract_that_has_it_no_longer(world: World):
+    class GoneError(BaseException):
+        pass
+
+    def gone(_packet: DecisionPacket) -> bytes:
+        raise GoneError
+
+    with pytest.raises(GoneError):
+        run(world.kernel, world, Script(step_2=gone))
+    newer = deployed(world, contract(NEWER))
+    with pytest.raises(UsageError, match="there is no saga `BOTH`"):
+        run(newer, world, Script())
+    assert 1 == recovery.recover(newer, now_ms=world.clock()).sagas_dirty

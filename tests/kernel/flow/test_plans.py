@@ -28,8 +28,8 @@ from sds.kernel.saga import state as saga
 from sds.kernel.storage.ledger import KEYS_LOST
 from tests.kernel.durable import START_MS, World, contract, deny, escalate, refund
 from tests.kernel.sagas import REVERT, Script, run, terms
+from tests.stores.planned import Planned
 
-LAST = "SELECT idx, entry_hash FROM ledger ORDER BY idx DESC LIMIT 1"  # one row, from the end
 # Agents, versions of contracts, the sagas that are open; orders by their time, of which the first is taken.
 FEW = {
     "SCAN CONSTANT ROW",
@@ -39,17 +39,6 @@ FEW = {
     "SCAN s USING INDEX sagas_open",
     "SCAN e USING INDEX orders_by_time",
 }
-
-
-class Planned(sqlite3.Connection):
-    """A connection that keeps the plan of every statement it is given while `plans` is a list."""
-
-    plans: list[str] | None = None
-
-    def execute(self, sql: str, values: Any = (), /) -> sqlite3.Cursor:
-        if self.plans is not None and sql.lstrip().startswith("SELECT") and sql != LAST:
-            self.plans += [row[3] for row in super().execute(f"EXPLAIN QUERY PLAN {sql}", values)]
-        return super().execute(sql, values)
 
 
 def answered(kernel: Kernel) -> None:

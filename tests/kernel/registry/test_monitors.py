@@ -252,6 +252,36 @@ def test_windows_are_filled_from_the_newest_entries_alone(
     world.close()
 
 
+ENTRIES = "SELECT idx, at_ms FROM ledger WHERE idx < ? ORDER BY idx DESC LIMIT ?"
+DAY_MS = 24 * 60 * MINUTE_MS
+
+
+@pytest.mark.parametrize(
+    ("hours", "reach", "found"),
+    [
+        ([0] * 40 + [24] * 6, (0, 60), 6),
+        ([0] * 40 + [24] * 6, (20, 60), 20),
+        ([0] * 40 + [24] * 6, (20, 0), 20),
+        ([0] * 40 + [24] * 6, (0, 25 * 60), 46),
+        ([24] * 4 + [48] + [21] * 9 + [25], (0, 60), 15),  # a clock that ran ahead, and was set back too far
+    ],
+)
+def test_windows_are_filled_from_no_further_back_than_they_reach(
+    worlds: Worlds, monkeypatch: pytest.MonkeyPatch, hours: list[int], reach: tuple[int, int], found: int
+):
+    """It is done while nobody else can decide: a window of an hour must not read a year."""
+    monkeypatch.setattr(monitored, "READ_AT_ONCE", 3)
+    world = worlds("name: m, of: approval_rate, window: {last: 10}, warn: 0.9")
+    begun_ms = world.clock() + DAY_MS
+    for hour in hours:
+        at_ms = begun_ms + hour * 60 * MINUTE_MS
+        registry.write_act(world.store, "RECOVER", who="anna", reason="a test", now_ms=at_ms)
+    read = monitored.newest_entries(world.store, ENTRIES, (), (reach[0], reach[1] * MINUTE_MS))
+    every = [row[0] for row in world.store.rows(ENTRIES, (monitored.IDX_MAX, 100))]
+    assert [row[0] for row in read] == every[: len(read)]
+    assert found <= len(read) < found + 2 * monitored.READ_AT_ONCE
+
+
 def test_windows_go_on_where_a_newer_contract_has_the_same_monitors(worlds: Worlds):
     monitor = (
         "name: m, of: reading_shift, reading: mood, window: {last: 10}, expected: {calm: 0.9, angry: 0.1}, stop: 1"

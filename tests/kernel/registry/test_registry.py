@@ -190,8 +190,9 @@ def test_no_contract_can_join_the_gate_of_one_agent_to_another(world: World):
     register(world.store, second, by="registry", now_ms=2)
     for gate, agent in (("claims", "a-agent"), ("zz", "claims-agent")):
         mixed = contract(("gate: claims", f"gate: {gate}"), ("claims-agent", agent), ("1.0.0", "2.0.0"))
-        with pytest.raises(ContractError, match="cannot serve gate"):
+        with pytest.raises(ContractError, match="cannot serve gate") as refused:
             register(world.store, mixed, by="registry", now_ms=3)
+        assert "a gate has one agent for good: give another agent a gate and a name of its own" == refused.value.hint
 
 
 def test_a_kernel_needs_a_registered_agent(world: World):

@@ -266,7 +266,7 @@ def test_connections_are_refused_until_the_gates_are_open(home: Path, monkeypatc
 def test_of_two_that_start_on_one_port_the_second_to_be_ready_is_refused() -> None:
     with bound("127.0.0.1", 0) as first, bound(*first.getsockname()) as second:
         listen(first)
-        with pytest.raises(SdsError, match=r"^`127.0.0.1:\d+` cannot be listened on: ") as refused:
+        with pytest.raises(SdsError, match=r"^the service cannot listen on `127.0.0.1:\d+`: ") as refused:
             listen(second)
     assert "is another service running there? --port chooses another" == refused.value.hint
 
