@@ -37,8 +37,13 @@ class Connection(psycopg.Connection[Any]):
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self.server = Generation()  # which the pool has found it to be
+        self.unreplicated = False  # whether a commit did not wait until the standbys had it
+        self.add_notice_handler(self._noticed)
         self._statements: dict[tuple[bytes, tuple[int, ...]], bytes] = {}
         self._numbers = count()
+
+    def _noticed(self, notice: psycopg.errors.Diagnostic) -> None:
+        self.unreplicated |= notice.source_function == "SyncRepWaitForLSN"
 
     def together(self, *asked: tuple[str, Row]) -> Done:
         """Do what `each` does; return the result of the last statement."""

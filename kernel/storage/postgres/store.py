@@ -18,7 +18,7 @@ import psycopg
 from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.storage.keyring import Keyring
 from sds.kernel.storage.postgres import schema as schemas
-from sds.kernel.storage.postgres.connections import BEGIN, Pool, Url, connected
+from sds.kernel.storage.postgres.connections import BEGIN, UNHURRIED, Pool, Url, connected
 from sds.kernel.storage.postgres.errors import NO_READ, NO_WRITE, REFUSED, is_worth_again, mend, refused, said
 from sds.kernel.storage.postgres.pipelined import Connection
 from sds.kernel.storage.postgres.transaction import Transaction
@@ -41,7 +41,10 @@ TURN_S = 60.0  # how long a thread waits for its turn to wait for that lock
 AGAIN_MAX = 5
 _SCHEMA = re.compile("[a-z][a-z0-9_]{0,62}")
 _NAME = re.compile("[a-z][a-z_]{0,31}")
-_MOMENT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL idle_in_transaction_session_timeout = 0"
+_MOMENT = (
+    "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY NOT DEFERRABLE; SET LOCAL idle_in_transaction_session_timeout = 0;"
+    f" {UNHURRIED}"
+)
 
 
 class _CatalogueReader(Reader):
@@ -174,8 +177,9 @@ class PostgresStore(_CatalogueReader, Store):
         """Make the record, or add what an older version's lacks. Raises StoreError."""
         db = connected(self._url, self._schema_name)
         try:
-            db.execute(f"{BEGIN}; {self._lock}", prepare=False)
+            db.execute(f"{BEGIN}; {self._lock}; {UNHURRIED}", prepare=False)
             self._make_or_upgrade(db)
+            schemas.refuse_losing(db, self._schema_name)
             db.execute("COMMIT", prepare=False)
         except (*REFUSED, StoreError) as error:
             message = f"`{self.name}` cannot be opened as a decision store:"
