@@ -13,7 +13,6 @@ NO_READ, NO_WRITE = "the store cannot be read", "the store refused"  # how messa
 UNKNOWN_END = "the connection was lost while it committed: whether it did, the record says"
 _RUNNING = "is PostgreSQL running, and its address right? it is asked again next time"
 UNREPLICATED = "it committed, but a standby may lack it: the wait for the standby was cancelled"
-_ENDS = ("08", "57P", "25P03", "25P04")  # SQLSTATEs after which there is no connection: the last two are time limits
 _UNSTORABLE = (OverflowError, UnicodeEncodeError, psycopg.DataError)
 REFUSED = (psycopg.Error, OverflowError, UnicodeEncodeError)
 _MENDS: dict[type[psycopg.Error], str] = {
@@ -33,11 +32,11 @@ _MENDS: dict[type[psycopg.Error], str] = {
 
 def is_lost(error: BaseException) -> bool:
     """Tell whether the connection is gone; otherwise the server refused what was asked."""
-    if not isinstance(error, psycopg.Error) or isinstance(error, errors.PipelineAborted):
+    if not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) or isinstance(
+        error, errors.PipelineAborted
+    ):
         return False
-    if error.sqlstate is None:
-        return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
-    return error.sqlstate.startswith(_ENDS)
+    return error.sqlstate is None or error.sqlstate.startswith(("08", "57P", "25P03"))
 
 
 def is_worth_again(error: BaseException | None) -> bool:
@@ -48,7 +47,7 @@ def refused(error: Exception, what: str) -> StoreError:
     """Return the StoreError that is raised in place of `error`. `what`: the beginning of its message."""
     if isinstance(error, _UNSTORABLE) and not isinstance(error, errors.IntegrityError):
         return StoreError(f"the store cannot hold such a value: {said(error)}", retryable=False)
-    passing = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) or is_lost(error)
+    passing = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
     return StoreError(f"{what}: {said(error)}", hint=mend(error), retryable=passing)
 
 

@@ -130,18 +130,6 @@ def test_rows_that_a_policy_hides_are_an_error(schema: str) -> None:
             reader.rows("SELECT * FROM agents")
 
 
-def test_a_transaction_that_its_server_ends_after_a_time_limit_may_be_tried_again(schema: str) -> None:
-    def stopped(store: PostgresStore) -> None:
-        with store.transaction():
-            store.run("SET LOCAL idle_in_transaction_session_timeout = '50ms'")
-            time.sleep(0.4)
-            store.run("UPDATE resources SET drawn = 1")
-
-    with closing(PostgresStore(server_url(), schema)) as store, pytest.raises(StoreError) as caught:
-        stopped(store)
-    assert caught.value.retryable
-
-
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     with postgresql() as made:
