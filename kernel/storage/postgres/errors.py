@@ -19,7 +19,7 @@ _MENDS: dict[type[psycopg.Error], str] = {
     errors.InvalidPassword: "give the right user and password in the store's URL",
     errors.InvalidAuthorizationSpecification: "give the right user and password in the store's URL",
     errors.InvalidCatalogName: "make the database first: createdb",
-    errors.InsufficientPrivilege: "let its user make a schema in this database: GRANT CREATE ON DATABASE ... TO ...",
+    errors.InsufficientPrivilege: "which rights its user needs: docs/operations.md, under A record in PostgreSQL",
     errors.LockNotAvailable: "another program holds it: end that, or try again",
     errors.DiskFull: "the server's disk is full",
     errors.TooManyConnections: "raise max_connections, or run fewer processes",

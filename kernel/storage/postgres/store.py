@@ -74,6 +74,9 @@ def _expected_schema(url: Url, schema: str) -> Mapping[str, str]:
     db = connected(url, schema)
     try:
         return schemas.expected(db)
+    except psycopg.errors.InsufficientPrivilege as error:
+        message = "this user cannot verify the record: it may make no schema to compare with"
+        raise UsageError(message, hint="GRANT CREATE ON DATABASE ... TO ...") from error
     except psycopg.Error as error:
         raise refused(error, "its schema cannot be compared with a fresh one") from error
     finally:
@@ -236,7 +239,7 @@ class PostgresStore(_CatalogueReader, Store):
 
     @property
     def expected_schema(self) -> Mapping[str, str]:
-        """Return what `schema` should be. Raises StoreError when the user may not make a schema to compare."""
+        """Return what `schema` should be. Raises UsageError when the user may not make a schema to compare."""
         return _expected_schema(self._url, self._schema_name)
 
     @contextmanager

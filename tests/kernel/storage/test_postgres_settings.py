@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from sds.kernel.audit import verify
-from sds.kernel.errors import SdsError, StoreError
+from sds.kernel.errors import SdsError, StoreError, UsageError
 from sds.kernel.storage.postgres.store import PostgresStore, look_at
 from tests.stores.server import by_hand, fresh_schema, role_with, server_url
 from tests.storms.servers import Server, postgresql
@@ -128,6 +128,17 @@ def test_rows_that_a_policy_hides_are_an_error(schema: str) -> None:
         assert reader is not None
         with closing(reader), pytest.raises(StoreError, match="row-level security policy"):
             reader.rows("SELECT * FROM agents")
+
+
+def test_who_may_make_no_schema_is_told_so_and_not_that_the_record_was_altered(schema: str) -> None:
+    with role_with(superuser=False) as url:
+        role = psycopg.conninfo.conninfo_to_dict(url)["user"]
+        by_hand(f"GRANT USAGE ON SCHEMA {schema} TO {role}")
+        by_hand(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {role}")
+        with closing(PostgresStore(url, schema)) as store:
+            add(store, "r")
+            with pytest.raises(UsageError, match="this user cannot verify the record"):
+                verify.verify(store)
 
 
 @pytest.fixture(scope="module")
