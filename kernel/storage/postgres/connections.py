@@ -27,7 +27,7 @@ ALIVE = {"tcp_user_timeout": "10000", "keepalives_idle": "10", "keepalives_inter
 # What a role, database or URL may set, and what would change what statements mean, show or keep. Row security: rows that a
 # policy hides are an error instead.
 _MEANING = (
-    "SET standard_conforming_strings = on; SET quote_all_identifiers = off; SET transform_null_equals = off;"
+    "SET standard_conforming_strings = on; SET quote_all_identifiers = off;"
     " SET row_security = off; SET bytea_output = 'hex'"
 )
 _DURABLY = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') IN ('off', 'local')"
