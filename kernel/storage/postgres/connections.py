@@ -15,7 +15,7 @@ from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
 from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.storage.postgres import schema as schemas
-from sds.kernel.storage.postgres.errors import REFUSED, is_lost, mend, refused, said
+from sds.kernel.storage.postgres.errors import REFUSED, RIGHTS, is_lost, mend, refused, said
 from sds.kernel.storage.postgres.pipelined import Connection
 from sds.kernel.storage.store import Generation
 
@@ -111,6 +111,11 @@ def set_up(db: Connection, schema: str, *, only_reads: bool = False) -> None:
     connection that is set up for another record.
     """
     _check_server(db)
+    allowed = db.execute(
+        "SELECT has_schema_privilege(oid, 'USAGE') FROM pg_namespace WHERE nspname = %s", (schema,)
+    ).fetchone()
+    if allowed is not None and not allowed[0]:  # to whom the schema looks empty
+        raise UsageError(f"the store's user may not use the schema `{schema}`", hint=RIGHTS)
     if db.execute("SELECT pg_backend_pid()", prepare=False).fetchone() != (db.info.backend_pid,):
         raise UsageError("a connection pooler answers, not PostgreSQL itself", hint=_DIRECTLY)
     db.adapters.register_loader("numeric", _Whole)

@@ -13,13 +13,14 @@ NO_READ, NO_WRITE = "the store cannot be read", "the store refused"  # how messa
 UNKNOWN_END = "the connection was lost while it committed: whether it did, the record says"
 _RUNNING = "is PostgreSQL running, and its address right? it is asked again next time"
 UNREPLICATED = "it committed, but a standby may lack it: the wait for the standby was cancelled"
+RIGHTS = "which rights its user needs: docs/operations.md, under A record in PostgreSQL"
 _UNSTORABLE = (OverflowError, UnicodeEncodeError, psycopg.DataError)
 REFUSED = (psycopg.Error, OverflowError, UnicodeEncodeError)
 _MENDS: dict[type[psycopg.Error], str] = {
     errors.InvalidPassword: "give the right user and password in the store's URL",
     errors.InvalidAuthorizationSpecification: "give the right user and password in the store's URL",
     errors.InvalidCatalogName: "make the database first: createdb",
-    errors.InsufficientPrivilege: "which rights its user needs: docs/operations.md, under A record in PostgreSQL",
+    errors.InsufficientPrivilege: RIGHTS,
     errors.LockNotAvailable: "another program holds it: end that, or try again",
     errors.DiskFull: "the server's disk is full",
     errors.TooManyConnections: "raise max_connections, or run fewer processes",
