@@ -116,6 +116,14 @@ def test_a_record_that_may_lose_rows_is_refused_to_who_opens_it_and_on_every_new
     assert not caught.value.retryable
 
 
+def test_a_row_that_a_trigger_swallows_while_connections_are_open_is_an_error(schema: str) -> None:
+    with closing(PostgresStore(server_url(), schema)) as store:
+        add(store, "r")
+        by_hand(SWALLOWS.replace("ON spend", "ON resources"), schema)
+        with pytest.raises(StoreError, match="a trigger or rule of the database swallowed a row"):
+            add(store, "s")
+
+
 def test_a_trigger_that_only_looks_on_is_none_of_these(schema: str) -> None:
     by_hand(SWALLOWS.replace("BEFORE", "AFTER"), schema)
     PostgresStore(server_url(), schema).close()

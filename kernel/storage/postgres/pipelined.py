@@ -66,7 +66,12 @@ class Connection(psycopg.Connection[Any]):
         for result in results:
             if result.status == ExecStatus.FATAL_ERROR:
                 raise error_from_result(result, encoding=self.info.encoding)
-        return [_done(values, result) for result in results[:-1]]  # the very last result is the sync
+        done = [_done(values, result) for result in results[:-1]]  # the very last result is the sync
+        executed = [each for each in done if each.word]  # what was prepared has no word
+        for (sql, _), each in zip(asked, executed, strict=True):
+            if each.word == "INSERT 0 0" and "ON CONFLICT" not in sql and "SELECT" not in sql:
+                raise psycopg.IntegrityError("a trigger or rule of the database swallowed a row")
+        return done
 
     def _dumped(self, dumping: Transformer, sql: str, values: Row) -> tuple[Any, ...]:
         """Return a statement as it is sent: its text, and the types, bytes and formats of its values."""
