@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from alembic import command
@@ -23,10 +23,15 @@ from sds.host.paths import make_private, service_path
 from sds.kernel.errors import StoreError, UsageError, cause_of
 from sds.kernel.storage.private_files import make_private_file
 
+if TYPE_CHECKING:
+    import psycopg
+
 SCHEMA = "sds_service"
 BUSY_MS = 5_000
 CONNECT_S = 3
 POOL_MAX = 8
+# Whatever a role or database sets: what was waited for is seen, and everything may be written.
+_WRITES = "SET default_transaction_isolation = 'read committed'; SET default_transaction_read_only = off"
 _MIGRATION_LOCK = 0x5D5_5E41
 _FULL = frozenset({"SQLITE_FULL", "53100"})  # SQLite's and PostgreSQL's code for a full disk
 
@@ -220,7 +225,7 @@ def open_database(url: str = "", *, durable: bool = False) -> Database:
 
 
 def _postgresql(url: str) -> sa.Engine:
-    from sds.kernel.storage.postgres.connections import ALIVE, STOPPED_S  # noqa: PLC0415  a file needs no driver
+    from sds.kernel.storage.postgres.connections import ALIVE, SETTINGS, STOPPED_S  # noqa: PLC0415  a file needs no driver
 
     if not url.startswith(("postgresql://", "postgres://")):
         raise UsageError("the store must be a `postgresql://` URL", hint="give it as postgresql://USER@HOST/DATABASE")
@@ -233,7 +238,7 @@ def _postgresql(url: str) -> sa.Engine:
     given = " ".join(f"-c {name}={value}" for name, value in options.items())
     alive = {name: value for name, value in ALIVE.items() if name not in parts.query}
     how = {"connect_timeout": CONNECT_S, "options": given, **alive}
-    return sa.create_engine(
+    engine = sa.create_engine(
         parts,
         connect_args=how,
         pool_size=POOL_MAX,
@@ -242,6 +247,13 @@ def _postgresql(url: str) -> sa.Engine:
         pool_pre_ping=True,
         hide_parameters=True,
     )
+
+    @sa.event.listens_for(engine, "connect")
+    def prepared(connection: psycopg.Connection[Any], _: object) -> None:
+        connection.execute(f"{SETTINGS}; {_WRITES}", prepare=False)
+        connection.commit()
+
+    return engine
 
 
 def _sqlite(path: Path, *, durable: bool) -> sa.Engine:

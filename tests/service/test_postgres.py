@@ -29,7 +29,7 @@ from tests.service.operations.exposition import scraped, value
 from tests.service.operations.receiver import receiving
 from tests.service.operations.waiting import wait_until
 from tests.service.testbed import EVENT, Bed, check, opened_bed
-from tests.stores.server import by_hand, own_database, user_with_a_schema
+from tests.stores.server import by_hand, own_database, role_with, user_with_a_schema
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -116,6 +116,20 @@ def test_a_server_that_is_gone_without_a_word_is_noticed_and_one_that_stopped_ho
     assert {"tcp_user_timeout": "10000", "keepalives_idle": "10"}.items() <= given.items()
     assert ("3", "30s") == (given["connect_timeout"], stopped)
     database.close()
+
+
+def test_the_service_writes_durably_and_sees_what_it_waited_for_whatever_is_set_for_its_role() -> None:
+    odd = (
+        "default_transaction_isolation = serializable",
+        "default_transaction_read_only = on",
+        "synchronous_commit = off",
+    )
+    with role_with(*odd) as role, own_database() as url:
+        own = urlsplit(role)._replace(path=urlsplit(url).path).geturl()
+        with closing(open_database(own)) as database, database.reading() as connection:
+            add_key(database, "shop", ["read"], ["toll"], now_ms=1)
+            asked = "SELECT current_setting('transaction_isolation'), current_setting('synchronous_commit')"
+            assert ("read committed", "on") == tuple(connection.exec_driver_sql(asked).one())
 
 
 def test_two_who_take_a_case_at_once_have_both_taken_it_one_after_the_other(store: str) -> None:

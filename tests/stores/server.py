@@ -67,6 +67,19 @@ def user_with_a_schema(url: str, schema: str) -> Iterator[str]:
         by_hand(f"DROP ROLE {role}")
 
 
+@contextmanager
+def role_with(*settings: str, superuser: bool = True) -> Iterator[str]:
+    """Make a role for which an operator has set something, and yield its URL. What it made stays, as another's."""
+    role = fresh_schema()
+    by_hand(f"CREATE ROLE {role} LOGIN {'SUPERUSER' if superuser else ''}")
+    try:
+        for each in settings:
+            by_hand(f"ALTER ROLE {role} SET {each}")
+        yield urlsplit(server_url())._replace(netloc=f"{role}@").geturl()
+    finally:
+        by_hand(f"REASSIGN OWNED BY {role} TO CURRENT_USER; DROP OWNED BY {role}; DROP ROLE {role}")
+
+
 def by_hand(statement: str, schema: str = "public") -> list[tuple[Any, ...]]:
     with psycopg.connect(server_url(), autocommit=True) as db:
         db.execute(f"SET search_path = {schema}")

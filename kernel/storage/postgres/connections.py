@@ -14,7 +14,8 @@ from psycopg.pq import TransactionStatus
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
 from sds.kernel.errors import StoreError, UsageError
-from sds.kernel.storage.postgres.errors import REFUSED, is_lost, mend, refused, said
+from sds.kernel.storage.postgres import schema as schemas
+from sds.kernel.storage.postgres.errors import REFUSED, RIGHTS, is_lost, mend, refused, said
 from sds.kernel.storage.postgres.pipelined import Connection
 from sds.kernel.storage.store import Generation
 
@@ -22,6 +23,35 @@ from sds.kernel.storage.store import Generation
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 # A host that vanished is noticed within seconds, unless the URL says otherwise (libpq's names; milliseconds, then seconds).
 ALIVE = {"tcp_user_timeout": "10000", "keepalives_idle": "10", "keepalives_interval": "5", "keepalives_count": "3"}
+
+# What a role, database or URL may set, and what would change what statements mean, show or keep. Row security: rows that a
+# policy hides are an error instead.
+_MEANING = (
+    "SET standard_conforming_strings = on; SET quote_all_identifiers = off;"
+    " SET row_security = off; SET bytea_output = 'hex'"
+)
+_DURABLY = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') IN ('off', 'local')"
+SETTINGS = f"{_MEANING}; {_DURABLY}"
+# Of a transaction that may take long: PostgreSQL 17 and newer know the second limit.
+UNHURRIED = (
+    "SET LOCAL statement_timeout = 0; SELECT set_config('transaction_timeout', '0', true)"
+    " WHERE current_setting('transaction_timeout', true) IS NOT NULL"
+)
+# By name: what a server or role has to have set, and the mend.
+_NEEDED = {
+    "fsync": ("on", "the server does not wait for its disk", "set fsync to on"),
+    "full_page_writes": ("on", "the server does not wait for its disk", "set full_page_writes to on"),
+    "zero_damaged_pages": ("off", "the server empties pages that are damaged", "set zero_damaged_pages to off"),
+    "session_replication_role": (
+        "origin",
+        "the triggers of the record are skipped",
+        "ALTER ROLE ... RESET session_replication_role",
+    ),
+    "server_encoding": ("UTF8", "the database is not in UTF8", "createdb --encoding UTF8 --template template0"),
+}
+
+# Which cluster, and which history of it: two clusters may both be on their first timeline.
+_TIMELINE = "SELECT system_identifier::text || '/' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) FROM pg_control_system()"
 
 VERSION_MIN = 150_000
 CONNECTIONS_MAX = 12  # of one store in one process; `WRITERS_MAX` of them may write
@@ -76,9 +106,16 @@ class _Bit(Dumper):
 def set_up(db: Connection, schema: str, *, only_reads: bool = False) -> None:
     """Set a connection up for a record: number types, schema, time limits, and commits that wait for the disk.
 
-    `only_reads`: it writes nothing but in a transaction that says that it writes (`BEGIN`). Raises UsageError when a pooler
-    such as PgBouncer answers: it may run each transaction on a server connection that is set up for another record.
+    `only_reads`: it writes nothing but in a transaction that says that it writes (`BEGIN`). Raises UsageError for a server that
+    would not keep the record, and when a pooler such as PgBouncer answers: it may run each transaction on a server
+    connection that is set up for another record.
     """
+    _check_server(db)
+    allowed = db.execute(
+        "SELECT has_schema_privilege(oid, 'USAGE') FROM pg_namespace WHERE nspname = %s", (schema,)
+    ).fetchone()
+    if allowed is not None and not allowed[0]:  # to whom the schema looks empty
+        raise UsageError(f"the store's user may not use the schema `{schema}`", hint=RIGHTS)
     if db.execute("SELECT pg_backend_pid()", prepare=False).fetchone() != (db.info.backend_pid,):
         raise UsageError("a connection pooler answers, not PostgreSQL itself", hint=_DIRECTLY)
     db.adapters.register_loader("numeric", _Whole)
@@ -86,10 +123,8 @@ def set_up(db: Connection, schema: str, *, only_reads: bool = False) -> None:
     db.adapters.register_dumper(bool, _Bit)
     db.execute(
         f"SET search_path = {schema}; SET application_name = '{schema}'; SET lock_timeout = '{int(WAIT_S)}s';"
-        f" SET idle_in_transaction_session_timeout = '{STOPPED_S}s'; SET bytea_output = 'hex';"
-        " SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3;"
-        " SELECT set_config('synchronous_commit', 'on', false)"
-        " WHERE current_setting('synchronous_commit') IN ('off', 'local')"
+        f" SET idle_in_transaction_session_timeout = '{STOPPED_S}s'; {SETTINGS};"
+        " SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3"
         f"{'; SET default_transaction_read_only = on' if only_reads else ''}",
         prepare=False,
     )
@@ -100,12 +135,13 @@ def _set_up_for_writing(db: Connection, schema: str) -> None:
     server on the same connection.
     """
     set_up(db, schema, only_reads=True)
+    schemas.refuse_losing(db, schema)
     began, standby = db.execute("SELECT pg_postmaster_start_time()::text, pg_is_in_recovery()").fetchone() or ("", True)
     if standby:
         raise StoreError("the server is a standby", hint="name the primary: this server only reads")
     timeline = ""
     with suppress(psycopg.DatabaseError):  # some services that speak PostgreSQL's protocol have no log files
-        row = db.execute("SELECT left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)").fetchone()
+        row = db.execute(_TIMELINE).fetchone()
         timeline = str(row[0]) if row else ""
     db.server = Generation(began=began, timeline=timeline)
 
@@ -115,7 +151,6 @@ def connected(url: Url, schema: str, *, only_reads: bool = False) -> Connection:
     try:
         db = Connection.connect(url.conninfo, autocommit=True)
         try:
-            _check_server(db)
             set_up(db, schema, only_reads=only_reads)
         except BaseException:
             db.close()
@@ -128,17 +163,14 @@ def connected(url: Url, schema: str, *, only_reads: bool = False) -> Connection:
 
 
 def _check_server(db: Connection) -> None:
-    """Raise UsageError for a server on which a record would not be durable, or not in UTF-8."""
+    """Raise UsageError for a server on which a record would not be durable, whole, or in UTF-8."""
     if db.info.server_version < VERSION_MIN:
         raise UsageError(f"PostgreSQL {db.info.server_version // 10_000} is too old: version 15 or newer is needed")
-    asked = "SELECT current_setting('fsync'), current_setting('server_encoding'), current_setting('full_page_writes')"
-    fsync, encoding, pages = db.execute(asked).fetchone() or ("", "", "")
-    if (fsync, pages) != ("on", "on"):
-        raise UsageError("the server does not wait for its disk", hint="set fsync and full_page_writes to on")
-    if encoding != "UTF8":
-        raise UsageError(
-            f"the database is in {encoding}, not in UTF8", hint="createdb --encoding UTF8 --template template0"
-        )
+    asked = ", ".join(f"current_setting('{name}')" for name in _NEEDED)
+    found = db.execute(f"SELECT {asked}", prepare=False).fetchone() or ()
+    for (needed, why, hint), value in zip(_NEEDED.values(), found, strict=True):
+        if value != needed:
+            raise UsageError(f"{why}: `{value}`", hint=hint)
 
 
 class Pool:

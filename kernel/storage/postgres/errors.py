@@ -12,13 +12,15 @@ from sds.kernel.storage.store import MESSAGE_CHARS_MAX
 NO_READ, NO_WRITE = "the store cannot be read", "the store refused"  # how messages begin
 UNKNOWN_END = "the connection was lost during the commit: the record shows whether it was made"
 _RUNNING = "check that PostgreSQL is running and its address right; the next call tries again"
+UNREPLICATED = "the commit was made, but a standby may lack it: the wait for the standby was cancelled"
+RIGHTS = "docs/operations.md, under A record in PostgreSQL, lists the rights that the user needs"
 _UNSTORABLE = (OverflowError, UnicodeEncodeError, psycopg.DataError)
 REFUSED = (psycopg.Error, OverflowError, UnicodeEncodeError)
 _MENDS: dict[type[psycopg.Error], str] = {
     errors.InvalidPassword: "give the right user and password in the store's URL",
     errors.InvalidAuthorizationSpecification: "give the right user and password in the store's URL",
     errors.InvalidCatalogName: "make the database first: createdb",
-    errors.InsufficientPrivilege: "let the user make schemas in this database: GRANT CREATE ON DATABASE ... TO ...",
+    errors.InsufficientPrivilege: RIGHTS,
     errors.LockNotAvailable: "another program holds the record: end that program, or try again",
     errors.DiskFull: "free space on the server's disk",
     errors.TooManyConnections: "raise max_connections, or run fewer processes",

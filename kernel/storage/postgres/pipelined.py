@@ -37,8 +37,13 @@ class Connection(psycopg.Connection[Any]):
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self.server = Generation()  # which the pool has found it to be
+        self.unreplicated = False  # whether a commit did not wait until the standbys had it
+        self.add_notice_handler(self._noticed)
         self._statements: dict[tuple[bytes, tuple[int, ...]], bytes] = {}
         self._numbers = count()
+
+    def _noticed(self, notice: psycopg.errors.Diagnostic) -> None:
+        self.unreplicated |= notice.source_function == "SyncRepWaitForLSN"
 
     def together(self, *asked: tuple[str, Row]) -> Done:
         """Do what `each` does; return the result of the last statement."""
@@ -61,7 +66,12 @@ class Connection(psycopg.Connection[Any]):
         for result in results:
             if result.status == ExecStatus.FATAL_ERROR:
                 raise error_from_result(result, encoding=self.info.encoding)
-        return [_done(values, result) for result in results[:-1]]  # the very last result is the sync
+        done = [_done(values, result) for result in results[:-1]]  # the very last result is the sync
+        executed = [each for each in done if each.word]  # what was prepared has no word
+        for (sql, _), each in zip(asked, executed, strict=True):
+            if each.word == "INSERT 0 0" and "ON CONFLICT" not in sql and "SELECT" not in sql:
+                raise psycopg.IntegrityError("a trigger or rule of the database swallowed a row")
+        return done
 
     def _dumped(self, dumping: Transformer, sql: str, values: Row) -> tuple[Any, ...]:
         """Return a statement as it is sent: its text, and the types, bytes and formats of its values."""

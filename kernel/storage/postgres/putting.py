@@ -54,6 +54,6 @@ def drop(url: str, aside: str) -> None:
     with suppress(psycopg.Error, StoreError):
         db = connected(Url(url), aside)
         try:
-            db.execute(f"DROP SCHEMA IF EXISTS {aside} CASCADE", prepare=False)
+            db.execute(f"{BEGIN}; DROP SCHEMA IF EXISTS {aside} CASCADE; COMMIT", prepare=False)
         finally:
             db.close()

@@ -13,6 +13,7 @@ from typing import Any
 
 import psycopg
 
+from sds.kernel.errors import StoreError
 from sds.kernel.storage.postgres.dialect import defined
 from sds.kernel.storage.sqlite import statements
 from sds.kernel.storage.store import SCHEMA_VERSION
@@ -51,6 +52,20 @@ _DISABLED = (
     "SELECT 'the constraints of ' || c.relname || ' are switched off' FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid"
     " WHERE c.relnamespace = %(schema)s::regnamespace AND t.tgisinternal AND t.tgenabled <> 'O'"
 )
+# What empties a table, or may leave out or alter what is written to it.
+_LOSING = """
+SELECT 'the table `' || relname || '` is unlogged: a crash of the server would empty it'
+FROM pg_class WHERE relnamespace = to_regnamespace(%(schema)s) AND relpersistence <> 'p' AND relkind IN ('r', 'p')
+UNION ALL
+SELECT 'the trigger `' || t.tgname || '` on `' || c.relname || '` may swallow or alter rows'
+FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
+WHERE c.relnamespace = to_regnamespace(%(schema)s) AND NOT t.tgisinternal AND t.tgtype & 3 = 3 AND t.tgname <> ALL (%(own)s)
+UNION ALL
+SELECT 'the rule `' || r.rulename || '` on `' || c.relname || '` may swallow or alter rows'
+FROM pg_rewrite r JOIN pg_class c ON c.oid = r.ev_class
+WHERE c.relnamespace = to_regnamespace(%(schema)s) AND c.relkind IN ('r', 'p')
+LIMIT 1
+"""
 
 
 def lock_number(name: str) -> int:
@@ -123,6 +138,13 @@ def switched_off(db: Connection, schema: str) -> list[str]:
     return sorted({row[0] for row in db.execute(_DISABLED, {"schema": schema}).fetchall()})
 
 
+def refuse_losing(db: Connection, schema: str) -> None:
+    """Raise StoreError for a table that a crash would empty, or what may swallow rows before they are written."""
+    own = [name for name, text in named_objects(schema) if text.startswith("CREATE TRIGGER")]
+    if found := db.execute(_LOSING, {"schema": schema, "own": own}, prepare=False).fetchone():
+        raise StoreError(f"it may lose rows: {found[0]}", hint="undo what was done to the schema", retryable=False)
+
+
 def expected(db: Connection) -> Mapping[str, str]:
     """Return what `catalogue` returns for an untouched record: one is made, read, and rolled back."""
     return _expected(_ByVersion(db))
@@ -144,7 +166,7 @@ class _ByVersion:
 @cache
 def _expected(like: _ByVersion) -> Mapping[str, str]:
     db, schema = like.db, f"sds_expected_{secrets.token_hex(8)}"
-    db.execute("BEGIN", prepare=False)
+    db.execute("BEGIN READ WRITE", prepare=False)
     try:
         db.execute(f"SET LOCAL search_path = {schema}", prepare=False)
         create(db, schema)

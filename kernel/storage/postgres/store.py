@@ -18,7 +18,7 @@ import psycopg
 from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.storage.keyring import Keyring
 from sds.kernel.storage.postgres import schema as schemas
-from sds.kernel.storage.postgres.connections import BEGIN, Pool, Url, connected
+from sds.kernel.storage.postgres.connections import BEGIN, UNHURRIED, Pool, Url, connected
 from sds.kernel.storage.postgres.errors import NO_READ, NO_WRITE, REFUSED, is_worth_again, mend, refused, said
 from sds.kernel.storage.postgres.pipelined import Connection
 from sds.kernel.storage.postgres.transaction import Transaction
@@ -41,7 +41,10 @@ TURN_S = 60.0  # how long a thread waits for its turn to wait for that lock
 AGAIN_MAX = 5
 _SCHEMA = re.compile("[a-z][a-z0-9_]{0,62}")
 _NAME = re.compile("[a-z][a-z_]{0,31}")
-_MOMENT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL idle_in_transaction_session_timeout = 0"
+_MOMENT = (
+    "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY NOT DEFERRABLE; SET LOCAL idle_in_transaction_session_timeout = 0;"
+    f" {UNHURRIED}"
+)
 
 
 class _CatalogueReader(Reader):
@@ -71,6 +74,9 @@ def _expected_schema(url: Url, schema: str) -> Mapping[str, str]:
     db = connected(url, schema)
     try:
         return schemas.expected(db)
+    except psycopg.errors.InsufficientPrivilege as error:
+        message = "this user cannot verify the record: it may make no schema to compare with"
+        raise UsageError(message, hint="GRANT CREATE ON DATABASE ... TO ...") from error
     except psycopg.Error as error:
         raise refused(error, "its schema cannot be compared with a fresh one") from error
     finally:
@@ -174,8 +180,9 @@ class PostgresStore(_CatalogueReader, Store):
         """Make the record, or add what an older version's lacks. Raises StoreError."""
         db = connected(self._url, self._schema_name)
         try:
-            db.execute(f"{BEGIN}; {self._lock}", prepare=False)
+            db.execute(f"{BEGIN}; {self._lock}; {UNHURRIED}", prepare=False)
             self._make_or_upgrade(db)
+            schemas.refuse_losing(db, self._schema_name)
             db.execute("COMMIT", prepare=False)
         except (*REFUSED, StoreError) as error:
             message = f"`{self.name}` cannot be opened as a decision store:"
@@ -232,7 +239,7 @@ class PostgresStore(_CatalogueReader, Store):
 
     @property
     def expected_schema(self) -> Mapping[str, str]:
-        """Return what `schema` should be. Raises StoreError when the user may not make a schema to compare."""
+        """Return what `schema` should be. Raises UsageError when the user may not make a schema to compare."""
         return _expected_schema(self._url, self._schema_name)
 
     @contextmanager

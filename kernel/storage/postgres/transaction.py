@@ -11,7 +11,7 @@ from typing import TypeVar
 import psycopg
 
 from sds.kernel.errors import StoreError
-from sds.kernel.storage.postgres.errors import NO_WRITE, REFUSED, UNKNOWN_END, is_lost, mend, refused
+from sds.kernel.storage.postgres.errors import NO_WRITE, REFUSED, UNKNOWN_END, UNREPLICATED, is_lost, mend, refused
 from sds.kernel.storage.postgres.pipelined import Connection, Done
 from sds.kernel.storage.store import Generation, Row
 
@@ -46,6 +46,8 @@ class Transaction:
             raise refused(error, what) from error
 
     def commit(self) -> None:
+        """Commit. Raises StoreError: it did not, or nobody knows, or it did and a standby that has to have it may lack it."""
+        self._db.unreplicated = False
         try:
             done = self._behind_what_waits("COMMIT", ())
         except REFUSED as error:
@@ -54,6 +56,8 @@ class Transaction:
             raise refused(error, NO_WRITE) from error
         if done.word != "COMMIT":  # an earlier statement had failed, and its error was caught
             raise StoreError(f"{NO_WRITE}: a statement of the transaction had failed")
+        if self._db.unreplicated:
+            raise StoreError(f"{NO_WRITE}: {UNREPLICATED}", hint="does the standby follow? what the record has, stays")
 
     def roll_back(self) -> None:
         """End the transaction, whatever its state. Raises nothing: a connection that is gone has rolled back."""
