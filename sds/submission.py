@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 
 from sds.engines.queueing import CANCELLED, DRAINING, Cancellation, StopCause
 from sds.kernel.errors import SdsError, UsageError, WorldError
@@ -23,7 +24,7 @@ from sds.kernel.flow.states import DEADLINE_EXCEEDED, Answer
 QUEUE_MAX = 1024
 QUEUE_FULL = "QUEUE_FULL"
 KERNEL_S_MAX = 60.0  # how long a closing gate waits for commits under way: a source may hang
-LOOK_S = 0.005  # between two looks at them  # between two looks at them
+LOOK_S = 0.005  # between two looks at them
 
 Outcome = Answer | BaseException
 
@@ -58,7 +59,7 @@ class Call:
 
     def __init__(self, event: Event | None, deadline_ms: int | None, forget: Callable[[Call], None]) -> None:
         self.event, self.deadline_ms = event, deadline_ms
-        self.cancellation = Cancellation()
+        self.cancellation, self.context = Cancellation(), copy_context()  # of the first caller: traces, names for logs
         self.thread = 0  # identifier of the thread that decides; 0 before it has begun
         self._forget, self._lock = forget, threading.Lock()
         self._outcome: Outcome | None = None
@@ -266,7 +267,7 @@ class Submissions:
     def _work(self) -> None:
         while (call := self._next()) is not None:
             with suppress(BaseException):  # `_run_here` has given it to the callers
-                self._run_here(call, self._decide_in_time)
+                call.context.run(self._run_here, call, self._decide_in_time)
 
     def _next(self) -> Call | None:
         """Return the next call, begun; None once the gate drains and nothing waits."""
