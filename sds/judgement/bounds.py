@@ -89,7 +89,8 @@ def _line(of: Threshold) -> str:
         return f"decided from confidence {of.least:.4f} on ({seen}; at most {of.max_error} may be)"
     if of.missing:
         return (
-            f"always escalates: {of.missing} more labelled cases of it are needed for max_error {of.max_error} ({seen})"
+            f"always escalates: at least {of.missing} more held-out cases with fields are needed for max_error"
+            f" {of.max_error} ({seen}; a quarter of the labels without `part` is held out)"
         )
     return (
         f"always escalates: it is wrong more often than max_error {of.max_error}, and labels alone do not help ({seen})"
