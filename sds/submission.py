@@ -7,6 +7,7 @@ nothing recorded, an event under way ends NOT_DECIDED, and what the kernel has b
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -36,12 +37,15 @@ class Handle:
     """
 
     def __init__(self, call: Call) -> None:
-        self._call = call
+        self._call, self._process = call, os.getpid()
         self.future: Future[Answer] = Future()
         self.future.add_done_callback(lambda _: call.let_go(self))
 
     def result(self, timeout_s: float | None = None) -> Answer:
         """Wait for the answer. Raises what `decide` raises; WorldError when there is none within `timeout_s` seconds."""
+        if self._process != os.getpid() and not self.future.done():  # the deciding threads are not here
+            hint = "submit the event in the process that waits for it"
+            raise UsageError("the event was submitted by another process", reason_code="FORKED", hint=hint)
         try:
             return self.future.result(timeout_s)
         except FutureTimeoutError:

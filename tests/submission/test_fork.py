@@ -16,6 +16,7 @@ from sds.kernel.errors import ModelError, UsageError
 from sds.kernel.storage.sqlite import look_at
 from sds.models.llamacpp.backend import LlamaBackend
 from tests.attack.testbed import Testbed
+from tests.submission.parts import PATIENCE_S, Thinking
 
 FORKED_S_MAX = 20
 
@@ -51,6 +52,22 @@ def test_a_gate_refuses_in_a_forked_process_and_goes_on_in_its_own(tmp_path: Pat
 
         assert 0 == in_a_fork(ask)
         assert "SUCCESS" == gate.decide(bed.event(1)).execution
+
+
+@pytest.mark.timeout(FORKED_S_MAX)
+def test_a_handle_is_not_waited_for_in_a_forked_process(bed: Testbed, thinking: Thinking):
+    with bed.gate(engine=thinking) as gate:
+        handle = gate.submit(bed.event(0))
+        thinking.wait_until_begun()
+
+        def wait() -> None:
+            with pytest.raises(UsageError, match="the event was submitted by another process") as refused:
+                handle.result(PATIENCE_S)
+            assert "FORKED" == refused.value.reason_code
+
+        assert 0 == in_a_fork(wait)
+        thinking.done.set()
+        assert "SUCCESS" == handle.result(PATIENCE_S).execution
 
 
 @pytest.mark.timeout(FORKED_S_MAX)
