@@ -64,7 +64,7 @@ def fit(
     if language_model and (head or base):
         other = "head" if head else "base"
         raise UsageError(f"--{other} and --language-model exclude each other", hint="leave one out")
-    check_labels(contract, cases, learns=not language_model)
+    check_labels(contract, cases, learns=not language_model, gate=definition.argument)
     texts = any(spec.values for spec in contract.readings.values())
     fitters, notices = open_fitters(head=head, texts=texts and not language_model, base=base)
     for notice in (*notices, *_lost_letters(contract, cases)):

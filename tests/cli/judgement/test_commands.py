@@ -94,7 +94,7 @@ def test_labels_of_a_file_take_the_place_of_the_gates_own(cli: Cli, tmp_path: Pa
     code, _, err = cli("fit", "./claims", "--labels", str(file))
     assert 2 == code
     assert err.splitlines()[0].startswith("error: `cause` has too few labels: to learn")
-    assert err.splitlines()[1].startswith("mend: ")
+    assert err.splitlines()[1].endswith(": sds label ./claims --reading cause"), "by its path, as it was named"
     assert 2 == len(err.splitlines())
 
 
