@@ -7,6 +7,7 @@ nothing recorded, an event under way ends NOT_DECIDED, and what the kernel has b
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 
 from sds.engines.queueing import CANCELLED, DRAINING, Cancellation, StopCause
 from sds.kernel.errors import SdsError, UsageError, WorldError
@@ -35,12 +37,15 @@ class Handle:
     """
 
     def __init__(self, call: Call) -> None:
-        self._call = call
+        self._call, self._process = call, os.getpid()
         self.future: Future[Answer] = Future()
         self.future.add_done_callback(lambda _: call.let_go(self))
 
     def result(self, timeout_s: float | None = None) -> Answer:
         """Wait for the answer. Raises what `decide` raises; WorldError when there is none within `timeout_s` seconds."""
+        if self._process != os.getpid() and not self.future.done():  # the deciding threads are not here
+            hint = "submit the event in the process that waits for it"
+            raise UsageError("the event was submitted by another process", reason_code="FORKED", hint=hint)
         try:
             return self.future.result(timeout_s)
         except FutureTimeoutError:
@@ -58,7 +63,7 @@ class Call:
 
     def __init__(self, event: Event | None, deadline_ms: int | None, forget: Callable[[Call], None]) -> None:
         self.event, self.deadline_ms = event, deadline_ms
-        self.cancellation = Cancellation()
+        self.cancellation, self.context = Cancellation(), copy_context()  # of the first caller: traces, names for logs
         self.thread = 0  # identifier of the thread that decides; 0 before it has begun
         self._forget, self._lock = forget, threading.Lock()
         self._outcome: Outcome | None = None
@@ -266,7 +271,7 @@ class Submissions:
     def _work(self) -> None:
         while (call := self._next()) is not None:
             with suppress(BaseException):  # `_run_here` has given it to the callers
-                self._run_here(call, self._decide_in_time)
+                call.context.run(self._run_here, call, self._decide_in_time)
 
     def _next(self) -> Call | None:
         """Return the next call, begun; None once the gate drains and nothing waits."""

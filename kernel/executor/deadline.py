@@ -7,6 +7,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextvars import copy_context
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -79,10 +80,12 @@ class _Call(Generic[T]):
 def within(timeout_s: float, work: Callable[[], T], *, late: Callable[[T], None] = lambda _result: None) -> T:
     """Return what `work` returns, or raise what it raises, within `timeout_s` seconds; else raise LateError.
 
-    When `work` raises SystemExit or a cancellation, EndingError is raised here: it is not meant for the caller. A thread
-    that hangs stays behind, as a daemon, and calls `late` with the result if there ever is one.
+    `work` runs in a copy of the caller's context (`contextvars`): its traces and logs belong to the caller's. When it
+    raises SystemExit or a cancellation, EndingError is raised here: that is not meant for the caller. A thread that
+    hangs stays behind, as a daemon, and calls `late` with the result if there ever is one.
     """
-    call = _Call(work, late)
+    context = copy_context()
+    call = _Call(lambda: context.run(work), late)
     try:
         thread = _idle.pop()
     except IndexError:

@@ -22,6 +22,7 @@ from types import MappingProxyType
 from sds.kernel.canonical import one_line
 from sds.kernel.errors import StoreError, UsageError, cause_of
 from sds.kernel.storage.keyring import Keyring
+from sds.kernel.storage.open_files import OpenFile, refuse_inherited
 from sds.kernel.storage.private_files import make_private_file, tighten
 from sds.kernel.storage.store import (
     MESSAGE_CHARS_MAX,
@@ -146,7 +147,8 @@ class SqliteReader(Reader):
 
 
 def look_at(path: Path) -> SqliteReader:
-    """Open a file to read it as it is: nothing is created or added. Raises StoreError."""
+    """Open a file to read it as it is: nothing is created or added. Raises StoreError; UsageError for a fork's inherited file."""
+    refuse_inherited(path)
     try:
         return SqliteReader(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True))
     except sqlite3.Error as error:
@@ -156,7 +158,7 @@ def look_at(path: Path) -> SqliteReader:
 class SqliteStore(SqliteReader, Store):
     """A store in files that only their user can read.
 
-    `connect` is passed in so that tests can let every single step fail.
+    `connect` is passed in so that tests can let every single step fail. Raises UsageError for a fork's inherited file.
     """
 
     remains = "others use the record: until they have closed it the destroyed key may remain in its write-ahead log"
@@ -166,16 +168,19 @@ class SqliteStore(SqliteReader, Store):
         self._connect, self._closed = connect, False
         self._idle: deque[sqlite3.Connection] = deque()
         self._writer = 0  # the id of the thread that has a transaction open; 0: none
+        refuse_inherited(path)
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             _make_private(path)
             super().__init__(connect(path))
+            self._file = OpenFile(path)
         except (*_REFUSED, OSError) as error:
             raise self._unusable(error) from error
         try:
             self._prepare()
         except (*_REFUSED, StoreError) as error:
             super().close()
+            self._file.close()
             raise self._unusable(error) from error
 
     @property
@@ -188,6 +193,7 @@ class SqliteStore(SqliteReader, Store):
         self._closed = True
         self._close_idle()
         super().close()
+        self._file.close()
 
     def _close_idle(self) -> None:
         with suppress(IndexError):

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from sds.decoding.decoder import FORKS_MAX, FORKS_MIN, Deciding, Decoded, Mode, deciding
-from sds.decoding.errors import BACKEND_FAILED, TOKEN_BUDGET_EXCEEDED
+from sds.decoding.errors import BACKEND_FAILED, LOGITS_INVALID, TOKEN_BUDGET_EXCEEDED
 from sds.decoding.lookahead import numbers_shown
 from sds.engines.expressible import refuse_unsayable
 from sds.engines.protocol import BackgroundTask, Prompt
@@ -38,6 +38,7 @@ from sds.models.tokenizer.tokenizer import Speaks, prompt_sections
 
 SLOTS_EXACT_MAX = BACKEND_FORKS_MAX // FORKS_MIN
 TEXTS_MAX = 512  # texts whose tokens are cached
+PROBE_TOKENS = 8  # of the pass at the start
 COUNT_MS_MAX = 10_000  # to wait for the tokenizer where there is no packet with a deadline
 
 T = TypeVar("T")
@@ -66,6 +67,7 @@ class NativeEngine:
         self._checked = set[str]()  # hashes of contracts
         with backend_errors():
             check_mask_constrains(backend)
+            check_computes(backend)
             self.notices = thinking_notices(backend)
             self._noise = batch_variance(backend) if noise_logp_max is None else noise_logp_max
         if not 0.0 <= self._noise < inf:  # a negative one, or NaN, would guard nothing
@@ -191,6 +193,16 @@ class NativeEngine:
                 "canonical": decoded.canonical,
             },
         )
+
+
+def check_computes(backend: Backend) -> None:
+    """Raise ModelError where a pass returns numbers that are no logits, as with damaged weights. Leaves the slot empty."""
+    backend.prefill([])
+    logits = backend.forward_one(range(min(PROBE_TOKENS, backend.vocab_size)))
+    backend.prefill([])
+    if not np.isfinite(logits).all():
+        why = f"`{backend.name}` returns numbers that are no logits: its weights are damaged, or overflow in this type"
+        raise ModelError(why, reason_code=LOGITS_INVALID, hint="fetch the file again, or choose another --dtype")
 
 
 def thinking_notices(model: object) -> tuple[str, ...]:

@@ -83,9 +83,9 @@ def run(
     chaos: str | None = None,
     parallel: int = 1,
 ) -> dict[str, Any]:
-    """Decide the next `limit` undecided cases, `parallel` of them at once; return the report, in the queue's order.
+    """Decide the next undecided cases, `limit` at most and `parallel` at once; return the report, in the queue's order.
 
-    `on_decided` is called in this thread. Raises UsageError when there are not so many cases.
+    `on_decided` is called in this thread. Raises UsageError when there is no case.
     """
     contract = gate.load_contract()
     with gate.opened(folder) as (source, executor):
@@ -93,7 +93,7 @@ def run(
         engine = watch.chaos.engine(engine) if watch.chaos else engine
         with Gate(contract, source, executor, folder=folder, engine=engine, on_reasoned=watch.reasoned) as opened:
             refuse_stopped(opened, gate)
-            cases = undecided_cases(gate, opened, folder, limit)
+            cases = undecided_cases(gate, opened, folder)
             queue, decided = _Queue(gate, opened, source), []
             for each in queue.worked_through(cases[:limit], parallel):
                 decided.append(each)
@@ -106,16 +106,12 @@ def run(
             return report | (watch.chaos.report(answers, payments, opened.store) if watch.chaos else {})
 
 
-def undecided_cases(gate: GateDefinition, opened: Gate, folder: Path, limit: int = 0) -> list[QueuedCase]:
-    """Return the undecided cases of the queue. Raises UsageError when there are fewer than `limit`."""
+def undecided_cases(gate: GateDefinition, opened: Gate, folder: Path) -> list[QueuedCase]:
+    """Return the undecided cases of the queue. Raises UsageError when there is none."""
     known, name = settled_events(opened.store, opened.contract), opened.contract.event.id
     cases = [case for case in gate.cases(folder) if case.event.get(name) not in known]
-    if len(cases) < limit:
-        left = f"{len(cases)} of {limit} {gate.demo.case}s" if cases else f"no {gate.demo.case}"
-        raise UsageError(
-            f"the queue has only {left} left" if cases else f"the queue has {left} left",
-            hint=f"sds run {gate.argument} --reset",
-        )
+    if not cases:
+        raise UsageError(f"the queue has no {gate.demo.case} left", hint=f"sds run {gate.argument} --reset")
     return cases
 
 

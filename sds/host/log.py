@@ -48,6 +48,9 @@ class JsonLog:
                 structlog.processors.TimeStamper(fmt="iso", utc=True),
                 structlog.processors.JSONRenderer(sort_keys=True),
             ],
+            wrapper_class=structlog.BoundLogger,  # whatever the program around it has configured for its own logs
+            context_class=dict,
+            cache_logger_on_first_use=False,
         )
 
     def write(self, event: str, facts: Mapping[str, object]) -> None:

@@ -88,7 +88,10 @@ def _line(of: Threshold) -> str:
     if of.least is not None:
         return f"decided from confidence {of.least:.4f} on ({seen}; max_error {of.max_error})"
     if of.missing:
-        return f"always escalates: it needs {of.missing} more labelled cases for max_error {of.max_error} ({seen})"
+        return (
+            f"always escalates: it needs at least {of.missing} more held-out cases with fields for max_error"
+            f" {of.max_error} ({seen}; a quarter of the labels without `part` is held out)"
+        )
     return f"always escalates: it is wrong more often than max_error {of.max_error}, and more labels alone will not change that ({seen})"
 
 

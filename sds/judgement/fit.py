@@ -152,12 +152,16 @@ def fit_gate(
     return FittedGate(out, manifest, judged)
 
 
-def check_labels(contract: Contract, cases: Sequence[LabelledCase], *, learns: bool = True) -> Parts:
-    """Return the cases by purpose. Raises UsageError where they make no reader. `learns`: False where readers only ask."""
+def check_labels(contract: Contract, cases: Sequence[LabelledCase], *, learns: bool = True, gate: str = "") -> Parts:
+    """Return the cases by purpose. Raises UsageError where they make no reader. `learns`: False where readers only ask.
+
+    `gate`: as a command names it, for the hint; by default by its name.
+    """
     _refuse_without_policy(contract)
     parts = divided(contract, cases)
     for name in contract.readings:
-        _refuse_one_sided(contract, parts, name, learns=learns or not contract.readings[name].values)
+        learned_here = learns or not contract.readings[name].values
+        _refuse_one_sided(contract, parts, name, learns=learned_here, gate=gate or contract.gate)
     return parts
 
 
@@ -343,7 +347,7 @@ def _refuse_other_folder(out: Path) -> None:
         raise UsageError(f"`{out}` exists, but holds no fitted readers", hint="name another folder with --out")
 
 
-def _refuse_one_sided(contract: Contract, parts: Parts, name: str, *, learns: bool) -> None:
+def _refuse_one_sided(contract: Contract, parts: Parts, name: str, *, learns: bool, gate: str) -> None:
     """Raise UsageError for labels that make no reader: too few of some value, or too few to calibrate on."""
     train, tuning = (_usable_labels(contract, parts, name, part) for part in ("train", "tuning"))
     values = tuple(contract.readings[name].values) or (YES, NO)
@@ -354,7 +358,7 @@ def _refuse_one_sided(contract: Contract, parts: Parts, name: str, *, learns: bo
         raise UsageError(
             f"`{name}` has too few labels {why}",
             hint=f"label {LABELS_MIN} or more {what} of each value to learn, {TUNING_MIN} or more to calibrate:"
-            f" sds label {contract.gate} --reading {name}",
+            f" sds label {gate} --reading {name}",
         )
 
 

@@ -32,6 +32,7 @@ PARTS = ("train", "calibrate", "test")
 SHARES = (0.5, 0.75)  # of the texts of a value: the ends of the first and the second part
 YES, NO = "1", "0"  # the labels of a score
 _KEYS = frozenset({"gate", "text", "fields", "readings", "decision", "style", "part", "amount_minor"})
+_BOM = b"\xef\xbb\xbf"  # which some programs write at the beginning of UTF-8
 _NAMELESS = "value"  # another name for the only enumeration of a contract
 _OF_SCORE = {True: YES, False: NO, "1": YES, "0": NO}
 
@@ -57,6 +58,15 @@ def parse_labels(contract: Contract, files: Iterable[tuple[str, bytes]]) -> list
     for name, raw in files:
         found += lines.cases(raw, name, Path(name).stem if Path(name).stem in PARTS else "")
     return found
+
+
+def with_lost_letters(contract: Contract, cases: Iterable[LabelledCase]) -> list[LabelledCase]:
+    """Return the cases of whose texts a reader does not see every letter: one outside ASCII is read as a blank."""
+    return [
+        case
+        for case in cases
+        if any(char.isalpha() and not char.isascii() for char in case.text[: contract.event.evidence_chars_max])
+    ]
 
 
 def label_line(case: LabelledCase, gate: str) -> str:
@@ -142,7 +152,7 @@ class _Lines:
 
     def cases(self, raw: bytes, name: str, part: str) -> list[LabelledCase]:
         found = list[LabelledCase]()
-        for number, line in enumerate(raw.split(b"\n"), 1):
+        for number, line in enumerate(raw.removeprefix(_BOM).split(b"\n"), 1):
             if line.strip():
                 where = f"{name}:{number}"
                 try:
@@ -188,6 +198,8 @@ class _Lines:
             if known is None:
                 raise UsageError(f"`{one_line(value, 64)}` is not a label of the score `{name}`", hint="write 1 or 0")
             return str(known)
+        if value is None:
+            raise UsageError(f"`{name}` has no value", hint="give it one, or leave it out")
         if not isinstance(value, str) or value not in values:
             raise UsageError(
                 f"`{one_line(value, 64)}` is not a value of `{name}`", hint=f"choose one of: {', '.join(values)}"
@@ -222,6 +234,8 @@ class _Lines:
         if not case.readings and case.decision is None:
             raise UsageError("the label has neither a reading nor a decision")
         read = [name for name in case.readings if name in self._enumerations]
+        if read and not case.text.strip():
+            raise UsageError(f"`{read[0]}` is read from the text, and the text is empty", hint="leave the line out")
         if read and not as_read(self._contract, case.text):
             raise UsageError(
                 f"`{read[0]}` is read from the text, which has no printable ASCII",

@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sds.judgement.thresholds import p_value
+
 BINS = 15
 POINTS_MAX = 200  # points of a curve
 DRAWS, DRAWN_BY = 200, 261  # draws of chance, and their seed
+OUTSIDE, INTERVAL_STEP = 0.05, 1e-6  # the probability that an interval misses the true share; how exact its ends are
 HELD_SHARE = 0.01  # of the good cases, at most this share is held when money is counted
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -29,12 +32,34 @@ def of_enumeration(truth: Sequence[str], probabilities: Floats, values: Sequence
     return {
         "cases": len(places),
         "accuracy": _rounded(right.mean()),
+        "accuracy_95": rounded_interval(int(right.sum()), len(right)),
         "macro_f1": _rounded(float(np.mean(there))),
         "brier": _rounded(((probabilities - hot) ** 2).sum(axis=1).mean()),
         **calibration_error(probabilities.max(axis=1), right),
         "classes": classes,
         "confusion": confusion.tolist(),
     }
+
+
+def interval(part: int, whole: int) -> tuple[float, float]:
+    """Return the 95 % interval of a share that was measured on `whole` independent cases (Clopper and Pearson 1934): exact,
+    and rather too wide than too narrow. (0, 1) without cases.
+    """
+    return (1 - _upper(whole - part, whole), _upper(part, whole)) if whole else (0.0, 1.0)
+
+
+def _upper(part: int, whole: int) -> float:
+    """Return the share with which at most `part` of `whole` cases have a probability of 0.025, by bisection."""
+    low, high = part / whole, 1.0
+    while high - low > INTERVAL_STEP:
+        middle = (low + high) / 2
+        low, high = (middle, high) if _at_most(part, whole, middle) > OUTSIDE / 2 else (low, middle)
+    return high
+
+
+def _at_most(part: int, whole: int, share: float) -> float:
+    """Return the binomial probability of at most `part`, summed over the shorter tail."""
+    return p_value(part, whole, share) if 2 * part <= whole else 1 - p_value(whole - part - 1, whole, 1 - share)
 
 
 def of_score(truth: Flags, scores: Floats) -> dict[str, Any]:
@@ -118,6 +143,10 @@ def risk_coverage(confidences: Floats, wrong: Flags, cases: int) -> list[tuple[f
     errors = np.cumsum(wrong[order])
     counts = np.unique(np.linspace(1, len(order), min(len(order), POINTS_MAX)).round().astype(int))
     return [(float(count / cases), float(errors[count - 1] / count)) for count in counts]
+
+
+def rounded_interval(part: int, whole: int) -> list[float]:
+    return [_rounded(end) for end in interval(part, whole)]
 
 
 def _rounded(number: Any) -> float:

@@ -114,7 +114,10 @@ def choose(confidences: Floats, wrong: Flags, thresholds: Sequence[float], *, al
 
 
 def _missing(accepted: int, wrong: int, alpha: float, delta: float) -> int:
-    """Return how many more accepted cases are needed at the same error rate; 0 where no number is enough."""
+    """Return how many more accepted cases are needed, at least, at the same error rate; 0 where no number is enough.
+
+    Where so few cases are no evidence that the true rate exceeds `alpha`: how many there must be without any error.
+    """
     if wrong == 0:
         return max(1, needed(alpha, delta) - accepted)
     rate = wrong / accepted
@@ -123,4 +126,5 @@ def _missing(accepted: int, wrong: int, alpha: float, delta: float) -> int:
         count = ceil(count * 1.1)
         if p_value(ceil(rate * count), count, alpha) <= delta:
             return count - accepted
-    return 0
+    exceeds = 1 - p_value(wrong - 1, accepted, alpha) <= delta
+    return 0 if exceeds else max(1, needed(alpha, delta) - accepted)

@@ -25,6 +25,7 @@ from sds.models.llamacpp.backend import LlamaBackend
 from sds.models.protocol import Backend
 from tests.engines.conftest import decide, running_ms
 from tests.kernel.durable import START_MS, World
+from tests.llama_gguf import llama_gguf
 from tests.model_fixtures import TINY_THREADS, refund_envelope
 from tests.scale import scale, seeded
 
@@ -45,6 +46,18 @@ def packets(world: World, count: int) -> list[DecisionPacket]:
         )
         for n in range(count)
     ]
+
+
+def test_weights_that_give_no_numbers_are_refused_when_they_are_opened(tmp_path: Path) -> None:
+    """With one slot nothing is measured at the start that would show it, and each decision would escalate."""
+    sound = llama_gguf(tmp_path / "sound.gguf")
+    damaged = tmp_path / "damaged.gguf"
+    raw = sound.read_bytes()
+    damaged.write_bytes(raw[:-20_000] + b"\xff" * 20_000)
+    open_engine(sound, now_ms=lambda: START_MS).close()
+    with pytest.raises(ModelError, match="` returns numbers that are no logits") as refused:
+        open_engine(damaged, now_ms=lambda: START_MS)
+    assert "LOGITS_INVALID" == refused.value.reason_code
 
 
 def test_what_recurs_is_a_section_of_its_own_behind_the_contracts_text(world: World, tiny: LlamaBackend) -> None:

@@ -66,7 +66,10 @@ def test_a_kind_is_decided_from_its_threshold_on_and_unbounded_always() -> None:
 def test_what_is_missing_is_said_in_words() -> None:
     terms = bounded("max_error: 0.05\n")
     found = chosen(terms, [judged("PAY", 0.9)] * 10, [judged("PAY", 0.9)] * 30)
-    assert "always escalates: it needs 29 more labelled cases for max_error 0.05" in in_words(found)[0]
+    assert (
+        "always escalates: it needs at least 29 more held-out cases with fields for max_error 0.05"
+        in in_words(found)[0]
+    )
 
 
 def test_the_page_says_how_many_cases_a_bound_takes() -> None:

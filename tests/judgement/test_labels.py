@@ -11,7 +11,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sds.definitions.definition import LabelledCase
-from sds.judgement.labels import PARTS, label_line, labels_hash, parse_labels, parted, read_labels, split_hash
+from sds.judgement.labels import (
+    PARTS,
+    label_line,
+    labels_hash,
+    parse_labels,
+    parted,
+    read_labels,
+    split_hash,
+    with_lost_letters,
+)
 from sds.kernel.contract.schema import Contract
 from sds.kernel.envelope.envelope import MAGNITUDE_MAX
 from sds.kernel.errors import UsageError
@@ -44,7 +53,8 @@ def line(**said: object) -> bytes:
         (line(fields=FIELDS | {"trip.speed": 1}), "`trip.speed` is not a field", "leave it out"),
         (line(text=3), "`text` is missing", '"cause": "fault"'),
         (line(text="x" * 1_000_000), "1000000 characters", "shorten"),
-        (line(text=""), "has no printable ASCII", "a reader gets only"),
+        (line(text=" "), "the text is empty", "leave the line out"),
+        (line(readings={"cause": None}), "`cause` has no value", "leave it out"),
         (line(text="поезд сломался"), "has no printable ASCII", "Latin letters"),
         (line(readings={}), "neither a reading nor a decision", "{"),
         (line(readings=["fault"]), "`readings` is not a JSON object", "{"),
@@ -66,6 +76,16 @@ def test_what_is_wrong_with_a_line_is_said_with_its_place(raw: bytes, message: s
     assert str(refused.value).startswith(f"labels:{len(raw.splitlines())}: ")
     assert "\n" not in str(refused.value)
     assert hint in refused.value.hint
+
+
+def test_a_file_may_begin_with_the_mark_that_some_programs_write() -> None:
+    assert parsed(line()) == parsed(b"\xef\xbb\xbf" + line() + b"\r\n")
+
+
+def test_texts_are_named_of_which_a_reader_does_not_see_every_letter() -> None:
+    said = ["the café is closed", "a “quoted” brake", "Türe defekt", "x" * 400 + "ü", "plain"]
+    cases = [LabelledCase(text, {}, {"cause": "fault"}) for text in said]
+    assert [said[0], said[2]] == [case.text for case in with_lost_letters(contract(), cases)]
 
 
 def test_a_reading_stands_under_readings_or_by_its_name_or_as_the_value_of_the_only_enumeration() -> None:

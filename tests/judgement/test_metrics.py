@@ -18,6 +18,29 @@ def test_accuracy_f1_brier_and_confusion_of_an_enumeration() -> None:
     assert found["brier"] == pytest.approx((0.08 + 0.72 + 0.02 + 0.18) / 4)
 
 
+@pytest.mark.parametrize(
+    ("part", "whole", "ends"),
+    [
+        (0, 28, (0.0, 0.1234)),  # 1 - 0.025 ** (1 / 28)
+        (28, 28, (0.8766, 1.0)),
+        (17, 28, (0.4058, 0.7850)),  # R: binom.test(17, 28)
+        (1, 2, (0.0126, 0.9874)),
+        (20, 1000, (0.0123, 0.0307)),
+        (0, 0, (0.0, 1.0)),
+    ],
+)
+def test_an_interval_is_that_of_clopper_and_pearson(part: int, whole: int, ends: tuple[float, float]) -> None:
+    assert metrics.interval(part, whole) == pytest.approx(ends, abs=1e-4)
+
+
+def test_an_interval_misses_the_true_share_one_time_in_twenty_at_most() -> None:
+    rng = np.random.default_rng(7)
+    for share in (0.02, 0.5, 0.9):
+        drawn = rng.binomial(60, share, 2_000)
+        missed = sum(not low <= share <= high for low, high in (metrics.interval(int(each), 60) for each in drawn))
+        assert missed < 2_000 * 0.065
+
+
 def test_a_value_that_is_never_there_does_not_count_against_the_macro_f1() -> None:
     found = metrics.of_enumeration(["a", "b"], np.array([[0.9, 0.1, 0.0], [0.2, 0.8, 0.0]]), ("a", "b", "c"))
     assert 1.0 == found["macro_f1"]

@@ -131,6 +131,15 @@ def test_a_few_errors_among_too_few_labels_need_more_than_none_would() -> None:
     assert found.missing > needed(0.02, 0.05) - 100
 
 
+@pytest.mark.parametrize(("wrong", "accepted", "missing"), [(1, 12, 47), (0, 12, 47), (3, 12, 0), (2, 12, 47)])
+def test_a_few_errors_among_a_few_labels_are_no_evidence_that_labels_do_not_help(
+    wrong: int, accepted: int, missing: int
+) -> None:
+    """One error in twelve is more than 0.05, but happens to a reader that errs at 0.05 every other time."""
+    found = choose(np.full(accepted, 0.99), np.arange(accepted) < wrong, (0.0,), alpha=0.05, delta=0.05)
+    assert (None, accepted, wrong, missing) == found
+
+
 def test_where_errors_are_more_than_permitted_no_number_of_labels_helps() -> None:
     found = choose(np.full(100, 0.99), np.arange(100) < 10, (0.0,), alpha=0.02, delta=0.05)
     assert (None, 100, 10, 0) == found

@@ -195,7 +195,7 @@ def test_a_commit_that_did_not_wait_for_its_standby_is_an_error(server: Server) 
             db.execute("SELECT pg_reload_conf()")
         assert 1 == store.value("SELECT count(*) FROM resources")
         add(store, "s")
-    assert ["the store refused: it committed, but a standby may lack it: the wait for the standby was cancelled"] == [
+    assert ["the store refused: the commit was made, but a standby may lack it: the wait for the standby was cancelled"] == [
         str(each) for each in failed
     ]
 

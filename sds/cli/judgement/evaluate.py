@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -151,6 +151,7 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     for name, readers in document["readings"].items():
         yield from _table(f"reading.{name}", readers, _READ)
         fitted = readers["fitted"]
+        yield from _intervals(fitted, ("accuracy",))
         for what in ("styles", "classes"):
             if rows := fitted.get(what):
                 yield ""
@@ -158,6 +159,7 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
         yield ""
     if decided := document["decisions"]:
         yield from _table("decisions", decided, _DECIDED)
+        yield from _intervals(decided["fitted"], ("agreement", "coverage", "error"))
         escalated = ", ".join(f"{code} {count}" for code, count in decided["fitted"]["escalated"].items())
         yield f"escalated: {escalated or 'none'}"
         yield _of_orders(document["orders"])
@@ -168,6 +170,15 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
             f"max_error {each['max_error']} of {', '.join(each['kinds'])}: held in {each['held']:.1%} of {each['splits']} random"
             f" splits, coverage {each['coverage_mean']:.3f}, error {each['error_mean']:.4f}; no threshold in {each['without_threshold']}"
         )
+
+
+def _intervals(fitted: Mapping[str, Any], names: Sequence[str]) -> Iterator[str]:
+    """Yield a line that says how exactly so many cases show the measures of the fitted readers."""
+    said = [
+        f"{name} {low:.3f} to {high:.3f}" for name in names for low, high in [fitted.get(f"{name}_95", (0, 0))] if high
+    ]
+    if said:
+        yield f"fitted, with 95% confidence: {', '.join(said)}"
 
 
 def _of_orders(found: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,15 +13,18 @@ from sds.cli.common import ChosenGate, JsonFlag
 from sds.cli.engines import NO_OPTIONS, opened_engine
 from sds.cli.judgement.common import LabelsPath, labels_of, progress_bar, table_lines
 from sds.cli.render import print_either
+from sds.definitions.definition import LabelledCase
 from sds.host.clock import now_ms
 from sds.host.paths import fitted_home
 from sds.kernel.contract.schema import Contract
 from sds.kernel.errors import UsageError
 from sds.policy.judgement import Manifest
+from sds.policy.readers import as_read
 
 if TYPE_CHECKING:
     from sds.judgement.fitting import Fitters
 
+EXAMPLE_CHARS = 60
 Head = Annotated[bool, typer.Option("--head", help="Fit only a head on the unchanged encoder: faster, less exact.")]
 BaseEncoder = Annotated[
     Path | None,
@@ -61,15 +64,26 @@ def fit(
     if language_model and (head or base):
         other = "head" if head else "base"
         raise UsageError(f"--{other} and --language-model exclude each other", hint="use one of the two")
-    check_labels(contract, cases, learns=not language_model)
+    check_labels(contract, cases, learns=not language_model, gate=definition.argument)
     texts = any(spec.values for spec in contract.readings.values())
     fitters, notices = open_fitters(head=head, texts=texts and not language_model, base=base)
-    for notice in notices:
+    for notice in (*notices, *_lost_letters(contract, cases)):
         typer.echo(notice, err=True)
     with _asking(fitters, contract, language_model and texts) as fitters, progress_bar() as report:
         fitted = fit_gate(contract, cases, fitters, out=out or fitted_home(definition.name), on_progress=report)
     data = {"folder": str(fitted.folder), **fitted.manifest.model_dump(mode="json", by_alias=True)}
     print_either(as_json, data, [*_lines(fitted.manifest), f"written to {fitted.folder}"])
+
+
+def _lost_letters(contract: Contract, cases: Sequence[LabelledCase]) -> Iterator[str]:
+    from sds.judgement.labels import with_lost_letters  # noqa: PLC0415
+
+    if lost := with_lost_letters(contract, cases):
+        example = as_read(contract, lost[0].text)[:EXAMPLE_CHARS]
+        yield (
+            f"{len(lost)} of {len(cases)} texts have letters outside ASCII, which no reader sees, neither here nor in a"
+            f" decision: it reads `{example}`"
+        )
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import pytest
 
 from sds.gate import Gate
 from sds.judgement import fitting
+from sds.judgement.labels import label_line
 from sds.kernel.errors import ModelError, UsageError
 from tests.cli.conftest import Cli
 from tests.cli.judgement.conftest import gate_of
@@ -93,8 +94,18 @@ def test_labels_of_a_file_take_the_place_of_the_gates_own(cli: Cli, tmp_path: Pa
     code, _, err = cli("fit", "./claims", "--labels", str(file))
     assert 2 == code
     assert err.splitlines()[0].startswith("error: `cause` has too few labels to learn")
-    assert err.splitlines()[1].startswith("mend: ")
+    assert err.splitlines()[1].endswith(": sds label ./claims --reading cause"), "by its path, as it was named"
     assert 2 == len(err.splitlines())
+
+
+def test_a_fit_says_of_which_texts_a_reader_does_not_see_every_letter(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "labels.jsonl"
+    lines = [label_line(case, "claims") for case in cases(1200, noise=0.01)]
+    file.write_text("".join([*lines, '{"text": "Die Tür klemmt", "cause": "fault"}\n']))
+    code, _, err = cli("fit", "./claims", "--labels", str(file))
+    assert 0 == code
+    assert f"1 of {len(lines) + 1} texts have letters outside ASCII" in err
+    assert "it reads `Die T r klemmt`" in err
 
 
 def test_a_gate_without_labels_or_readings_says_so(cli: Cli, tmp_path: Path) -> None:
@@ -122,10 +133,14 @@ def test_an_evaluation_shows_tables_and_json_and_a_page(cli: Cli, tmp_path: Path
         "decisions",
         "always_pay",
         "max_error 0.05 of DENY, PAY: held in",
+        "fitted, with 95% confidence: accuracy 0.",
+        "fitted, with 95% confidence: agreement 0.",
     ):
         assert words in said
     assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
     document = cli.json("eval", "./claims")
+    low, high = document["readings"]["cause"]["fitted"]["accuracy_95"]
+    assert low < document["readings"]["cause"]["fitted"]["accuracy"] <= high
     assert ("claims", "test", []) == (document["gate"], document["part"], document["notices"])
 
 

@@ -57,7 +57,7 @@ def test_the_tests_of_a_new_gate_pass(cli: Cli) -> None:
     cli.ok("new", "cards", "--folder", "gates/one")
     done = python("pytest", "-q", "-p", "no:cacheprovider", "gates/one")
     assert 0 == done.returncode, done.stdout + done.stderr
-    assert "4 passed" in done.stdout
+    assert "5 passed" in done.stdout
 
 
 @pytest.mark.parametrize(
