@@ -45,6 +45,10 @@ _DEADLINE = (
     "SELECT deadline_ms FROM flow_deadlines d WHERE dfid = ?"
     " AND NOT EXISTS (SELECT 1 FROM human_decisions h WHERE h.dfid = d.dfid)"
 )
+_ACCEPTED = (
+    "SELECT json_extract(body, '$.reference') FROM ledger"
+    " WHERE dfid = ? AND kind = 'UNKNOWN' AND json_type(body, '$.accepted') IS NOT NULL"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +104,12 @@ def deadline_ms(record: Reader, dfid: str) -> int | None:
     """Return until when a flow's order may be sent. None: no deadline was set, or a human has decided the case since."""
     found = record.value(_DEADLINE, (dfid,))
     return None if found is None else int(found)
+
+
+def accepted_as(record: Reader, dfid: str) -> str | None:
+    """Return the outside's id of an order that it has called `pending`, "" where it gave none; None: it has not."""
+    found = record.row(_ACCEPTED, (dfid,))
+    return None if found is None else str(found[0])
 
 
 def times_ms(record: Reader, dfid: str) -> tuple[int, int | None]:

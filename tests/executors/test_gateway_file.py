@@ -26,6 +26,9 @@ KEY = "k" * 64
 SECRET = "tok-5f2c81b9"  # noqa: S105  of these tests
 TOKEN = ("# authentication:", "authentication:")
 IN_FILE = ("secret: {env: GATEWAY_TOKEN}", "secret: {file: token.txt}")
+ORDER_SETTLED = (
+    '  settled: [{status: [201], where: {status: settled, amount: "{params.amount}", currency: "{currency}"}}]\n'
+)
 
 
 def refusal(folder: Path, text: str) -> str:
@@ -55,7 +58,13 @@ def refusal(folder: Path, text: str) -> str:
         ("/payments/{key}/void", "/payments/{dfid}/void", ":25: void.path: `{dfid}` is no fact"),
         ("path: /payments/{key}/void", "path: payments/void", ":25: void.path: must be a path that begins with `/`"),
         ("  key_header: Idempotency-Key\n", "", ":8: order: carries no key"),
-        ("  settled: [{status: [201], where: {status: settled}}]\n", "", ":8: order: needs `settled`"),
+        (ORDER_SETTLED, "", ":8: order: needs `settled` or `pending`"),
+        (
+            '{params.amount}", currency: "{currency}"}}]\n  rej',
+            '{parms.amount}"}}]\n  rej',
+            ":17: order.settled: `{parms",
+        ),
+        ("where: {status: absent}", "where: {status: '{dfdi}'}", ":23: lookup.absent: `{dfdi}` is no fact"),
         ("reply: {key: key, reference: id}", "reply: {reference: id}", ":7: reply: give `key` or `key_header`"),
         ("key_header: Idempotency-Key", "key_header: Content-Length", ":10: order.key_header: must be the name of a"),
         ("  next: next\n", "", ":28: statement: pages need both"),

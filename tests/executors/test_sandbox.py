@@ -24,7 +24,7 @@ def test_the_same_key_is_paid_once_and_its_answer_is_repeated(tmp_path: Path) ->
         with httpx2.Client(trust_env=False) as client:
             again = client.post(f"{gateway.url}/payments", json=ORDER, headers={"Idempotency-Key": "k-1"})
         assert (
-            (201, {"key": "k-1", "status": "settled", "id": "pay_00000001"})
+            (201, {"key": "k-1", "status": "settled", "id": "pay_00000001", "amount": 120})
             == first
             == (again.status_code, again.json())
         )

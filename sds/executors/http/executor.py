@@ -17,8 +17,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from sds.executors.http import answers, pages, templates
+from sds.executors.http.answers import Reading
 from sds.executors.http.exchange import Exchange, GatewayRequest, NoReplyError, NotSentError
-from sds.executors.http.form import GatewayForm, GatewayQuestion, Rule, SecretPlace, Tls
+from sds.executors.http.form import GatewayForm, GatewayQuestion, LookupForm, Rule, SecretPlace, Tls
 from sds.executors.http.templates import Fact, UnwritableError
 from sds.kernel.contract.types import say_first
 from sds.kernel.contract.yaml_lines import FILE_BYTES_MAX, load_with_lines
@@ -30,8 +31,6 @@ PAGE_S_MAX = 10.0
 PAGE_BYTES_MAX = 4 * 1024 * 1024
 SECRET_CHARS_MAX = 4096
 GATEWAY_INVALID = "GATEWAY_INVALID"
-
-_Rules = Mapping[Settlement, Sequence[Rule]]
 
 
 class Secret:
@@ -90,34 +89,40 @@ class HttpExecutor:
 
     def dispatch(self, intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:
         """Send the order under its key."""
-        order = self._form.order
-        rules: _Rules = {"settled": order.settled, "rejected": order.rejected}
+        order, facts = self._form.order, templates.order_facts(intent, key, self._form.currency)
         ends = time.monotonic() + deadline_s
         try:
-            request = self._request(order, templates.order_facts(intent, key, self._form.currency))
+            request = self._request(order, facts)
         except UnwritableError as error:
             return Receipt("rejected", detail=f"{error}; nothing was sent")
         except UsageError as error:
             return Receipt("unsent", detail=str(error))
         try:
-            return self._receipt(request, key, rules, ends - time.monotonic())
+            return self._receipt(request, self._reading(order, facts), ends - time.monotonic())
         except NotSentError as error:
             return Receipt("unsent", detail=str(error))
 
     def lookup(self, key: str, deadline_s: float) -> Receipt:
-        """Ask for the outcome of `key`."""
+        """Ask for the outcome of `key`, of whose order nothing else is known."""
+        return self._look_up({"key": key, "currency": self._form.currency}, deadline_s)
+
+    def lookup_order(self, intent: ExecutionIntent, reference: str, deadline_s: float) -> Receipt:
+        """Ask for the outcome of an order. `reference`: the gateway's id of it, "" where that is not known."""
+        facts = templates.order_facts(intent, intent.idempotency_key, self._form.currency)
+        return self._look_up(facts | ({"reference": reference} if reference else {}), deadline_s)
+
+    def _look_up(self, facts: Mapping[str, Fact], deadline_s: float) -> Receipt:
         form = self._form.lookup
         if form is None:
             return Receipt("unknown", detail="this gateway offers no look-up")
-        rules: _Rules = {"settled": form.settled, "rejected": form.rejected, "absent": form.absent}
-        return self._ask(form, key, rules, deadline_s)
+        return self._ask(form, facts, deadline_s)
 
     def _void(self, key: str, deadline_s: float) -> Receipt:
         """Make sure that `key` never has an effect: `rejected` once it is void."""
         form = self._form.void
         if form is None:
             return Receipt("unknown", detail="this gateway voids nothing")
-        return self._ask(form, key, {"settled": form.settled, "rejected": form.rejected}, deadline_s)
+        return self._ask(form, {"key": key, "currency": self._form.currency}, deadline_s)
 
     def _statement(self, since_ms: int, until_ms: int) -> Iterator[StatementLine]:
         """Yield every order of this time span. Raises ExecutorError."""
@@ -132,21 +137,31 @@ class HttpExecutor:
 
         return pages.lines(form, page)
 
-    def _ask(self, form: GatewayQuestion, key: str, rules: _Rules, deadline_s: float) -> Receipt:
+    def _ask(self, form: GatewayQuestion, facts: Mapping[str, Fact], deadline_s: float) -> Receipt:
         """Ask a question that is no order. `unknown` where it was not sent, because that says nothing of the order itself."""
         ends = time.monotonic() + deadline_s
         try:
-            request = self._request(form, {"key": key, "currency": self._form.currency})
-            return self._receipt(request, key, rules, ends - time.monotonic())
+            return self._receipt(self._request(form, facts), self._reading(form, facts), ends - time.monotonic())
         except (NotSentError, UnwritableError, UsageError) as error:
             return Receipt("unknown", detail=str(error))
 
-    def _receipt(self, request: GatewayRequest, key: str, rules: _Rules, deadline_s: float) -> Receipt:
+    def _reading(self, form: GatewayQuestion, facts: Mapping[str, Fact]) -> Reading:
+        rules: dict[Settlement, Sequence[Rule]] = {
+            "settled": form.settled,
+            "rejected": form.rejected,
+            "pending": form.pending,
+        }
+        names = form.reply or self._form.reply
+        if not isinstance(form, LookupForm):
+            return Reading(rules, names, facts)
+        return Reading(rules | {"absent": form.absent}, names, facts, form.entries or "", form.absent_without_key)
+
+    def _receipt(self, request: GatewayRequest, reading: Reading, deadline_s: float) -> Receipt:
         try:
             reply = self._exchange.ask(request, deadline_s)
         except NoReplyError as error:
             return Receipt("unknown", detail=f"no answer from the gateway: {error}")
-        found = answers.receipt(reply, key, rules, self._form.reply)
+        found = answers.receipt(reply, reading)
         reference = self._secret.hidden_in(found.reference) if self._secret else found.reference
         return Receipt(found.status, reference, found.detail)
 

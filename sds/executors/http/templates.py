@@ -16,8 +16,9 @@ from sds.kernel.executor.protocol import ExecutionIntent
 Fact = str | int
 Tree = str | int | bool | list["Tree"] | dict[str, "Tree"]
 
-KEY_FACTS = frozenset({"key", "currency"})  # what a look-up knows
+KEY_FACTS = frozenset({"key", "currency"})
 ORDER_FACTS = KEY_FACTS | {"kind", "dfid", "resource_key", "state_version"}
+LOOKUP_FACTS = ORDER_FACTS | {"reference"}  # the gateway's id of an order that it has accepted
 PERIOD_FACTS = frozenset({"since_ms", "until_ms", "since_s", "until_s", "after", "currency"})
 
 _PLACE = re.compile(r"\{([a-z][a-z0-9_.]*)(?::([1-9]))?\}")

@@ -40,7 +40,10 @@ class KeyAnswer:
 
     def as_data(self, key: str) -> dict[str, object]:
         named = {"id": payment_id(self.number)} if self.number else {}
-        return {"key": key, "status": self.status, **named, **({"detail": self.detail} if self.detail else {})}
+        order = json.loads(self.order) if self.order else {}
+        ordered = {name: order[name] for name in ("amount", "currency") if name in order}
+        detail = {"detail": self.detail} if self.detail else {}
+        return {"key": key, "status": self.status, **named, **ordered, **detail}
 
 
 def payment_id(number: int) -> str:
