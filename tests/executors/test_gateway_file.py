@@ -147,13 +147,15 @@ def test_a_certificate_that_nobody_trusts_is_refused_and_one_of_the_files_own_au
     server_side = _certificate(tmp_path, "server")
     with in_thread(tmp_path, tls=server_side) as server:
         with connected(tmp_path, server.url) as strangers:
-            assert "unsent" == strangers.dispatch(order(), KEY, 5.0).status
+            refused = strangers.dispatch(order(), KEY, 5.0)
+            assert ("unsent", True) == (refused.status, "self-signed certificate" in refused.detail)
         assert 0 == server.books.totals()["settled"]
         with connected(tmp_path, server.url, ("currency: EUR", "currency: EUR\ntls: {ca: server.pem}")) as friends:
             assert "settled" == friends.dispatch(order(), KEY, 5.0).status
         other = server.url.replace("127.0.0.1", "localhost")  # which the certificate does not name
         with connected(tmp_path, other, ("currency: EUR", "currency: EUR\ntls: {ca: server.pem}")) as misled:
-            assert "unsent" == misled.dispatch(order("l" * 64), "l" * 64, 5.0).status
+            refused = misled.dispatch(order("l" * 64), "l" * 64, 5.0)
+            assert ("unsent", True) == (refused.status, "not valid for 'localhost'" in refused.detail)
 
 
 def test_a_gateway_that_asks_who_we_are_is_shown_our_certificate(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -127,6 +128,26 @@ GOOD = {"key": KEY, "status": "settled", "id": "p-1", "amount": 120, "currency":
         http("201 Created", b'{"key":["' + KEY.encode() + b'"],"status":"settled","id":"p-1"}'),
         http("201 Created", json.dumps({"key": KEY, "status": "settled"}).encode()),
         http("201 Created", json.dumps(GOOD | {"id": None}).encode()),
+        http("201 Created", json.dumps(GOOD | {"id": True}).encode()),
+        http("201 Created", json.dumps(GOOD | {"id": " "}).encode()),
+        http("201 Created", json.dumps(GOOD | {"id": "\x00\u202e"}).encode()),
+        http("201 Created", json.dumps(GOOD | {"id": "\ud800"}).encode()),
+        http("201 Created", json.dumps(GOOD | {"amount": 121}).encode()),
+        http("201 Created", json.dumps(GOOD | {"amount": 120.0}).encode()),
+        http("201 Created", json.dumps(GOOD | {"amount": "120"}).encode()),
+        http("201 Created", json.dumps(GOOD | {"currency": "eur"}).encode()),
+        http("201 Created", b""),
+        b"HTTP/1.1 204 No Content\r\n\r\n",
+        http("201 Created", b"\xef\xbb\xbf" + json.dumps(GOOD).encode()),
+        http("201 Created", json.dumps(GOOD).encode("utf-16")),
+        http("201 Created", b'{"more":{"a":1,"a":2},' + json.dumps(GOOD).encode()[1:]),
+        http("201 Created", b'{"n":' + b"9" * 5_000 + b"," + json.dumps(GOOD).encode()[1:]),
+        http("502 Bad Gateway", b"<html>Bad Gateway</html>", "Content-Type: text/html"),
+        http("201 Created", json.dumps(GOOD).encode(), "Content-Length: 5"),
+        http("201 Created", b"5\r\nhello\r\n0\r\n\r\n", "Transfer-Encoding: chunked"),
+        b"HTTP/1.1 201 Created\r\nTransfer-Encoding: chunked\r\n\r\n" + (b"400\r\n" + b" " * 1024 + b"\r\n") * 100,
+        b"HTTP/1.1 201 Created\r\n" + b"X-More: again\r\n" * 10_000,
+        b"HTTP/1.1 103 Early Hints\r\n\r\n" * 10_000,
         http("200 OK", json.dumps(GOOD).encode()),
         http("201 Created", json.dumps(GOOD | {"status": "maybe"}).encode()),
         http("201 Created", json.dumps(GOOD | {"status": True}).encode()),
@@ -153,6 +174,79 @@ def test_an_answer_that_is_not_wholly_understood_is_unknown(reply: bytes, tmp_pa
 def test_the_same_answer_made_well_is_settled(tmp_path: Path) -> None:
     with answering(http("201 Created", json.dumps(GOOD).encode())) as url, connected(tmp_path, url) as executor:
         assert Receipt("settled", "p-1") == executor.dispatch(order(), KEY, DEADLINE_S)
+
+
+@contextmanager
+def keeping_connections(replies: Callable[[int], bytes]) -> Iterator[tuple[str, list[bytes]]]:
+    """Answer one connection after another, each until its reply number (from 0) is empty; yield the requests, too."""
+    asked = list[bytes]()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                with connection, connection.makefile("rb") as reading:
+                    while request := _request(reading):
+                        asked.append(request)
+                        if not (reply := replies(len(asked) - 1)):
+                            break
+                        connection.sendall(reply)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}", asked
+        server.shutdown(socket.SHUT_RDWR)
+
+
+def _request(reading: BinaryIO) -> bytes:
+    """Return one whole request, b"" at the end."""
+    head = b""
+    while (line := reading.readline()) not in (b"", b"\r\n"):
+        head += line
+    length = next((int(each[15:]) for each in head.lower().split(b"\r\n") if each.startswith(b"content-length:")), 0)
+    return head + reading.read(length)
+
+
+def kept(body: bytes, *headers: str) -> bytes:
+    return http("201 Created", body, *headers).replace(b"Connection: close", b"Connection: keep-alive")
+
+
+def test_a_kept_connection_that_is_closed_under_an_order_has_it_sent_once(tmp_path: Path) -> None:
+    """Whether the gateway read it before it hung up nobody knows, so no library may send it again."""
+    answers = [kept(json.dumps(GOOD).encode()), b"", kept(json.dumps(GOOD).encode())]
+    with keeping_connections(lambda n: answers[n]) as (url, asked), connected(tmp_path, url) as executor:
+        assert "settled" == executor.dispatch(order(), KEY, DEADLINE_S).status
+        assert "unknown" == executor.dispatch(order(), KEY, DEADLINE_S).status
+        assert 2 == len(asked)
+
+
+def test_a_cookie_is_not_kept_for_the_next_order(tmp_path: Path) -> None:
+    with keeping_connections(lambda _n: kept(json.dumps(GOOD).encode(), "Set-Cookie: who=me; Path=/")) as (url, asked):
+        with connected(tmp_path, url) as executor:
+            for _ in range(2):
+                assert "settled" == executor.dispatch(order(), KEY, DEADLINE_S).status
+    assert [False, False] == [b"cookie" in request.lower() for request in asked]
+
+
+def test_an_order_for_which_no_connection_is_free_in_time_was_certainly_not_sent(tmp_path: Path) -> None:
+    """Neither where the wait for a connection and the making of one take the whole deadline together."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+        address = full.getsockname()
+        held = [socket.create_connection(address)]
+        while len(held) < 8:  # nobody accepts these
+            held.append(socket.socket())
+            held[-1].setblocking(False)
+            held[-1].connect_ex(address)
+        one = ("currency: EUR", "currency: EUR\nconnections_max: 1")
+        with connected(tmp_path, f"http://127.0.0.1:{address[1]}", one) as executor, ThreadPoolExecutor(2) as pool:
+            first = pool.submit(executor.dispatch, order(), KEY, 0.5)
+            time.sleep(0.1)
+            second = pool.submit(executor.dispatch, order(), KEY, 0.5)
+            assert ["unsent", "unsent"] == [first.result().status, second.result().status]
+        for each in held:
+            each.close()
 
 
 def test_an_answer_that_fits_rules_of_two_outcomes_is_none(tmp_path: Path) -> None:
