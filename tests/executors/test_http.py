@@ -223,10 +223,10 @@ def test_a_kept_connection_that_is_closed_under_an_order_has_it_sent_once(tmp_pa
 
 
 def test_a_cookie_is_not_kept_for_the_next_order(tmp_path: Path) -> None:
-    with keeping_connections(lambda _n: kept(json.dumps(GOOD).encode(), "Set-Cookie: who=me; Path=/")) as (url, asked):
-        with connected(tmp_path, url) as executor:
-            for _ in range(2):
-                assert "settled" == executor.dispatch(order(), KEY, DEADLINE_S).status
+    marked = kept(json.dumps(GOOD).encode(), "Set-Cookie: who=me; Path=/")
+    with keeping_connections(lambda _n: marked) as (url, asked), connected(tmp_path, url) as executor:
+        for _ in range(2):
+            assert "settled" == executor.dispatch(order(), KEY, DEADLINE_S).status
     assert [False, False] == [b"cookie" in request.lower() for request in asked]
 
 
