@@ -25,7 +25,7 @@ from sds.kernel.contract.types import say_first
 from sds.kernel.contract.yaml_lines import FILE_BYTES_MAX, load_with_lines
 from sds.kernel.errors import ContractError, ExecutorError, UsageError, cause_of
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt, Settlement
-from sds.kernel.executor.statement import StatementLine
+from sds.kernel.executor.statement import STATEMENT_S_MAX, StatementLine
 
 PAGE_S_MAX = 10.0
 PAGE_BYTES_MAX = 4 * 1024 * 1024
@@ -131,9 +131,11 @@ class HttpExecutor:
             raise ExecutorError("this gateway offers no statement", hint="describe it in its file: `statement`")
         period: dict[str, Fact] = {"since_ms": since_ms, "until_ms": until_ms, "currency": self._form.currency}
         period |= {"since_s": since_ms // 1000, "until_s": -(-until_ms // 1000)}
+        ends = time.monotonic() + STATEMENT_S_MAX  # nobody waits for longer, and pages without a line must end, too
 
         def page(after: str) -> Any:
-            return self._page(templates.path(form.path, {**period, "after": after}))
+            path = templates.path(form.path, {**period, "after": after})
+            return self._page(path, min(PAGE_S_MAX, ends - time.monotonic()))
 
         return pages.lines(form, page)
 
@@ -179,10 +181,10 @@ class HttpExecutor:
         form = self._form.authentication
         return {form.header: f"{form.prefix}{self._secret.read()}"} if form and self._secret else {}
 
-    def _page(self, path: str) -> Any:
+    def _page(self, path: str, deadline_s: float) -> Any:
         try:
             request = GatewayRequest("GET", path, self._authentication())
-            reply = self._exchange.ask(request, PAGE_S_MAX, body_bytes_max=PAGE_BYTES_MAX)
+            reply = self._exchange.ask(request, deadline_s, body_bytes_max=PAGE_BYTES_MAX)
             if reply.status != 200:
                 message = f"the gateway answered {reply.status} when it was asked for its statement"
                 raise ExecutorError(message, hint="are the path of `statement` and the secret right in its file?")

@@ -212,13 +212,19 @@ class TimeField(_Part):
 
 
 class LineForm(_Part):
-    """Where the parts of a statement's line are. `outcomes`: the gateway's words for settled, rejected, reverted, pending."""
+    """Where the parts of a statement's line are. `outcomes`: the gateway's words for settled, rejected, reverted, pending.
+
+    `decimals`: its amounts are texts with so many; 0: they are whole numbers in minor units. `skip_without_key`: a line
+    that has no key is somebody else's.
+    """
 
     key: FieldName
+    skip_without_key: bool = False
     outcome: FieldName
     outcomes: dict[str, Literal["settled", "rejected", "reverted", "pending"]] = Field(min_length=1, max_length=32)
     at: TimeField
     amount_minor: FieldName | None = None
+    decimals: Annotated[int, Field(ge=0, le=9)] = 0
     reference: FieldName | None = None
     dfid: FieldName | None = None
     kind: FieldName | None = None
