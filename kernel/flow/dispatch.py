@@ -21,7 +21,6 @@ from sds.kernel.executor.deadline import LateError, within
 from sds.kernel.executor.key_retention import ACCEPTED_BEFORE, CLOCK_MARGIN_MS, FORGOTTEN, is_kept
 from sds.kernel.executor.protocol import (
     DETAIL_CHARS_MAX,
-    REFERENCE_CHARS_MAX,
     ExecutionIntent,
     Executor,
     Receipt,
@@ -142,7 +141,7 @@ class Dispatcher:
     def _record_late_answer(self, intent: ExecutionIntent, receipt: Receipt) -> None:
         """Record the late answer to an order that is UNKNOWN by now, unless somebody else has settled it meanwhile."""
         try:
-            if receipt.status in ("settled", "rejected"):
+            if receipt.status in ("settled", "rejected", "pending"):
                 self.settle(intent, receipt)
                 self._tell_breaker(answered=True)
         except Exception as error:  # noqa: BLE001  nobody waits here; recovery looks the order up again
@@ -161,7 +160,7 @@ class Dispatcher:
         """Log what was raised and where; return it as one line."""
         frames = extract_tb(error.__traceback__)
         place = f"{PurePath(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "?"
-        text = one_line(f"{type(error).__name__}: {in_words(error)}", REFERENCE_CHARS_MAX)
+        text = one_line(f"{type(error).__name__}: {in_words(error)}", DETAIL_CHARS_MAX // 2)
         self._log("executor.failed", {"dfid": intent.dfid, "what": what, "error": text, "place": place})
         return one_line(f"{what}: {text} ({place})", DETAIL_CHARS_MAX)
 
@@ -221,7 +220,7 @@ class Dispatcher:
         if left_s <= 0:
             return self._void_absent(intent)
         sent = self._send(intent, left_s)
-        return self.settle(intent, sent if sent.status == "settled" else self._lookup(intent))
+        return self.settle(intent, sent if sent.status in ("settled", "pending") else self._lookup(intent))
 
     def _doubt_of_absent(self, dfid: str, accepted: str | None) -> str | None:
         """Return why `absent` is not believed of an order; None: it is. `accepted`: as `in_flight.accepted_as` returns it."""
@@ -306,7 +305,7 @@ class Dispatcher:
     def settle(
         self, intent: ExecutionIntent, receipt: Receipt, *, by: Mapping[str, object] | None = None, until_ms: int = 0
     ) -> str:
-        """Record what became of an order; return the execution status. Settling it the same way twice changes nothing.
+        """Record what became of an order, or that it was accepted; return its status. Twice the same changes nothing.
 
         An order settled as FAILED that was carried out after all becomes DIRTY: what it took is taken again, and a human
         must look at it. The same holds when a human has said that it settled and the executor itself says `rejected`. `by`:
@@ -329,9 +328,10 @@ class Dispatcher:
             if receipt.status == "unsent" and not is_only_sender:
                 receipt = replace(receipt, status="unknown")
             status = _STATUS.get(receipt.status, "UNKNOWN")
+            accepts = receipt.status == "pending" and in_flight.accepted_as(self._store, intent.dfid) is None
             if by is None and self._contradicts(intent, was, status):
                 status = self._write_dirty(intent, receipt, was)
-            elif was in _IN_FLIGHT and was != status:
+            elif was in _IN_FLIGHT and (was != status or accepts):
                 self._write(intent, receipt, order, by)
             else:
                 return was, failures

@@ -10,10 +10,12 @@ import pytest
 from sds.kernel.audit import verify
 from sds.kernel.executor import breaker
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
+from sds.kernel.flow.decision_record import read_order
 from sds.kernel.human.review import attest
 from sds.kernel.operations.recovery import Recovered
-from tests.kernel.durable import Rail, World, refund
+from tests.kernel.durable import World, refund
 from tests.kernel.orders import execution, recovered
+from tests.kernel.outside import Rail
 from tests.kernel.statements import adopted, backup, codes, listing, restore
 
 ACCEPTED = Receipt("pending", "REF-1", "accepted")
@@ -101,6 +103,40 @@ def test_a_void_that_finds_the_order_carried_out_leaves_it_to_the_look_up_which_
     world.decide(refund())
     assert Recovered(unknown=1) == recovered(world)
     assert ["UNKNOWN"] == execution(world)
+
+
+def test_what_a_look_up_calls_accepted_is_remembered_with_its_reference_and_once(world: World) -> None:
+    """The answer to the order was lost; a later look-up does not find it any more."""
+    outside = clearing(world, ACCEPTED)
+    outside.accepts = Receipt("unknown")
+    outside.says = Receipt("unknown")
+    dfid = world.decide(refund()).dfid
+    outside.says = ACCEPTED
+    for _ in range(3):
+        recovered(world)
+    assert ["", "", "REF-1", "REF-1"] == [reference for _, reference, _ in outside.asked]
+    entries = (
+        "SELECT json_type(body, '$.accepted') IS NOT NULL FROM ledger WHERE dfid = ? AND kind = 'UNKNOWN' ORDER BY idx"
+    )
+    assert [(0,), (1,)] == world.store.rows(entries, (dfid,))
+    outside.says = Receipt("absent")
+    assert Recovered(unknown=1) == recovered(world)
+    assert (1, []) == (len(outside.sent), outside.voided)
+    assert () == verify.verify(world.store).faults
+    outside.says = Receipt("rejected")
+    assert Recovered(failed=1) == recovered(world)
+    assert () == verify.verify(world.store).faults
+
+
+def test_an_answer_accepted_that_comes_too_late_is_remembered(world: World) -> None:
+    outside = clearing(world, Receipt("absent"))
+    outside.accepts = Receipt("unknown")
+    answer = world.decide(refund())
+    order = read_order(world.store, answer.dfid)
+    assert order is not None
+    world.kernel.dispatcher._record_late_answer(order, ACCEPTED)
+    assert Recovered(unknown=1) == recovered(world)
+    assert (1, [], "REF-1") == (len(outside.sent), outside.voided, outside.asked[-1][1])
 
 
 def test_an_outside_that_accepts_every_order_is_not_down(world: World) -> None:
