@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
 
 import pytest
 
 from sds.executors.http import HttpExecutor
 from sds.executors.sandbox.faults import parse_faults
 from sds.executors.sandbox.server import GatewayServer
-from sds.kernel.errors import WorldError
 from sds.kernel.executor.protocol import Lists, Receipt, Voids
-from sds.kernel.executor.statement import StatementLine, read_statement
 from tests.executors.gateways import connected, order
+from tests.executors.wires import GOOD, KEY, answering, http
 
-KEY = "k" * 64
 DEADLINE_S = 2.0
 WHERE = 'where: {status: settled, amount: "{params.amount}", currency: "{currency}"}'
 CLOSED = "no answer from the gateway: it was closed while it waited for an answer"
@@ -92,34 +86,6 @@ def test_a_second_copy_of_a_reply_is_not_taken_for_the_answer_about_another_key(
     assert "unknown" in met <= {"unknown", "absent"}
 
 
-@contextmanager
-def answering(reply: bytes | Callable[[bytes], bytes]) -> Iterator[str]:
-    """Answer every request with these bytes, and hang up."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def serve() -> None:
-            while True:
-                try:
-                    connection, _ = server.accept()
-                except OSError:
-                    return
-                with connection:
-                    asked = connection.recv(65_536)
-                    connection.sendall(reply(asked) if callable(reply) else reply)
-
-        threading.Thread(target=serve, daemon=True).start()
-        yield f"http://127.0.0.1:{server.getsockname()[1]}"
-        server.shutdown(socket.SHUT_RDWR)
-
-
-def http(status: str, body: bytes, *headers: str) -> bytes:
-    head = "\r\n".join([f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", "Connection: close", *headers])
-    return head.encode() + b"\r\n\r\n" + body
-
-
-GOOD = {"key": KEY, "status": "settled", "id": "p-1", "amount": 120, "currency": "EUR"}
-
-
 @pytest.mark.parametrize(
     "reply",
     [
@@ -176,79 +142,6 @@ def test_the_same_answer_made_well_is_settled(tmp_path: Path) -> None:
         assert Receipt("settled", "p-1") == executor.dispatch(order(), KEY, DEADLINE_S)
 
 
-@contextmanager
-def keeping_connections(replies: Callable[[int], bytes]) -> Iterator[tuple[str, list[bytes]]]:
-    """Answer one connection after another, each until its reply number (from 0) is empty; yield the requests, too."""
-    asked = list[bytes]()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def serve() -> None:
-            while True:
-                try:
-                    connection, _ = server.accept()
-                except OSError:
-                    return
-                with connection, connection.makefile("rb") as reading:
-                    while request := _request(reading):
-                        asked.append(request)
-                        if not (reply := replies(len(asked) - 1)):
-                            break
-                        connection.sendall(reply)
-
-        threading.Thread(target=serve, daemon=True).start()
-        yield f"http://127.0.0.1:{server.getsockname()[1]}", asked
-        server.shutdown(socket.SHUT_RDWR)
-
-
-def _request(reading: BinaryIO) -> bytes:
-    """Return one whole request, b"" at the end."""
-    head = b""
-    while (line := reading.readline()) not in (b"", b"\r\n"):
-        head += line
-    length = next((int(each[15:]) for each in head.lower().split(b"\r\n") if each.startswith(b"content-length:")), 0)
-    return head + reading.read(length)
-
-
-def kept(body: bytes, *headers: str) -> bytes:
-    return http("201 Created", body, *headers).replace(b"Connection: close", b"Connection: keep-alive")
-
-
-def test_a_kept_connection_that_is_closed_under_an_order_has_it_sent_once(tmp_path: Path) -> None:
-    """Whether the gateway read it before it hung up nobody knows, so no library may send it again."""
-    answers = [kept(json.dumps(GOOD).encode()), b"", kept(json.dumps(GOOD).encode())]
-    with keeping_connections(lambda n: answers[n]) as (url, asked), connected(tmp_path, url) as executor:
-        assert "settled" == executor.dispatch(order(), KEY, DEADLINE_S).status
-        assert "unknown" == executor.dispatch(order(), KEY, DEADLINE_S).status
-        assert 2 == len(asked)
-
-
-def test_a_cookie_is_not_kept_for_the_next_order(tmp_path: Path) -> None:
-    marked = kept(json.dumps(GOOD).encode(), "Set-Cookie: who=me; Path=/")
-    with keeping_connections(lambda _n: marked) as (url, asked), connected(tmp_path, url) as executor:
-        for _ in range(2):
-            assert "settled" == executor.dispatch(order(), KEY, DEADLINE_S).status
-    assert [False, False] == [b"cookie" in request.lower() for request in asked]
-
-
-def test_an_order_for_which_no_connection_is_free_in_time_was_certainly_not_sent(tmp_path: Path) -> None:
-    """Neither where the wait for a connection and the making of one take the whole deadline together."""
-    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
-        address = full.getsockname()
-        held = [socket.create_connection(address)]
-        while len(held) < 8:  # nobody accepts these
-            held.append(socket.socket())
-            held[-1].setblocking(False)
-            held[-1].connect_ex(address)
-        one = ("currency: EUR", "currency: EUR\nconnections_max: 1")
-        with connected(tmp_path, f"http://127.0.0.1:{address[1]}", one) as executor, ThreadPoolExecutor(2) as pool:
-            first = pool.submit(executor.dispatch, order(), KEY, 0.5)
-            time.sleep(0.1)
-            second = pool.submit(executor.dispatch, order(), KEY, 0.5)
-            assert ["unsent", "unsent"] == [first.result().status, second.result().status]
-        for each in held:
-            each.close()
-
-
 def test_an_answer_that_fits_rules_of_two_outcomes_is_none(tmp_path: Path) -> None:
     both = ("[{status: [402], where: {status: rejected}}]", "[{status: [201]}]")
     with answering(http("201 Created", json.dumps(GOOD).encode())) as url, connected(tmp_path, url, both) as executor:
@@ -274,20 +167,6 @@ def test_who_cannot_be_reached_was_certainly_sent_nothing_but_a_look_up_that_fai
         found = executor.dispatch(order(), KEY, DEADLINE_S)
         assert Receipt("unsent", detail="nothing was sent: ConnectError: All connection attempts failed") == found
         assert {"unknown"} == {executor.lookup(KEY, DEADLINE_S).status, executor.void(KEY, DEADLINE_S).status}
-
-
-def test_once_a_byte_has_left_for_a_proxy_nothing_is_certainly_unsent(tmp_path: Path) -> None:
-    with answering(b"HTTP/1.1 200 Connection established\r\n\r\n") as proxy:
-        through = ("currency: EUR", f"currency: EUR\nproxy: {proxy}")
-        with connected(tmp_path, "https://pay.example", through) as executor:
-            assert "unknown" == executor.dispatch(order(), KEY, DEADLINE_S).status
-
-
-def test_a_redirect_is_not_followed(gateway: GatewayServer, tmp_path: Path) -> None:
-    elsewhere = http("307 Temporary Redirect", b"{}", f"Location: {gateway.url}/payments")
-    with answering(elsewhere) as url, connected(tmp_path, url) as executor:
-        assert "unknown" == executor.dispatch(order(), KEY, DEADLINE_S).status
-    assert 0 == gateway.books.totals()["settled"]
 
 
 def test_a_value_of_another_type_fits_no_rule(tmp_path: Path) -> None:
@@ -368,86 +247,3 @@ def test_what_a_file_does_not_describe_its_executor_does_not_have(tmp_path: Path
     made = load_executor(tmp_path / "bare.yaml")
     assert (False, False) == (isinstance(made, Voids), isinstance(made, Lists))
     made.close()
-
-
-def test_its_statement_comes_whole_over_pages(executor: HttpExecutor, gateway: GatewayServer) -> None:
-    for number in range(250):
-        said = {"amount": number, "kind": "PAY", "account": "A-1", "reference": f"flow-{number}"}
-        gateway.books.pay(f"k-{number}", said, refuse=number == 0)
-    lines = read_statement(executor.statement, 0, 10**14)
-    assert 250 == len(lines)
-    (at_ms,) = {line.at_ms for line in lines[:1]}
-    declined = StatementLine("k-0", "rejected", at_ms, 0, "pay_00000001", "flow-0", "PAY", {"amount": 0}, "A-1")
-    assert (declined, "settled") == (lines[0], lines[1].outcome)
-    assert () == read_statement(executor.statement, 0, 1)
-
-
-def test_amounts_of_a_statement_may_be_texts_with_decimals_and_nothing_else_then(tmp_path: Path) -> None:
-    texts = ("    amount_minor: amount\n", "    amount_minor: amount\n    decimals: 2\n")
-    line = {"key": "k", "status": "settled", "at_ms": 1, "id": "p", "order": {"account": "A", "kind": "PAY"}}
-    line["order"] |= {"reference": "flow-1", "amount": "12.50"}  # type: ignore[operator]
-    for amount, read in (("12.50", 1250), ("-0.05", -5), ("12.5", None), ("1250", None), (12.5, None), (1250, None)):
-        reply = http("200 OK", json.dumps({"lines": [line | {"amount": amount}]}).encode())
-        with answering(reply) as url, connected(tmp_path, url, texts) as executor:
-            if read is None:
-                with pytest.raises(WorldError, match="no text with 2 decimals `amount`"):
-                    read_statement(executor.statement, 0, 10**14)
-                continue
-            (found,) = read_statement(executor.statement, 0, 10**14)
-            assert (read, {"amount": 1250}) == (found.amount_minor, found.params)
-
-
-def test_a_line_without_a_key_is_somebody_elses_only_where_the_file_says_so(tmp_path: Path) -> None:
-    skip = ("    key: key\n", "    key: key\n    skip_without_key: true\n")
-    reply = http("200 OK", json.dumps({"lines": [{"id": "by hand"}, {"key": None}]}).encode())
-    with answering(reply) as url:
-        with connected(tmp_path, url, skip) as executor:
-            assert () == read_statement(executor.statement, 0, 10**14)
-        with connected(tmp_path, url) as executor, pytest.raises(WorldError, match="cannot be read"):
-            read_statement(executor.statement, 0, 10**14)
-
-
-def test_a_statement_of_pages_without_lines_comes_to_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sds.executors.http.executor.STATEMENT_S_MAX", 0.3)
-
-    def page(number: int) -> bytes:
-        return kept(json.dumps({"lines": [], "next": str(number)}).encode()).replace(b"201 Created", b"200 OK")
-
-    with keeping_connections(page) as (url, asked), connected(tmp_path, url) as executor:
-        with pytest.raises(WorldError, match="cannot be had: nothing was sent: the deadline has passed"):
-            read_statement(executor.statement, 0, 10**14)
-        assert len(asked) > 1
-
-
-@pytest.mark.parametrize(
-    "page",
-    [
-        {"lines": {}},
-        {"lines": [{"key": "k"}]},
-        {"lines": [], "next": "0"},
-        {"lines": [], "next": ["1"]},
-        {"lines": [{"key": "k", "status": "lost", "at_ms": 1, "amount": 1, "id": "p", "order": {}}]},
-        {"lines": [{"key": "k", "status": "settled", "at_ms": 1.5, "amount": 1, "id": "p", "order": {}}]},
-    ],
-)
-def test_a_statement_that_is_odd_anywhere_is_unreadable(page: object, tmp_path: Path) -> None:
-    with answering(http("200 OK", json.dumps(page).encode())) as url, connected(tmp_path, url) as executor:
-        with pytest.raises(WorldError) as caught:
-            read_statement(executor.statement, 0, 10**14)
-        mend = "compare a page of it with `statement` in the gateway's file"
-        assert ("STATEMENT_UNREADABLE", mend) == (caught.value.reason_code, caught.value.hint)
-
-
-@pytest.mark.parametrize(
-    ("answer", "mend"),
-    [
-        (http("404 Not Found", b"{}"), "are the path of `statement` and the secret right in its file?"),
-        (http("200 OK", b"{"), "compare a page of it with `statement` in the gateway's file"),
-        (b"", "is the gateway up, and its `address` right? then the same again"),
-    ],
-)
-def test_a_statement_that_cannot_be_had_says_what_to_look_at(answer: bytes, mend: str, tmp_path: Path) -> None:
-    with answering(answer) as url, connected(tmp_path, url) as executor:
-        with pytest.raises(WorldError) as caught:
-            read_statement(executor.statement, 0, 10**14)
-        assert ("STATEMENT_UNREADABLE", mend) == (caught.value.reason_code, caught.value.hint)
