@@ -254,10 +254,14 @@ lookup:
 
 
 class Bank(Api):
-    """A bank with the words of ISO 20022: an order is received (202), and its end is asked for by the bank's id of it."""
+    """A bank with the words of ISO 20022: an order is received (202), and its end is asked for by the bank's id of it.
+
+    Its end-to-end ids have 35 characters at most.
+    """
 
     FILE = """
 idempotent: true
+key_form: short
 currency: EUR
 reply: {key: endToEndId, reference: paymentId}
 order:
@@ -267,6 +271,7 @@ order:
     endToEndId: "{key}"
     instructedAmount: {amount: "{params.amount:2}", currency: "{currency}"}
     creditorAccount: "{resource_key}"
+    remittanceInformation: "{whole_key}"
   pending: [{status: [202], where: {transactionStatus: RCVD}}]
   rejected: [{status: [202], where: {transactionStatus: RJCT}}]
 lookup:
@@ -282,7 +287,7 @@ statement:
   lines: .
   next: -1.paymentId
   line:
-    key: endToEndId
+    key: remittanceInformation
     outcome: transactionStatus
     outcomes: {ACSC: settled, RJCT: rejected, RCVD: pending, PDNG: pending}
     at: {field: at, unit: iso}
@@ -294,7 +299,10 @@ statement:
     def answer(self, method: str, parts: list[str], asked: dict[str, list[str]], key: str, body: Any) -> Reply:
         if method == "POST":
             amount = body["instructedAmount"]
-            made, _ = self.pay(body["endToEndId"], body["creditorAccount"], amount["amount"], amount["currency"])
+            assert len(body["endToEndId"]) <= 35
+            made, _ = self.pay(
+                body["remittanceInformation"], body["creditorAccount"], amount["amount"], amount["currency"]
+            )
             return 202, {}, self._shown(made)
         if len(parts) == 1:
             after = int((asked.get("after") or ["p-0"])[0].removeprefix("p-"))
@@ -305,8 +313,8 @@ statement:
 
     def _shown(self, made: Payment) -> dict[str, Any]:
         amount = {"amount": made.amount, "currency": made.currency}
-        said = {"paymentId": made.id, "endToEndId": made.key, "transactionStatus": made.status}
-        return {**said, "instructedAmount": amount, "at": "2026-01-01T00:00:00Z"}
+        said = {"paymentId": made.id, "endToEndId": made.key[:32], "transactionStatus": made.status}
+        return {**said, "remittanceInformation": made.key, "instructedAmount": amount, "at": "2026-01-01T00:00:00Z"}
 
 
 @contextmanager

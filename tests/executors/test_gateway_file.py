@@ -69,6 +69,8 @@ def refusal(folder: Path, text: str) -> str:
         ("key_header: Idempotency-Key", "key_header: Content-Length", ":10: order.key_header: must be the name of a"),
         ("  next: next\n", "", ":28: statement: pages need both"),
         ("settled: settled, ", "settled: paid, ", ":35: statement.line.outcomes.settled: must be 'settled'"),
+        ("currency: EUR", "key_form: uuid", ":28: statement: lists whole keys: `order` must carry `{whole_key}`"),
+        ("currency: EUR", "key_form: half", ":5: key_form: must be"),
         ("currency: EUR", "currency: EUR\ntls: {ca: ca.pem}", ":6: tls: an http:// address speaks no TLS"),
         ("currency: EUR", "currency: EUR\ncurrency: USD", ":6: `currency` is given twice"),
         ("currency: EUR", "currency: [", ": not YAML"),

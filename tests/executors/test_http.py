@@ -150,6 +150,24 @@ def test_an_answer_that_fits_rules_of_two_outcomes_is_none(tmp_path: Path) -> No
         )
 
 
+def test_a_key_is_sent_and_expected_in_the_form_of_the_file_and_looked_up_in_it(tmp_path: Path) -> None:
+    asked = list[bytes]()
+    uuid = "kkkkkkkk-kkkk-4kkk-akkk-kkkkkkkkkkkk"
+    edits = ("currency: EUR", "currency: EUR\nkey_form: uuid"), ('reference: "{dfid}"', 'reference: "{whole_key}"')
+
+    def answer(request: bytes) -> bytes:
+        asked.append(request)
+        return http("201 Created", json.dumps(GOOD | {"key": uuid}).encode())
+
+    with answering(answer) as url, connected(tmp_path, url, *edits) as executor:
+        assert "settled" == executor.dispatch(order(), KEY, DEADLINE_S).status
+        executor.lookup_order(order(), "", DEADLINE_S)
+    assert f"Idempotency-Key: {uuid}\r\n".encode() in asked[0]
+    assert asked[-1].startswith(f"GET /payments/{uuid} ".encode())
+    with answering(http("201 Created", json.dumps(GOOD).encode())) as url, connected(tmp_path, url, *edits) as executor:
+        assert "unknown" == executor.dispatch(order(), KEY, DEADLINE_S).status
+
+
 def test_an_answer_may_name_the_key_in_a_header(tmp_path: Path) -> None:
     where = ("reply: {key: key,", "reply: {key_header: X-Key,")
     for header, status in ((f"X-Key: {KEY}", "settled"), ("X-Key: other", "unknown"), ("X-No: 1", "unknown")):

@@ -59,7 +59,7 @@ def test_a_statement_of_pages_without_lines_comes_to_an_end(tmp_path: Path, monk
         return kept(json.dumps({"lines": [], "next": str(number)}).encode()).replace(b"201 Created", b"200 OK")
 
     with keeping_connections(page) as (url, asked), connected(tmp_path, url) as executor:
-        with pytest.raises(WorldError, match="cannot be had: nothing was sent: the deadline has passed"):
+        with pytest.raises(WorldError, match="statement cannot be had: "):
             read_statement(executor.statement, 0, 10**14)
         assert len(asked) > 1
 

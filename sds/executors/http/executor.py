@@ -89,7 +89,7 @@ class HttpExecutor:
 
     def dispatch(self, intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:
         """Send the order under its key."""
-        order, facts = self._form.order, templates.order_facts(intent, key, self._form.currency)
+        order, facts = self._form.order, self._order_facts(intent, key)
         ends = time.monotonic() + deadline_s
         try:
             request = self._request(order, facts)
@@ -104,25 +104,22 @@ class HttpExecutor:
 
     def lookup(self, key: str, deadline_s: float) -> Receipt:
         """Ask for the outcome of `key`, of whose order nothing else is known."""
-        return self._look_up({"key": key, "currency": self._form.currency}, deadline_s)
+        return self._ask(self._form.lookup, self._key_facts(key), deadline_s)
 
     def lookup_order(self, intent: ExecutionIntent, reference: str, deadline_s: float) -> Receipt:
         """Ask for the outcome of an order. `reference`: the gateway's id of it, "" where that is not known."""
-        facts = templates.order_facts(intent, intent.idempotency_key, self._form.currency)
-        return self._look_up(facts | ({"reference": reference} if reference else {}), deadline_s)
-
-    def _look_up(self, facts: Mapping[str, Fact], deadline_s: float) -> Receipt:
-        form = self._form.lookup
-        if form is None:
-            return Receipt("unknown", detail="this gateway offers no look-up")
-        return self._ask(form, facts, deadline_s)
+        facts = self._order_facts(intent, intent.idempotency_key)
+        return self._ask(self._form.lookup, facts | ({"reference": reference} if reference else {}), deadline_s)
 
     def _void(self, key: str, deadline_s: float) -> Receipt:
         """Make sure that `key` never has an effect: `rejected` once it is void."""
-        form = self._form.void
-        if form is None:
-            return Receipt("unknown", detail="this gateway voids nothing")
-        return self._ask(form, {"key": key, "currency": self._form.currency}, deadline_s)
+        return self._ask(self._form.void, self._key_facts(key), deadline_s)
+
+    def _key_facts(self, key: str) -> dict[str, Fact]:
+        return templates.key_facts(key, self._form.key_form, self._form.currency)
+
+    def _order_facts(self, intent: ExecutionIntent, key: str) -> dict[str, Fact]:
+        return templates.order_facts(intent, key, self._form.key_form, self._form.currency)
 
     def _statement(self, since_ms: int, until_ms: int) -> Iterator[StatementLine]:
         """Yield every order of this time span. Raises ExecutorError."""
@@ -139,8 +136,10 @@ class HttpExecutor:
 
         return pages.lines(form, page)
 
-    def _ask(self, form: GatewayQuestion, facts: Mapping[str, Fact], deadline_s: float) -> Receipt:
+    def _ask(self, form: GatewayQuestion | None, facts: Mapping[str, Fact], deadline_s: float) -> Receipt:
         """Ask a question that is no order. `unknown` where it was not sent, because that says nothing of the order itself."""
+        if form is None:
+            return Receipt("unknown", detail="the gateway's file does not say how to ask")
         ends = time.monotonic() + deadline_s
         try:
             return self._receipt(self._request(form, facts), self._reading(form, facts), ends - time.monotonic())

@@ -16,6 +16,7 @@ from sds.executors.http.templates import (
     LOOKUP_FACTS,
     ORDER_FACTS,
     PERIOD_FACTS,
+    KeyForm,
     texts_in,
     unknown_place,
 )
@@ -256,6 +257,7 @@ class GatewayForm(_Part):
     address: Annotated[str, Field(max_length=1024), AfterValidator(_address)]
     idempotent: bool
     keys_kept_ms: Annotated[int, Field(ge=1)] | None = None
+    key_form: KeyForm = "whole"
     currency: Annotated[str, Field(max_length=16)] = ""
     authentication: Authentication | None = None
     tls: Tls | None = None
@@ -266,6 +268,14 @@ class GatewayForm(_Part):
     lookup: LookupForm | None = None
     void: VoidForm | None = None
     statement: StatementForm | None = None
+
+    @model_validator(mode="after")
+    def _whole_key_listed(self) -> GatewayForm:
+        if self.statement and self.key_form != "whole" and not any("{whole_key}" in text for text in self.order.texts):
+            raise ContradictionError(
+                ("statement",), "lists whole keys: `order` must carry `{whole_key}` beside its `key_form`"
+            )
+        return self
 
     @model_validator(mode="after")
     def _listed_by_field(self) -> GatewayForm:
