@@ -26,9 +26,10 @@ KEY = "k" * 64
 SECRET = "tok-5f2c81b9"  # noqa: S105  of these tests
 TOKEN = ("# authentication:", "authentication:")
 IN_FILE = ("secret: {env: GATEWAY_TOKEN}", "secret: {file: token.txt}")
-ORDER_SETTLED = (
-    '  settled: [{status: [201], where: {status: settled, amount: "{params.amount}", currency: "{currency}"}}]\n'
-)
+ORDER_RULES = """  settled: [{status: [201], where: {status: settled, amount: "{params.amount}", currency: "{currency}"}}]
+  rejected: [{status: [402], where: {status: rejected}}]
+  pending: [{status: [202], where: {status: accepted}}]
+"""
 
 
 def refusal(folder: Path, text: str) -> str:
@@ -55,21 +56,21 @@ def refusal(folder: Path, text: str) -> str:
         ("status: [201]", "status: [302]", ":17: order.settled.0.status.0: the status 302 says nothing certain"),
         ('"{kind}"', '"{knid}"', ":11: order.fields: `{knid}` is no fact: there are currency, dfid, key, kind"),
         ('"{kind}"', '"{kind"', ":11: order.fields: `{` is no fact"),
-        ("/payments/{key}/void", "/payments/{dfid}/void", ":25: void.path: `{dfid}` is no fact"),
-        ("path: /payments/{key}/void", "path: payments/void", ":25: void.path: must be a path that begins with `/`"),
+        ("/payments/{key}/void", "/payments/{dfid}/void", ":27: void.path: `{dfid}` is no fact"),
+        ("path: /payments/{key}/void", "path: payments/void", ":27: void.path: must be a path that begins with `/`"),
         ("  key_header: Idempotency-Key\n", "", ":8: order: carries no key"),
-        (ORDER_SETTLED, "", ":8: order: needs `settled` or `pending`"),
+        (ORDER_RULES, "", ":8: order: needs `settled` or `pending`"),
         (
             '{params.amount}", currency: "{currency}"}}]\n  rej',
             '{parms.amount}"}}]\n  rej',
             ":17: order.settled: `{parms",
         ),
-        ("where: {status: absent}", "where: {status: '{dfdi}'}", ":23: lookup.absent: `{dfdi}` is no fact"),
+        ("where: {status: absent}", "where: {status: '{dfdi}'}", ":25: lookup.absent: `{dfdi}` is no fact"),
         ("reply: {key: key, reference: id}", "reply: {reference: id}", ":7: reply: give `key` or `key_header`"),
         ("key_header: Idempotency-Key", "key_header: Content-Length", ":10: order.key_header: must be the name of a"),
-        ("  next: next\n", "", ":28: statement: pages need both"),
-        ("settled: settled, ", "settled: paid, ", ":35: statement.line.outcomes.settled: must be 'settled'"),
-        ("currency: EUR", "key_form: uuid", ":28: statement: lists whole keys: `order` must carry `{whole_key}`"),
+        ("  next: next\n", "", ":30: statement: pages need both"),
+        ("settled: settled, ", "settled: paid, ", ":37: statement.line.outcomes.settled: must be 'settled'"),
+        ("currency: EUR", "key_form: uuid", ":30: statement: lists whole keys: `order` must carry `{whole_key}`"),
         ("currency: EUR", "key_form: half", ":5: key_form: must be"),
         ("currency: EUR", "currency: EUR\ntls: {ca: ca.pem}", ":6: tls: an http:// address speaks no TLS"),
         ("currency: EUR", "currency: EUR\ncurrency: USD", ":6: `currency` is given twice"),

@@ -78,8 +78,10 @@ def test_a_second_copy_of_a_reply_is_not_taken_for_the_answer_about_another_key(
 ) -> None:
     """It lies in the connection where the next answer is expected, and says `settled`: of the first key."""
     gateway.misbehave(parse_faults("answer-twice=1"))
-    met = set()
-    for number in range(10):
+    met = set[str]()
+    for number in range(100):  # until one was there in time: on a busy machine most come too late and meet nothing
+        if "unknown" in met:
+            break
         paid, other = f"{number:064}", f"x{number:063}"
         assert executor.dispatch(order(paid), paid, DEADLINE_S).status in ("unknown", "settled")
         met.add(executor.lookup(other, DEADLINE_S).status)

@@ -93,6 +93,18 @@ def test_declined_down_and_failing(tmp_path: Path) -> None:
         assert 400 == asked(gateway.url, "POST", "/faults", {"fial": 1})[0]
 
 
+def test_an_order_is_only_accepted_for_a_while_and_then_has_its_end(tmp_path: Path) -> None:
+    with in_thread(tmp_path, "accept-ms=60000") as gateway:
+        first = asked(gateway.url, "POST", "/payments", ORDER, "k-1")
+        assert (202, "accepted", "pay_00000001") == (first[0], first[1]["status"], first[1]["id"])
+        assert "accepted" == asked(gateway.url, "GET", "/payments/k-1")[1]["status"]
+        assert "accepted" == asked(gateway.url, "POST", "/payments/k-1/void", {})[1]["status"]
+        (line,) = asked(gateway.url, "GET", "/statement?since=0&until=99999999999999")[1]["lines"]
+        assert "accepted" == line["status"]
+        asked(gateway.url, "POST", "/faults", {})
+        assert "settled" == asked(gateway.url, "GET", "/payments/k-1")[1]["status"]
+
+
 def test_the_statement_comes_in_pages(tmp_path: Path) -> None:
     with in_thread(tmp_path) as gateway:
         for number in range(101):
