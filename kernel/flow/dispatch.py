@@ -45,11 +45,11 @@ _SENT_AGAIN = "INSERT INTO order_lookups (dfid, asked, due_at_ms) VALUES (?, 1, 
 _STATUS = {"settled": "SUCCESS", "rejected": "FAILED", "unsent": "FAILED"}  # any other: UNKNOWN
 _DOUBTED = {FORGOTTEN: "executor.key_forgotten", ACCEPTED_BEFORE: "executor.accepted_order_absent"}
 _ANSWERED = ("settled", "rejected", "absent", "pending")  # these prove that the executor answers
-# Whether a human's word settled an order (`attest`) that has not been undone since.
-_ATTESTED = (
-    "SELECT 1 FROM ledger l WHERE l.dfid = ? AND l.kind = 'RESOLVED' AND json_type(l.body, '$.by') IS NOT NULL"
-    " AND NOT EXISTS (SELECT 1 FROM saga_reversals r WHERE r.dfid = l.dfid AND r.status = 'REVERTED')"
-)
+# What a human may not state (second) of an order of which the executor says otherwise (first).
+_AT_ODDS = {
+    ("absent", "settled"): "the executor is certain that nothing was done",
+    ("pending", "rejected"): "the executor has accepted the order, and may still carry it out",
+}
 
 
 def no_log(event: str, facts: Mapping[str, object]) -> None:
@@ -260,15 +260,15 @@ class Dispatcher:
         """Settle an UNKNOWN order as a human found it outside. `by`: who says so and why, for the ledger.
 
         The executor is asked first, and its own definite answer wins; `absent` is no answer when it may have forgotten the
-        key or had accepted the order. Raises UsageError when the executor is certain that nothing was done and the human says
-        that something was. An altered order is not looked up: see `resolve`.
+        key or had accepted the order. Raises UsageError when the executor is certain of something else (`_AT_ODDS`). An
+        altered order is not looked up: see `resolve`.
         """
         accepted = in_flight.accepted_as(self._store, intent.dfid)
         known = self._lookup(intent, accepted or "") if intent.is_signed_by(self._signer) else Receipt("unknown")
         if known.status == "absent" and (doubt := self._doubt_of_absent(intent.dfid, accepted)) is not None:
             known = Receipt("unknown", detail=doubt)
-        if known.status == "absent" and stated.status == "settled":
-            raise UsageError("the executor is certain that nothing was done", hint="sds recover", dfid=intent.dfid)
+        if (why := _AT_ODDS.get((known.status, stated.status))) is not None:
+            raise UsageError(why, hint="sds recover", dfid=intent.dfid)
         if known.status == "absent":
             known = self._void(intent)
         if known.status in ("settled", "rejected"):
@@ -346,7 +346,7 @@ class Dispatcher:
         """
         if (was, status) == ("FAILED", "SUCCESS"):
             return True
-        return (was, status) == ("SUCCESS", "FAILED") and self._store.value(_ATTESTED, (intent.dfid,)) is not None
+        return (was, status) == ("SUCCESS", "FAILED") and in_flight.is_attested(self._store, intent.dfid)
 
     def _write_dirty(self, intent: ExecutionIntent, receipt: Receipt, was: str) -> str:
         """Mark a contradicted order as DIRTY, and reserve again what it took; return DIRTY."""

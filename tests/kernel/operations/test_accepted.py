@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sds.kernel.audit import verify
+from sds.kernel.errors import UsageError
 from sds.kernel.executor import breaker
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
 from sds.kernel.flow.decision_record import read_order
@@ -80,6 +81,19 @@ def test_a_human_may_say_what_became_of_it_although_the_outside_calls_it_absent(
     stated = Receipt("settled", "on the bank's statement")
     attest(world.kernel, dfid, stated, who="ada", reason="seen", acknowledged=True, now_ms=world.clock())
     assert ["SUCCESS"] == execution(world)
+
+
+def test_a_human_cannot_free_what_the_outside_may_still_carry_out(world: World) -> None:
+    """Its event would be paid again, and then the first order, too."""
+    outside = clearing(world, ACCEPTED)
+    dfid = world.decide(refund()).dfid
+    who = {"who": "ada", "reason": "they say so", "acknowledged": True, "now_ms": world.clock()}
+    with pytest.raises(UsageError, match="has accepted the order, and may still carry it out"):
+        attest(world.kernel, dfid, Receipt("rejected"), **who)  # type: ignore[arg-type]
+    assert ["UNKNOWN"] == execution(world)
+    outside.says = Receipt("unknown")
+    attest(world.kernel, dfid, Receipt("rejected"), **who)  # type: ignore[arg-type]
+    assert ["FAILED"] == execution(world)
 
 
 def test_an_order_that_was_lost_and_never_accepted_is_still_voided(world: World) -> None:
