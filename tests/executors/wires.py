@@ -13,8 +13,8 @@ GOOD = {"key": KEY, "status": "settled", "id": "p-1", "amount": 120, "currency":
 
 
 @contextmanager
-def answering(reply: bytes | Callable[[bytes], bytes]) -> Iterator[str]:
-    """Answer every request with these bytes, and hang up."""
+def _meeting(meet: Callable[[socket.socket], None]) -> Iterator[str]:
+    """Accept one connection after another, and hang up when `meet` has returned; yield the address."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
@@ -24,8 +24,7 @@ def answering(reply: bytes | Callable[[bytes], bytes]) -> Iterator[str]:
                 except OSError:
                     return
                 with connection:
-                    asked = connection.recv(65_536)
-                    connection.sendall(reply(asked) if callable(reply) else reply)
+                    meet(connection)
 
         threading.Thread(target=serve, daemon=True).start()
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
@@ -33,27 +32,32 @@ def answering(reply: bytes | Callable[[bytes], bytes]) -> Iterator[str]:
 
 
 @contextmanager
+def answering(reply: bytes | Callable[[bytes], bytes]) -> Iterator[str]:
+    """Answer every request with these bytes, and hang up."""
+
+    def meet(connection: socket.socket) -> None:
+        asked = connection.recv(65_536)
+        connection.sendall(reply(asked) if callable(reply) else reply)
+
+    with _meeting(meet) as url:
+        yield url
+
+
+@contextmanager
 def keeping_connections(replies: Callable[[int], bytes]) -> Iterator[tuple[str, list[bytes]]]:
-    """Answer one connection after another, each until its reply number (from 0) is empty; yield the requests, too."""
+    """Answer the requests of a connection until a reply (by its number, from 0) is empty; yield the requests, too."""
     asked = list[bytes]()
-    with socket.create_server(("127.0.0.1", 0)) as server:
 
-        def serve() -> None:
-            while True:
-                try:
-                    connection, _ = server.accept()
-                except OSError:
-                    return
-                with connection, connection.makefile("rb") as reading:
-                    while request := _request(reading):
-                        asked.append(request)
-                        if not (reply := replies(len(asked) - 1)):
-                            break
-                        connection.sendall(reply)
+    def meet(connection: socket.socket) -> None:
+        with connection.makefile("rb") as reading:
+            while request := _request(reading):
+                asked.append(request)
+                if not (reply := replies(len(asked) - 1)):
+                    break
+                connection.sendall(reply)
 
-        threading.Thread(target=serve, daemon=True).start()
-        yield f"http://127.0.0.1:{server.getsockname()[1]}", asked
-        server.shutdown(socket.SHUT_RDWR)
+    with _meeting(meet) as url:
+        yield url, asked
 
 
 def _request(reading: BinaryIO) -> bytes:
