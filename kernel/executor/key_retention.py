@@ -14,6 +14,7 @@ from sds.kernel.storage.store import Reader
 
 CLOCK_MARGIN_MS = 5 * 60_000  # an outside may forget this much sooner than it says: two clocks, and the way there
 FORGOTTEN = "absent, but the outside may have forgotten the key by now: a human must find out"
+ACCEPTED_BEFORE = "absent, but the outside had accepted the order before: a human must find out"
 
 _BEGAN = "SELECT idx, at_ms FROM ledger WHERE dfid = ? AND kind = ? ORDER BY idx LIMIT 1"
 _SET_BACK = "SELECT 1 FROM clock_steps WHERE idx > ? LIMIT 1"

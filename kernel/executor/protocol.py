@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, get_args, runtime_checkable
 
-from sds.kernel.canonical import canonical
+from sds.kernel.canonical import canonical, one_line
 from sds.kernel.errors import UsageError
 from sds.kernel.executor.key_retention import keys_kept_ms
 from sds.kernel.executor.statement import StatementLine, read_statement
 from sds.kernel.storage.keyring import Signer
 
-Settlement = Literal["settled", "rejected", "unsent", "absent", "unknown"]
+Settlement = Literal["settled", "rejected", "unsent", "absent", "pending", "unknown"]
+
+REFERENCE_CHARS_MAX = 200
+DETAIL_CHARS_MAX = 400  # holds what the executor raised and what the look-up found
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +60,22 @@ class Receipt:
     """The outside's answer. `reference`: its own id of the effect. `detail`: one line for the record.
 
     `rejected`: the order was refused and never has an effect; the kernel may order afresh, then asks a human. `unsent`: the
-    order certainly never left this machine; its event waits. An exception means neither: the executor may have acted.
+    order certainly never left this machine; its event waits. `pending`: the outside has accepted the order, and has neither
+    carried it out nor refused it yet; it is looked up until it has, and never sent again. An exception means none of these:
+    the executor may have acted.
     """
 
     status: Settlement
     reference: str = ""
     detail: str = ""
+
+
+def cleaned(receipt: Receipt) -> Receipt:
+    """Return a receipt as the record can keep it. Raises when what the executor, foreign code, returned is no receipt."""
+    if receipt.status not in get_args(Settlement):
+        raise ValueError(f"`{receipt.status}` is not a status of a receipt")
+    reference = one_line(receipt.reference, REFERENCE_CHARS_MAX)
+    return Receipt(receipt.status, reference, one_line(receipt.detail, DETAIL_CHARS_MAX))
 
 
 class Executor(Protocol):
@@ -83,6 +96,14 @@ class Executor(Protocol):
 
     def lookup(self, key: str, deadline_s: float) -> Receipt:
         """Tell what became of `key`. `absent`: it is certain that nothing was done, for as long as keys are kept."""
+
+
+@runtime_checkable
+class LooksUpOrders(Protocol):
+    """An executor whose look-up needs more than the key. It can compare what it finds with what was ordered."""
+
+    def lookup_order(self, intent: ExecutionIntent, reference: str, deadline_s: float) -> Receipt:
+        """Do what `lookup` does. `reference`: the outside's id of an order that it called `pending`; "" without one."""
 
 
 @runtime_checkable
@@ -139,8 +160,10 @@ class VerifyingExecutor:
             return Receipt("rejected", detail="the order has another key or no valid signature; nothing was sent")
         return self._executor.dispatch(intent, key, deadline_s)
 
-    def lookup(self, key: str, deadline_s: float) -> Receipt:
-        return self._executor.lookup(key, deadline_s)
+    def lookup(self, intent: ExecutionIntent, reference: str, deadline_s: float) -> Receipt:
+        if isinstance(self._executor, LooksUpOrders):
+            return self._executor.lookup_order(intent, reference, deadline_s)
+        return self._executor.lookup(intent.idempotency_key, deadline_s)
 
     def void(self, key: str, deadline_s: float) -> Receipt:
         if not isinstance(self._executor, Voids):

@@ -18,7 +18,7 @@ from sds.kernel.envelope.envelope import MAGNITUDE_MAX
 from sds.kernel.errors import SdsError, WorldError
 from sds.kernel.storage.store import Reader
 
-Outcome = Literal["settled", "rejected", "reverted"]
+Outcome = Literal["settled", "rejected", "reverted", "pending"]
 
 Statement = Callable[[int, int], tuple["StatementLine", ...]]  # (since_ms, until_ms) -> what an executor lists
 
@@ -40,8 +40,8 @@ LEFT JOIN ledger l ON l.dfid = e.dfid AND l.kind IN ('RESERVED', 'ADOPTED') WHER
 
 @dataclass(frozen=True, slots=True)
 class StatementLine:
-    """One order as the outside has it. `reverted`: it was settled, and undone completely. `at_ms`: the time of the answer
-    there.
+    """One order as the outside has it. `reverted`: it was settled, and undone completely. `pending`: it was accepted, and is
+    none of the others yet. `at_ms`: the time of the answer there.
 
     `amount_minor`: the money that moved. The rest is what the order carried, if the outside keeps it: a record that lost
     the order needs `dfid` to recognise its event, and the others to count what was drawn.
@@ -274,6 +274,8 @@ def _compare_end(order: Order, outcome: str) -> str | None:
     """Compare how an order ended. DIRTY is known as a contradiction already. An order undone completely counts as never
     carried out: when a refused order was paid and taken back, nothing moved.
     """
+    if outcome == "pending":
+        return None if order.status == "DIRTY" else "PENDING_OUTSIDE"
     if order.status == "FAILED":
         return "CARRIED_OUT_OUTSIDE" if outcome == "settled" else None
     if order.status == "DIRTY":
@@ -287,7 +289,7 @@ def _compare_end(order: Order, outcome: str) -> str | None:
 
 def _compare_order(order: Order, line: StatementLine) -> str | None:
     """Compare what was ordered, as far as the outside says it."""
-    if line.outcome != "rejected" and line.amount_minor is not None and not order.moved(line.amount_minor):
+    if line.outcome in ("settled", "reverted") and line.amount_minor is not None and not order.moved(line.amount_minor):
         return "AMOUNT_DIFFERS"
     there = (line.dfid, line.kind, dict(line.params), line.resource_key)
     here = (order.dfid, order.kind, dict(order.params), order.resource_key)

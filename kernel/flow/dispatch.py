@@ -18,8 +18,15 @@ from sds.kernel.contract.schema import Contract
 from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.executor import breaker
 from sds.kernel.executor.deadline import LateError, within
-from sds.kernel.executor.key_retention import CLOCK_MARGIN_MS, FORGOTTEN, is_kept
-from sds.kernel.executor.protocol import ExecutionIntent, Executor, Receipt, VerifyingExecutor
+from sds.kernel.executor.key_retention import ACCEPTED_BEFORE, CLOCK_MARGIN_MS, FORGOTTEN, is_kept
+from sds.kernel.executor.protocol import (
+    DETAIL_CHARS_MAX,
+    ExecutionIntent,
+    Executor,
+    Receipt,
+    VerifyingExecutor,
+    cleaned,
+)
 from sds.kernel.executor.statement import STATEMENT_S_MAX, StatementLine, unreadable_statement
 from sds.kernel.flow import in_flight, undecided
 from sds.kernel.flow.in_flight import StandingOrder, deadline_ms
@@ -31,19 +38,18 @@ from sds.kernel.storage.store import Store
 
 Log = Callable[[str, Mapping[str, object]], None]
 
-RECEIPT_CHARS_MAX = 200
 OUR_OWN = "the kernel's signature"
-DETAIL_CHARS_MAX = 400  # holds what the executor raised and what the look-up found
 
 _IN_FLIGHT = ("PENDING", "UNKNOWN")
 _SENT_AGAIN = "INSERT INTO order_lookups (dfid, asked, due_at_ms) VALUES (?, 1, 0) ON CONFLICT (dfid) DO NOTHING"
-_STATUS = {"settled": "SUCCESS", "rejected": "FAILED", "unsent": "FAILED", "absent": "UNKNOWN", "unknown": "UNKNOWN"}
-_ANSWERED = ("settled", "rejected", "absent")  # these prove that the executor answers
-# Whether a human's word settled an order (`attest`) that has not been undone since.
-_ATTESTED = (
-    "SELECT 1 FROM ledger l WHERE l.dfid = ? AND l.kind = 'RESOLVED' AND json_type(l.body, '$.by') IS NOT NULL"
-    " AND NOT EXISTS (SELECT 1 FROM saga_reversals r WHERE r.dfid = l.dfid AND r.status = 'REVERTED')"
-)
+_STATUS = {"settled": "SUCCESS", "rejected": "FAILED", "unsent": "FAILED"}  # any other: UNKNOWN
+_DOUBTED = {FORGOTTEN: "executor.key_forgotten", ACCEPTED_BEFORE: "executor.accepted_order_absent"}
+_ANSWERED = ("settled", "rejected", "absent", "pending")  # these prove that the executor answers
+# What a human may not state (second) of an order of which the executor says otherwise (first).
+_AT_ODDS = {
+    ("absent", "settled"): "the executor is certain that nothing was done",
+    ("pending", "rejected"): "the executor has accepted the order, and may still carry it out",
+}
 
 
 def no_log(event: str, facts: Mapping[str, object]) -> None:
@@ -106,12 +112,12 @@ class Dispatcher:
             self._log("executor.up" if answered else "executor.down", {"gate": self._gate})
 
     def _send(self, intent: ExecutionIntent, send_s: float) -> Receipt:
-        """Send an order once, with `send_s` seconds to carry it out, and look it up unless the executor says that it settled.
-        A look-up that contradicts a refusal makes it `unknown`. An executor that did not answer in time is not asked again.
+        """Send an order once, with `send_s` seconds to carry it out, and look it up unless the executor has settled or accepted
+        it. A look-up that contradicts a refusal makes it `unknown`. An executor that did not answer in time is not asked again.
         """
 
         def send() -> Receipt:
-            return _cleaned(self.executor.dispatch(intent, intent.idempotency_key, send_s))
+            return cleaned(self.executor.dispatch(intent, intent.idempotency_key, send_s))
 
         try:
             receipt = within(self._deadline_s, send, late=lambda receipt: self._record_late_answer(intent, receipt))
@@ -121,7 +127,7 @@ class Dispatcher:
             return Receipt("unknown", detail=f"the executor did not answer within {facts['waited_ms']} ms")
         except Exception as error:  # noqa: BLE001  whatever it raises, it may have acted
             receipt = Receipt("unknown", detail=self._log_failure(intent, "the executor failed", error))
-        if receipt.status == "settled":
+        if receipt.status in ("settled", "pending"):
             return receipt
         known = self._lookup(intent)
         if receipt.status in ("rejected", "unsent"):
@@ -135,7 +141,7 @@ class Dispatcher:
     def _record_late_answer(self, intent: ExecutionIntent, receipt: Receipt) -> None:
         """Record the late answer to an order that is UNKNOWN by now, unless somebody else has settled it meanwhile."""
         try:
-            if receipt.status in ("settled", "rejected"):
+            if receipt.status in ("settled", "rejected", "pending"):
                 self.settle(intent, receipt)
                 self._tell_breaker(answered=True)
         except Exception as error:  # noqa: BLE001  nobody waits here; recovery looks the order up again
@@ -144,7 +150,7 @@ class Dispatcher:
     def _ask(self, intent: ExecutionIntent, what: str, ask: Callable[[], Receipt]) -> Receipt:
         """Ask the executor a question within its deadline. No answer, or an exception, is `unknown`."""
         try:
-            return within(self._deadline_s, lambda: _cleaned(ask()))
+            return within(self._deadline_s, lambda: cleaned(ask()))
         except LateError:
             return Receipt("unknown", detail=f"{what} failed: no answer within {round(self._deadline_s * 1000)} ms")
         except Exception as error:  # noqa: BLE001  as above
@@ -154,20 +160,20 @@ class Dispatcher:
         """Log what was raised and where; return it as one line."""
         frames = extract_tb(error.__traceback__)
         place = f"{PurePath(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "?"
-        text = one_line(f"{type(error).__name__}: {in_words(error)}", RECEIPT_CHARS_MAX)
+        text = one_line(f"{type(error).__name__}: {in_words(error)}", DETAIL_CHARS_MAX // 2)
         self._log("executor.failed", {"dfid": intent.dfid, "what": what, "error": text, "place": place})
         return one_line(f"{what}: {text} ({place})", DETAIL_CHARS_MAX)
 
-    def _lookup(self, intent: ExecutionIntent) -> Receipt:
-        return self._ask(intent, "the look-up", lambda: self.executor.lookup(intent.idempotency_key, self._deadline_s))
+    def _lookup(self, intent: ExecutionIntent, reference: str = "") -> Receipt:
+        return self._ask(intent, "the look-up", lambda: self.executor.lookup(intent, reference, self._deadline_s))
 
     def resolve(self, intent: ExecutionIntent, still_valid: Callable[[ExecutionIntent], bool]) -> str:
         """Learn what became of an order whose sender is gone, by its key. Return the execution status.
 
         An order that is certainly absent is sent again if the executor is idempotent and the order would be reserved again
         now. Otherwise it is voided, and its event may have a fresh flow. Only what the executor has on record under the key
-        settles anything here: the sender may be late rather than gone. When the outside may have forgotten the key,
-        `absent` says nothing, and the order is neither sent nor voided.
+        settles anything here: the sender may be late rather than gone. When the outside may have forgotten the key, or had
+        accepted the order before, `absent` says nothing, and the order is neither sent nor voided.
 
         An order that was altered in the record is neither looked up nor sent: its key may be another's. It stays UNKNOWN,
         and keeps what it reserved, until a human resolves it.
@@ -181,15 +187,16 @@ class Dispatcher:
                 f"is signed with the key `{missing}`, which is missing here" if missing else f"does not carry {OUR_OWN}"
             )
             return self.settle(intent, Receipt("unknown", detail=f"the order {signed}"))
-        receipt = self._lookup(intent)
+        accepted = in_flight.accepted_as(self._store, intent.dfid)
+        receipt = self._lookup(intent, accepted or "")
         if receipt.status in _ANSWERED:
             self._tell_breaker(answered=True)
         if receipt.status != "absent":
             return self.settle(intent, receipt)
         again = self.executor.idempotent and still_valid(intent)
-        if not self.keeps_key(intent.dfid):
-            self._log("executor.key_forgotten", {"dfid": intent.dfid})
-            return self.settle(intent, Receipt("unknown", detail=FORGOTTEN))
+        if (doubt := self._doubt_of_absent(intent.dfid, accepted)) is not None:
+            self._log(_DOUBTED[doubt], {"dfid": intent.dfid})
+            return self.settle(intent, Receipt("unknown", detail=doubt))
         if not again:
             return self._void_absent(intent)
         return self._send_again(intent)
@@ -213,7 +220,13 @@ class Dispatcher:
         if left_s <= 0:
             return self._void_absent(intent)
         sent = self._send(intent, left_s)
-        return self.settle(intent, sent if sent.status == "settled" else self._lookup(intent))
+        return self.settle(intent, sent if sent.status in ("settled", "pending") else self._lookup(intent))
+
+    def _doubt_of_absent(self, dfid: str, accepted: str | None) -> str | None:
+        """Return why `absent` is not believed of an order; None: it is. `accepted`: as `in_flight.accepted_as` returns it."""
+        if not self.keeps_key(dfid):
+            return FORGOTTEN
+        return None if accepted is None else ACCEPTED_BEFORE
 
     def _void_absent(self, intent: ExecutionIntent) -> str:
         self._announce_void(intent)
@@ -247,22 +260,25 @@ class Dispatcher:
         """Settle an UNKNOWN order as a human found it outside. `by`: who says so and why, for the ledger.
 
         The executor is asked first, and its own definite answer wins; `absent` is no answer when it may have forgotten the
-        key. Raises UsageError when the executor is certain that nothing was done and the human says that something was. An
+        key or had accepted the order. Raises UsageError when the executor is certain of something else (`_AT_ODDS`). An
         altered order is not looked up: see `resolve`.
         """
-        known = self._lookup(intent) if intent.is_signed_by(self._signer) else Receipt("unknown")
-        if known.status == "absent" and not self.keeps_key(intent.dfid):
-            known = Receipt("unknown", detail=FORGOTTEN)
-        if known.status == "absent" and stated.status == "settled":
-            raise UsageError("the executor is certain that nothing was done", hint="sds recover", dfid=intent.dfid)
+        accepted = in_flight.accepted_as(self._store, intent.dfid)
+        known = self._lookup(intent, accepted or "") if intent.is_signed_by(self._signer) else Receipt("unknown")
+        if known.status == "absent" and (doubt := self._doubt_of_absent(intent.dfid, accepted)) is not None:
+            known = Receipt("unknown", detail=doubt)
+        if (why := _AT_ODDS.get((known.status, stated.status))) is not None:
+            raise UsageError(why, hint="sds recover", dfid=intent.dfid)
         if known.status == "absent":
             known = self._void(intent)
         if known.status in ("settled", "rejected"):
             return self.settle(intent, known)
-        return self.settle(intent, _cleaned(stated), by=by)
+        return self.settle(intent, cleaned(stated), by=by)
 
     def _void(self, intent: ExecutionIntent) -> Receipt:
-        return self._ask(intent, "voiding", lambda: self.executor.void(intent.idempotency_key, self._deadline_s))
+        """Void an order. Where it was carried out after all, the look-up tells: it compares what was ordered."""
+        receipt = self._ask(intent, "voiding", lambda: self.executor.void(intent.idempotency_key, self._deadline_s))
+        return self._lookup(intent) if receipt.status == "settled" else receipt
 
     def statement(self, since_ms: int, until_ms: int) -> tuple[StatementLine, ...]:
         """Return what the executor lists of a time. Raises UsageError when it lists nothing, WorldError: unreadable."""
@@ -289,7 +305,7 @@ class Dispatcher:
     def settle(
         self, intent: ExecutionIntent, receipt: Receipt, *, by: Mapping[str, object] | None = None, until_ms: int = 0
     ) -> str:
-        """Record what became of an order; return the execution status. Settling it the same way twice changes nothing.
+        """Record what became of an order, or that it was accepted; return its status. Twice the same changes nothing.
 
         An order settled as FAILED that was carried out after all becomes DIRTY: what it took is taken again, and a human
         must look at it. The same holds when a human has said that it settled and the executor itself says `rejected`. `by`:
@@ -311,10 +327,11 @@ class Dispatcher:
             is_only_sender = was == "PENDING" and self._now_ms() <= until_ms and not order.sent_again
             if receipt.status == "unsent" and not is_only_sender:
                 receipt = replace(receipt, status="unknown")
-            status = _STATUS[receipt.status]
+            status = _STATUS.get(receipt.status, "UNKNOWN")
+            accepts = receipt.status == "pending" and in_flight.accepted_as(self._store, intent.dfid) is None
             if by is None and self._contradicts(intent, was, status):
                 status = self._write_dirty(intent, receipt, was)
-            elif was in _IN_FLIGHT and was != status:
+            elif was in _IN_FLIGHT and (was != status or accepts):
                 self._write(intent, receipt, order, by)
             else:
                 return was, failures
@@ -329,7 +346,7 @@ class Dispatcher:
         """
         if (was, status) == ("FAILED", "SUCCESS"):
             return True
-        return (was, status) == ("SUCCESS", "FAILED") and self._store.value(_ATTESTED, (intent.dfid,)) is not None
+        return (was, status) == ("SUCCESS", "FAILED") and in_flight.is_attested(self._store, intent.dfid)
 
     def _write_dirty(self, intent: ExecutionIntent, receipt: Receipt, was: str) -> str:
         """Mark a contradicted order as DIRTY, and reserve again what it took; return DIRTY."""
@@ -349,7 +366,7 @@ class Dispatcher:
         self, intent: ExecutionIntent, receipt: Receipt, order: StandingOrder, by: Mapping[str, object] | None
     ) -> None:
         """Write the new status; for an end also what it releases and the flow's end. Hand over what is a human's now."""
-        status, now_ms = _STATUS[receipt.status], self._now_ms()
+        status, now_ms = _STATUS.get(receipt.status, "UNKNOWN"), self._now_ms()
         self._write_status(intent, receipt, order.status, status, now_ms)
         tag = self._failure_tag(intent, receipt, by) if status == "FAILED" else None
         ours = order.contract_hash == self._contract_hash
@@ -361,6 +378,7 @@ class Dispatcher:
             end: State = transition("EXECUTING", "CLOSED" if succeeded else "ABORTED")
             move_on(self._store, "decision_flows", intent.dfid, end, was=("EXECUTING",), tag=tag)
         body = {"status": status, "reference": receipt.reference, "detail": receipt.detail, "kept": kept, "tag": tag}
+        body |= {"accepted": True} if receipt.status == "pending" else {}
         ledger.append(self._store, now_ms, kind, intent.dfid, body | ({"by": dict(by)} if by else {}), after=order.head)
         if tag is not None and self._is_a_humans(intent.dfid, tag):
             why = f"the order was not carried out: {receipt.detail or status.lower()}"
@@ -380,12 +398,3 @@ class Dispatcher:
         if self._store.value("SELECT 1 FROM human_decisions WHERE dfid = ?", (dfid,)) is not None:
             return True
         return not undecided.has_restart(self._store, dfid, tag, self._restarts_max)
-
-
-def _cleaned(receipt: Receipt) -> Receipt:
-    """Return a receipt as the record can keep it. Raises when what the executor, foreign code, returned is no receipt."""
-    if receipt.status not in _STATUS:
-        raise ValueError(f"`{receipt.status}` is not a status of a receipt")
-    return Receipt(
-        receipt.status, one_line(receipt.reference, RECEIPT_CHARS_MAX), one_line(receipt.detail, DETAIL_CHARS_MAX)
-    )

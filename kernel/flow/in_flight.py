@@ -45,6 +45,14 @@ _DEADLINE = (
     "SELECT deadline_ms FROM flow_deadlines d WHERE dfid = ?"
     " AND NOT EXISTS (SELECT 1 FROM human_decisions h WHERE h.dfid = d.dfid)"
 )
+_ATTESTED = (
+    "SELECT 1 FROM ledger l WHERE l.dfid = ? AND l.kind = 'RESOLVED' AND json_type(l.body, '$.by') IS NOT NULL"
+    " AND NOT EXISTS (SELECT 1 FROM saga_reversals r WHERE r.dfid = l.dfid AND r.status = 'REVERTED')"
+)
+_ACCEPTED = (
+    "SELECT json_extract(body, '$.reference') FROM ledger"
+    " WHERE dfid = ? AND kind = 'UNKNOWN' AND json_type(body, '$.accepted') IS NOT NULL"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +108,17 @@ def deadline_ms(record: Reader, dfid: str) -> int | None:
     """Return until when a flow's order may be sent. None: no deadline was set, or a human has decided the case since."""
     found = record.value(_DEADLINE, (dfid,))
     return None if found is None else int(found)
+
+
+def accepted_as(record: Reader, dfid: str) -> str | None:
+    """Return the outside's id of an order that it has called `pending`, "" where it gave none; None: it has not."""
+    found = record.row(_ACCEPTED, (dfid,))
+    return None if found is None else str(found[0])
+
+
+def is_attested(record: Reader, dfid: str) -> bool:
+    """Tell whether a human's word settled an order that has not been undone since."""
+    return record.value(_ATTESTED, (dfid,)) is not None
 
 
 def times_ms(record: Reader, dfid: str) -> tuple[int, int | None]:

@@ -308,8 +308,8 @@ def attest(
     The executor is asked once more first, and its definite answer wins. The ledger entry that settles the order says who
     found it out, and why they say so.
 
-    Raises UsageError when there is no such order, when it is not acknowledged that this is final, or when the executor is
-    certain that nothing was done and the human says that something was.
+    Raises UsageError when there is no such order, when it is not acknowledged that this is final, when the executor is certain
+    that nothing was done and the human says that something was, or when it may still carry out what the human calls rejected.
     """
     by = {"who": said("name", who), "reason": said("reason", reason)}
     case = read_case(kernel.store, kernel.contract, dfid)

@@ -69,11 +69,13 @@ def adopt(
     """Take over every order among `differences` that the record does not know; return the flows that they have now.
 
     A flow that is known and has ordered nothing gets the order; any other order gets a new flow. The event of an order that
-    was rejected or undone is free to be decided anew. Repeating this is safe. Raises UsageError without a name or a reason.
+    was rejected or undone is free to be decided anew. An order that is pending is left until its end is known. Repeating this
+    is safe. Raises UsageError without a name or a reason.
     """
     by = {"who": said("name", who), "reason": said("reason", reason)}
-    unknown = [each for each in differences if each.code == "ORDER_UNKNOWN" and each.line is not None]
-    return tuple(dfid for each in unknown if (dfid := _adopt(kernel, each, by, now_ms)))
+    unknown = [each for each in differences if each.code == "ORDER_UNKNOWN"]
+    ended = [each for each in unknown if each.line is not None and each.line.outcome != "pending"]
+    return tuple(dfid for each in ended if (dfid := _adopt(kernel, each, by, now_ms)))
 
 
 def _adopt(kernel: Kernel, difference: Difference, by: Mapping[str, str], now_ms: int) -> str | None:

@@ -16,7 +16,7 @@ from sds.kernel.saga import state as saga
 from sds.kernel.saga.kernels import stopped
 from sds.kernel.storage import ledger
 
-_STATUS = {"settled": "REVERTED", "rejected": "REFUSED", "absent": "UNKNOWN", "unknown": "UNKNOWN"}
+_STATUS = {"settled": "REVERTED", "rejected": "REFUSED"}  # any other: UNKNOWN
 
 
 def reverse(kernel: Kernel, parent: str, dfid: str, *, now_ms: int) -> str:
@@ -79,7 +79,7 @@ def _begin(kernel: Kernel, parent: str, order: ExecutionIntent, now_ms: int) -> 
 
 def settle(kernel: Kernel, parent: str, order: ExecutionIntent, receipt: Receipt, now_ms: int) -> str:
     """Record what became of a reversal; return its status. A settled one stays as it is; nothing is given back twice."""
-    store, status = kernel.store, _STATUS[receipt.status]
+    store, status = kernel.store, _STATUS.get(receipt.status, "UNKNOWN")
     with store.transaction():
         was = store.value("SELECT status FROM saga_reversals WHERE dfid = ?", (order.dfid,))
         if was in ("REVERTED", "REFUSED") or was == status:

@@ -33,7 +33,7 @@ def sandbox_gateway(
         typer.Option(
             "--faults",
             metavar="NAME=VALUE,...",
-            help="Shares (0 to 1): down, drop, fail, refuse, lose-replies, cut-replies, answer-twice; delay-ms, forget-keys-ms, seed.",
+            help="Shares (0 to 1): down, drop, fail, refuse, lose-replies, cut-replies, answer-twice; delay-ms, accept-ms, forget-keys-ms, seed.",
         ),
     ] = "",
     token_file: Annotated[

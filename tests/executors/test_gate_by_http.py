@@ -150,3 +150,15 @@ def test_while_the_gateway_is_down_events_wait_and_then_are_paid_once(tmp_path: 
         with in_thread(tmp_path, port=port):
             assert "SUCCESS" == decide(gate, 1).execution
             assert {"cars": {"CAR-0": 500, "CAR-1": 500}, "twice": []} == paid(url)
+
+
+def test_a_gateway_that_carries_out_later_pays_each_event_once_and_lists_it_meanwhile(tmp_path: Path) -> None:
+    with in_process(tmp_path, "accept-ms=600000,lose-replies=0.3,seed=5") as url, opened(tmp_path, url) as gate:
+        assert {"UNKNOWN"} == {decide(gate, number).execution for number in range(5)}
+        for _ in range(3):
+            assert 5 == gate.recover().unknown
+        assert () == gate.reconcile().differences
+        asked(url, "POST", "/faults", {})
+        assert 5 == gate.recover().success
+        assert {"cars": {f"CAR-{n}": 500 for n in range(5)}, "twice": []} == paid(url)
+        assert () == gate.reconcile().differences

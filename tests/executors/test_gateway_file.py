@@ -26,6 +26,10 @@ KEY = "k" * 64
 SECRET = "tok-5f2c81b9"  # noqa: S105  of these tests
 TOKEN = ("# authentication:", "authentication:")
 IN_FILE = ("secret: {env: GATEWAY_TOKEN}", "secret: {file: token.txt}")
+ORDER_RULES = """  settled: [{status: [201], where: {status: settled, amount: "{params.amount}", currency: "{currency}"}}]
+  rejected: [{status: [402], where: {status: rejected}}]
+  pending: [{status: [202], where: {status: accepted}}]
+"""
 
 
 def refusal(folder: Path, text: str) -> str:
@@ -52,18 +56,30 @@ def refusal(folder: Path, text: str) -> str:
         ("status: [201]", "status: [302]", ":17: order.settled.0.status.0: must not be 302"),
         ('"{kind}"', '"{knid}"', ":11: order.fields: `{knid}` is not a placeholder; placeholders are: currency,"),
         ('"{kind}"', '"{kind"', ":11: order.fields: `{` is not a placeholder"),
-        ("/payments/{key}/void", "/payments/{dfid}/void", ":25: void.path: `{dfid}` is not a placeholder"),
-        ("path: /payments/{key}/void", "path: payments/void", ":25: void.path: must be a path that begins with `/`"),
+        ("/payments/{key}/void", "/payments/{dfid}/void", ":27: void.path: `{dfid}` is not a placeholder"),
+        ("path: /payments/{key}/void", "path: payments/void", ":27: void.path: must be a path that begins with `/`"),
         ("  key_header: Idempotency-Key\n", "", ":8: order: must send the order's key"),
-        ("  settled: [{status: [201], where: {status: settled}}]\n", "", ":8: order: needs `settled`"),
+        (ORDER_RULES, "", ":8: order: needs `settled` or `pending`"),
+        (
+            '{params.amount}", currency: "{currency}"}}]\n  rej',
+            '{parms.amount}"}}]\n  rej',
+            ":17: order.settled: `{parms",
+        ),
+        ("where: {status: absent}", "where: {status: '{dfdi}'}", ":25: lookup.absent: `{dfdi}` is not a placeholder"),
         (
             "reply: {key: key, reference: id}",
             "reply: {reference: id}",
             ":7: reply: must have either `key` or `key_header`",
         ),
         ("key_header: Idempotency-Key", "key_header: Content-Length", ":10: order.key_header: must be the name of a"),
-        ("  next: next\n", "", ":28: statement: needs both"),
-        ("settled: settled, ", "settled: paid, ", ":35: statement.line.outcomes.settled: must be 'settled'"),
+        ("  next: next\n", "", ":30: statement: needs both"),
+        ("settled: settled, ", "settled: paid, ", ":37: statement.line.outcomes.settled: must be 'settled'"),
+        (
+            "currency: EUR",
+            "key_form: uuid",
+            ":30: statement: lists whole keys: with `key_form`, `order` must send `{whole_key}`",
+        ),
+        ("currency: EUR", "key_form: half", ":5: key_form: must be"),
         ("currency: EUR", "currency: EUR\ntls: {ca: ca.pem}", ":6: tls: must be left out"),
         ("currency: EUR", "currency: EUR\ncurrency: USD", ":6: `currency` is given twice"),
         ("currency: EUR", "currency: [", ": not YAML"),
@@ -142,13 +158,15 @@ def test_a_certificate_that_nobody_trusts_is_refused_and_one_of_the_files_own_au
     server_side = _certificate(tmp_path, "server")
     with in_thread(tmp_path, tls=server_side) as server:
         with connected(tmp_path, server.url) as strangers:
-            assert "unsent" == strangers.dispatch(order(), KEY, 5.0).status
+            refused = strangers.dispatch(order(), KEY, 5.0)
+            assert ("unsent", True) == (refused.status, "self-signed certificate" in refused.detail)
         assert 0 == server.books.totals()["settled"]
         with connected(tmp_path, server.url, ("currency: EUR", "currency: EUR\ntls: {ca: server.pem}")) as friends:
             assert "settled" == friends.dispatch(order(), KEY, 5.0).status
         other = server.url.replace("127.0.0.1", "localhost")  # which the certificate does not name
         with connected(tmp_path, other, ("currency: EUR", "currency: EUR\ntls: {ca: server.pem}")) as misled:
-            assert "unsent" == misled.dispatch(order("l" * 64), "l" * 64, 5.0).status
+            refused = misled.dispatch(order("l" * 64), "l" * 64, 5.0)
+            assert ("unsent", True) == (refused.status, "not valid for 'localhost'" in refused.detail)
 
 
 def test_a_gateway_that_asks_who_we_are_is_shown_our_certificate(tmp_path: Path) -> None:

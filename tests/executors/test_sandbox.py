@@ -24,7 +24,7 @@ def test_the_same_key_is_paid_once_and_its_answer_is_repeated(tmp_path: Path) ->
         with httpx2.Client(trust_env=False) as client:
             again = client.post(f"{gateway.url}/payments", json=ORDER, headers={"Idempotency-Key": "k-1"})
         assert (
-            (201, {"key": "k-1", "status": "settled", "id": "pay_00000001"})
+            (201, {"key": "k-1", "status": "settled", "id": "pay_00000001", "amount": 120})
             == first
             == (again.status_code, again.json())
         )
@@ -91,6 +91,18 @@ def test_declined_down_and_failing(tmp_path: Path) -> None:
             asked(gateway.url, "POST", "/faults", faults)
             assert code == asked(gateway.url, "POST", "/payments", ORDER, f"k-{code}")[0]
         assert 400 == asked(gateway.url, "POST", "/faults", {"fial": 1})[0]
+
+
+def test_an_order_is_only_accepted_for_a_while_and_then_has_its_end(tmp_path: Path) -> None:
+    with in_thread(tmp_path, "accept-ms=60000") as gateway:
+        first = asked(gateway.url, "POST", "/payments", ORDER, "k-1")
+        assert (202, "accepted", "pay_00000001") == (first[0], first[1]["status"], first[1]["id"])
+        assert "accepted" == asked(gateway.url, "GET", "/payments/k-1")[1]["status"]
+        assert "accepted" == asked(gateway.url, "POST", "/payments/k-1/void", {})[1]["status"]
+        (line,) = asked(gateway.url, "GET", "/statement?since=0&until=99999999999999")[1]["lines"]
+        assert "accepted" == line["status"]
+        asked(gateway.url, "POST", "/faults", {})
+        assert "settled" == asked(gateway.url, "GET", "/payments/k-1")[1]["status"]
 
 
 def test_the_statement_comes_in_pages(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from uuid import RFC_4122, UUID
+
 import pytest
 
 from sds.executors.http import templates
@@ -9,7 +11,7 @@ from sds.executors.http.templates import UnwritableError
 from sds.kernel.executor.protocol import ExecutionIntent
 
 INTENT = ExecutionIntent("flow-1", "k-1", "PAY", (("amount", 1205), ("days", 3)), "A/1?x=2#ü", "7")
-FACTS = templates.order_facts(INTENT, "k-1", "EUR")
+FACTS = templates.order_facts(INTENT, "k-1", "whole", "EUR")
 
 
 def test_a_text_that_is_one_number_stays_a_number_and_decimals_make_a_text() -> None:
@@ -37,3 +39,13 @@ def test_a_header_holds_printable_ascii_and_no_second_header(value: str) -> None
 def test_a_fact_that_the_order_does_not_have_is_refused(text: str) -> None:
     with pytest.raises(UnwritableError):
         templates.written(text, FACTS)
+
+
+def test_a_key_has_the_form_that_its_gateway_takes_and_the_whole_key_is_there_beside_it() -> None:
+    key = "0123456789abcdef" * 4
+    written = {form: templates.key_facts(key, form, "EUR") for form in ("whole", "short", "uuid")}  # type: ignore[arg-type]
+    assert (key, key[:32]) == (written["whole"]["key"], written["short"]["key"])
+    assert {key} == {facts["whole_key"] for facts in written.values()}
+    made = UUID(str(written["uuid"]["key"]))
+    assert (4, RFC_4122, key[:12]) == (made.version, made.variant, made.hex[:12])
+    assert made != UUID(str(templates.key_facts(key[:31] + "0", "uuid", "EUR")["key"]))

@@ -18,6 +18,7 @@ WHOLE = [
     "executor.test_late_executor",
     "flow.test_lease",
     "human.test_attestation",
+    "operations.test_accepted",
     "operations.test_adopted_events",
     "operations.test_adopted_rows",
     "operations.test_erasure",

@@ -195,9 +195,9 @@ def test_a_commit_that_did_not_wait_for_its_standby_is_an_error(server: Server) 
             db.execute("SELECT pg_reload_conf()")
         assert 1 == store.value("SELECT count(*) FROM resources")
         add(store, "s")
-    assert ["the store refused: the commit was made, but a standby may lack it: the wait for the standby was cancelled"] == [
-        str(each) for each in failed
-    ]
+    assert [
+        "the store refused: the commit was made, but a standby may lack it: the wait for the standby was cancelled"
+    ] == [str(each) for each in failed]
 
 
 def test_another_cluster_is_another_server_although_both_are_on_their_first_timeline(server: Server) -> None:

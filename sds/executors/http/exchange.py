@@ -1,4 +1,5 @@
-"""Sends a request and reads its whole answer within a deadline, over kept connections. Verifies TLS, follows no redirect.
+"""Sends a request and reads its whole answer within a deadline, over kept connections. Verifies TLS, follows no redirect,
+keeps no cookies.
 
 A failure is one of two: certainly nothing of the request left this machine, or nobody knows.
 """
@@ -12,12 +13,16 @@ from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from dataclasses import dataclass
+from http.cookiejar import DefaultCookiePolicy
 from threading import Lock, Thread
 from typing import Any, TypeVar
+
+from sds.kernel.canonical import one_line
 
 BODY_BYTES_MAX = 64 * 1024
 IDLE_S = 2.0  # how long an idle connection is kept: less than servers do, so that none closes it under an order
 CONNECT_SHARE = 0.8  # of the deadline for connecting: after it, certainly nothing was sent
+CAUSE_CHARS_MAX = 200
 STOP_S = 5.0
 GRACE_S = 1.0
 
@@ -114,13 +119,17 @@ class Exchange:
             max_keepalive_connections=self._connections_max,
             keepalive_expiry=IDLE_S,
         )
-        return httpx2.AsyncClient(
+        client = httpx2.AsyncClient(
             trust_env=False,
             follow_redirects=False,
             verify=self._tls or False,  # False only for http, which is only for this machine
             proxy=self._proxy or None,
             limits=limits,
         )
+        client.cookies.jar.set_policy(
+            DefaultCookiePolicy(allowed_domains=[])
+        )  # one order's answer must not mark another
+        return client
 
     async def _ask_within(self, request: GatewayRequest, ends: float, body_bytes_max: int) -> Reply:
         import httpx2  # noqa: PLC0415
@@ -140,9 +149,11 @@ class Exchange:
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, _TooLateError) as error:
             if sending:
                 raise NoReplyError(_reason(error)) from None
-            raise NotSentError(f"nothing was sent: {_reason(error)}") from None
+            raise NotSentError(f"nothing was sent: {_cause(error)}") from None
         except TimeoutError:
-            raise NoReplyError("no answer in time") from None
+            if sending:
+                raise NoReplyError("no answer in time") from None
+            raise NotSentError("nothing was sent: no connection in time") from None
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError) as error:
             raise NoReplyError(_reason(error)) from None
 
@@ -172,7 +183,13 @@ class _TooLateError(Exception):
 
 
 def _reason(error: Exception) -> str:
+    """Return what failed, and no word of the gateway's, which may repeat what it was sent."""
     return "the deadline has passed" if isinstance(error, _TooLateError) else f"{type(error).__name__}"
+
+
+def _cause(error: Exception) -> str:
+    """Return what failed before anything was sent, and why: a name, a certificate or a port that is wrong."""
+    return one_line(f"{_reason(error)}: {error}" if str(error) else _reason(error), CAUSE_CHARS_MAX)
 
 
 async def _end(client: Any) -> None:

@@ -17,21 +17,20 @@ from typing import Any
 from pydantic import ValidationError
 
 from sds.executors.http import answers, pages, templates
+from sds.executors.http.answers import Reading
 from sds.executors.http.exchange import Exchange, GatewayRequest, NoReplyError, NotSentError
-from sds.executors.http.form import GatewayForm, GatewayQuestion, Rule, SecretPlace, Tls
+from sds.executors.http.form import GatewayForm, GatewayQuestion, LookupForm, Rule, SecretPlace, Tls
 from sds.executors.http.templates import Fact, UnwritableError
 from sds.kernel.contract.types import say_first
 from sds.kernel.contract.yaml_lines import FILE_BYTES_MAX, load_with_lines
 from sds.kernel.errors import ContractError, ExecutorError, UsageError, cause_of
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt, Settlement
-from sds.kernel.executor.statement import StatementLine
+from sds.kernel.executor.statement import STATEMENT_S_MAX, StatementLine
 
 PAGE_S_MAX = 10.0
 PAGE_BYTES_MAX = 4 * 1024 * 1024
 SECRET_CHARS_MAX = 4096
 GATEWAY_INVALID = "GATEWAY_INVALID"
-
-_Rules = Mapping[Settlement, Sequence[Rule]]
 
 
 class Secret:
@@ -90,34 +89,37 @@ class HttpExecutor:
 
     def dispatch(self, intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:
         """Send the order under its key."""
-        order = self._form.order
-        rules: _Rules = {"settled": order.settled, "rejected": order.rejected}
+        order, facts = self._form.order, self._order_facts(intent, key)
         ends = time.monotonic() + deadline_s
         try:
-            request = self._request(order, templates.order_facts(intent, key, self._form.currency))
+            request = self._request(order, facts)
         except UnwritableError as error:
             return Receipt("rejected", detail=f"{error}; nothing was sent")
         except UsageError as error:
             return Receipt("unsent", detail=str(error))
         try:
-            return self._receipt(request, key, rules, ends - time.monotonic())
+            return self._receipt(request, self._reading(order, facts), ends - time.monotonic())
         except NotSentError as error:
             return Receipt("unsent", detail=str(error))
 
     def lookup(self, key: str, deadline_s: float) -> Receipt:
-        """Ask for the outcome of `key`."""
-        form = self._form.lookup
-        if form is None:
-            return Receipt("unknown", detail="the gateway's file has no `lookup`")
-        rules: _Rules = {"settled": form.settled, "rejected": form.rejected, "absent": form.absent}
-        return self._ask(form, key, rules, deadline_s)
+        """Ask for the outcome of `key`, of whose order nothing else is known."""
+        return self._ask(self._form.lookup, self._key_facts(key), deadline_s)
+
+    def lookup_order(self, intent: ExecutionIntent, reference: str, deadline_s: float) -> Receipt:
+        """Ask for the outcome of an order. `reference`: the gateway's id of it, "" where that is not known."""
+        facts = self._order_facts(intent, intent.idempotency_key)
+        return self._ask(self._form.lookup, facts | ({"reference": reference} if reference else {}), deadline_s)
 
     def _void(self, key: str, deadline_s: float) -> Receipt:
         """Make sure that `key` never has an effect: `rejected` once it is void."""
-        form = self._form.void
-        if form is None:
-            return Receipt("unknown", detail="the gateway's file has no `void`")
-        return self._ask(form, key, {"settled": form.settled, "rejected": form.rejected}, deadline_s)
+        return self._ask(self._form.void, self._key_facts(key), deadline_s)
+
+    def _key_facts(self, key: str) -> dict[str, Fact]:
+        return templates.key_facts(key, self._form.key_form, self._form.currency)
+
+    def _order_facts(self, intent: ExecutionIntent, key: str) -> dict[str, Fact]:
+        return templates.order_facts(intent, key, self._form.key_form, self._form.currency)
 
     def _statement(self, since_ms: int, until_ms: int) -> Iterator[StatementLine]:
         """Yield every order of this time span. Raises ExecutorError."""
@@ -126,27 +128,41 @@ class HttpExecutor:
             raise ExecutorError("the gateway's file has no `statement`", hint="describe the statement there")
         period: dict[str, Fact] = {"since_ms": since_ms, "until_ms": until_ms, "currency": self._form.currency}
         period |= {"since_s": since_ms // 1000, "until_s": -(-until_ms // 1000)}
+        ends = time.monotonic() + STATEMENT_S_MAX  # nobody waits for longer, and pages without a line must end, too
 
         def page(after: str) -> Any:
-            return self._page(templates.path(form.path, {**period, "after": after}))
+            path = templates.path(form.path, {**period, "after": after})
+            return self._page(path, min(PAGE_S_MAX, ends - time.monotonic()))
 
         return pages.lines(form, page)
 
-    def _ask(self, form: GatewayQuestion, key: str, rules: _Rules, deadline_s: float) -> Receipt:
+    def _ask(self, form: GatewayQuestion | None, facts: Mapping[str, Fact], deadline_s: float) -> Receipt:
         """Ask a question that is no order. `unknown` where it was not sent, because that says nothing of the order itself."""
+        if form is None:
+            return Receipt("unknown", detail="the gateway's file does not say how to ask")
         ends = time.monotonic() + deadline_s
         try:
-            request = self._request(form, {"key": key, "currency": self._form.currency})
-            return self._receipt(request, key, rules, ends - time.monotonic())
+            return self._receipt(self._request(form, facts), self._reading(form, facts), ends - time.monotonic())
         except (NotSentError, UnwritableError, UsageError) as error:
             return Receipt("unknown", detail=str(error))
 
-    def _receipt(self, request: GatewayRequest, key: str, rules: _Rules, deadline_s: float) -> Receipt:
+    def _reading(self, form: GatewayQuestion, facts: Mapping[str, Fact]) -> Reading:
+        rules: dict[Settlement, Sequence[Rule]] = {
+            "settled": form.settled,
+            "rejected": form.rejected,
+            "pending": form.pending,
+        }
+        names = form.reply or self._form.reply
+        if not isinstance(form, LookupForm):
+            return Reading(rules, names, facts)
+        return Reading(rules | {"absent": form.absent}, names, facts, form.entries or "", form.absent_without_key)
+
+    def _receipt(self, request: GatewayRequest, reading: Reading, deadline_s: float) -> Receipt:
         try:
             reply = self._exchange.ask(request, deadline_s)
         except NoReplyError as error:
             return Receipt("unknown", detail=f"no whole answer from the gateway: {error}")
-        found = answers.receipt(reply, key, rules, self._form.reply)
+        found = answers.receipt(reply, reading)
         reference = self._secret.hidden_in(found.reference) if self._secret else found.reference
         return Receipt(found.status, reference, found.detail)
 
@@ -164,10 +180,10 @@ class HttpExecutor:
         form = self._form.authentication
         return {form.header: f"{form.prefix}{self._secret.read()}"} if form and self._secret else {}
 
-    def _page(self, path: str) -> Any:
+    def _page(self, path: str, deadline_s: float) -> Any:
         try:
             request = GatewayRequest("GET", path, self._authentication())
-            reply = self._exchange.ask(request, PAGE_S_MAX, body_bytes_max=PAGE_BYTES_MAX)
+            reply = self._exchange.ask(request, deadline_s, body_bytes_max=PAGE_BYTES_MAX)
             if reply.status != 200:
                 message = f"the gateway answered {reply.status} when it was asked for its statement"
                 raise ExecutorError(message, hint="check the path of `statement` and the secret in its file")

@@ -6,13 +6,20 @@ Nothing here uses the network: a file is checked before the first order. Secrets
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from sds.executors.http.templates import KEY_FACTS, ORDER_FACTS, PERIOD_FACTS, texts_in, unknown_place
+from sds.executors.http.templates import (
+    KEY_FACTS,
+    LOOKUP_FACTS,
+    ORDER_FACTS,
+    PERIOD_FACTS,
+    KeyForm,
+    texts_in,
+    unknown_place,
+)
 from sds.host.machine import is_loopback
 from sds.kernel.contract.types import ContradictionError
 
@@ -20,6 +27,7 @@ from sds.kernel.contract.types import ContradictionError
 _UNCERTAIN = frozenset({401, 403, 407, 408, 409, 425, 429})
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")
 _FIELD = re.compile(r"[A-Za-z0-9_$@-]{1,64}(\.[A-Za-z0-9_$@-]{1,64}){0,7}")
+WHOLE = "."  # names an answer that is itself a list
 _OURS = frozenset({"content-length", "content-type", "transfer-encoding", "host", "connection", "accept-encoding"})
 
 
@@ -33,6 +41,10 @@ def _field_path(text: str) -> str:
     if not _FIELD.fullmatch(text):
         raise ValueError("must be the name of a field, or names with dots between, such as `payment.id`")
     return text
+
+
+def _list_path(text: str) -> str:
+    return text if text == WHOLE else _field_path(text)
 
 
 def _certain(status: int) -> int:
@@ -62,6 +74,7 @@ def _path(text: str) -> str:
 
 HeaderName = Annotated[str, AfterValidator(_header_name)]
 FieldName = Annotated[str, AfterValidator(_field_path)]
+ListName = Annotated[str, AfterValidator(_list_path)]
 Status = Annotated[int, AfterValidator(_certain)]
 PathTemplate = Annotated[str, Field(max_length=1024), AfterValidator(_path)]
 
@@ -104,107 +117,13 @@ class Tls(_Part):
 
 
 class Rule(_Part):
-    """One kind of answer: one of these statuses, and these values in these fields."""
+    """One kind of answer: one of these statuses, and these values in these fields. A text may name facts of the order."""
 
     status: Annotated[list[Status], Field(min_length=1, max_length=16)]
     where: dict[FieldName, str | int | bool] = Field(default_factory=dict, max_length=16)
 
 
 Rules = Annotated[list[Rule], Field(max_length=16)]
-
-
-class GatewayQuestion(_Part):
-    method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"] = "POST"
-    path: PathTemplate
-    headers: dict[HeaderName, str] = Field(default_factory=dict, max_length=16)
-    fields: dict[str, Any] = Field(default_factory=dict)
-    key_header: HeaderName | None = None
-    settled: Rules = Field(default_factory=list)
-    rejected: Rules = Field(default_factory=list)
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        return (self.path, *self.headers.values(), *texts_in(self.fields))
-
-    def refuse_unknown(self, known: frozenset[str], *, params: bool) -> None:
-        """Raise ContradictionError for a placeholder that no fact of this question fills."""
-        parts: Iterable[tuple[str, object]] = (("path", self.path), ("headers", self.headers), ("fields", self.fields))
-        for name, part in parts:
-            for text in texts_in(part):
-                if place := unknown_place(text, known, params=params):
-                    facts = ", ".join([*sorted(known), *(["params.NAME"] if params else [])])
-                    raise ContradictionError((name,), f"`{place}` is not a placeholder; placeholders are: {facts}")
-
-
-class OrderForm(GatewayQuestion):
-    @model_validator(mode="after")
-    def _facts(self) -> OrderForm:
-        self.refuse_unknown(ORDER_FACTS, params=True)
-        if self.key_header is None and not any("{key}" in text for text in self.texts):
-            raise ContradictionError((), "must send the order's key: give `key_header`, or `{key}` in a field")
-        if not self.settled:
-            raise ContradictionError((), "needs `settled`: the answers that mean that the order was carried out")
-        return self
-
-
-class VoidForm(GatewayQuestion):
-    @model_validator(mode="after")
-    def _facts(self) -> VoidForm:
-        self.refuse_unknown(KEY_FACTS, params=False)
-        if not self.rejected:
-            raise ContradictionError((), "needs `rejected`: the answers that mean that the key is void")
-        return self
-
-
-class LookupForm(GatewayQuestion):
-    method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"] = "GET"
-    absent: Rules = Field(default_factory=list)
-
-    @model_validator(mode="after")
-    def _facts(self) -> LookupForm:
-        self.refuse_unknown(KEY_FACTS, params=False)
-        if not self.settled:
-            raise ContradictionError((), "needs `settled`: the answers that mean that the order was carried out")
-        return self
-
-
-class TimeField(_Part):
-    field: FieldName
-    unit: Literal["ms", "s", "iso"] = "ms"
-
-
-class LineForm(_Part):
-    """Where the parts of a statement's line are. `outcomes`: the gateway's words for settled, rejected, reverted."""
-
-    key: FieldName
-    outcome: FieldName
-    outcomes: dict[str, Literal["settled", "rejected", "reverted"]] = Field(min_length=1, max_length=32)
-    at: TimeField
-    amount_minor: FieldName | None = None
-    reference: FieldName | None = None
-    dfid: FieldName | None = None
-    kind: FieldName | None = None
-    resource_key: FieldName | None = None
-    params: dict[str, FieldName] = Field(default_factory=dict, max_length=32)
-
-
-class StatementForm(_Part):
-    """`lines`: the list in an answer; `next`: the field with the `{after}` of the next page."""
-
-    path: PathTemplate
-    lines: FieldName
-    next: FieldName | None = None
-    first: str = ""
-    line: LineForm
-
-    @model_validator(mode="after")
-    def _facts(self) -> StatementForm:
-        if place := unknown_place(self.path, PERIOD_FACTS, params=False):
-            known = ", ".join(sorted(PERIOD_FACTS))
-            raise ContradictionError(("path",), f"`{place}` is not a placeholder; placeholders are: {known}")
-        if (self.next is None) == ("{after}" in self.path):
-            raise ContradictionError((), "needs both `next` and `{after}` in its path, or neither")
-        return self
 
 
 class ReplyForm(_Part):
@@ -221,12 +140,125 @@ class ReplyForm(_Part):
         return self
 
 
+class GatewayQuestion(_Part):
+    method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"] = "POST"
+    path: PathTemplate
+    headers: dict[HeaderName, str] = Field(default_factory=dict, max_length=16)
+    fields: dict[str, Any] = Field(default_factory=dict)
+    key_header: HeaderName | None = None
+    reply: ReplyForm | None = None
+    settled: Rules = Field(default_factory=list)
+    rejected: Rules = Field(default_factory=list)
+    pending: Rules = Field(default_factory=list)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return (self.path, *self.headers.values(), *texts_in(self.fields))
+
+    def refuse_unknown(self, known: frozenset[str], *, params: bool) -> None:
+        """Raise ContradictionError for a placeholder that no fact of this question fills."""
+        parts: list[tuple[str, object]] = [("path", self.path), ("headers", self.headers), ("fields", self.fields)]
+        outcomes = ("settled", "rejected", "pending", "absent")
+        parts += [(outcome, [rule.where for rule in getattr(self, outcome, ())]) for outcome in outcomes]
+        for name, part in parts:
+            for text in texts_in(part):
+                if place := unknown_place(text, known, params=params):
+                    facts = ", ".join([*sorted(known), *(["params.NAME"] if params else [])])
+                    raise ContradictionError((name,), f"`{place}` is not a placeholder; placeholders are: {facts}")
+
+
+class OrderForm(GatewayQuestion):
+    @model_validator(mode="after")
+    def _facts(self) -> OrderForm:
+        self.refuse_unknown(ORDER_FACTS, params=True)
+        if self.key_header is None and not any("{key}" in text for text in self.texts):
+            raise ContradictionError((), "must send the order's key: give `key_header`, or `{key}` in a field")
+        if not self.settled and not self.pending:
+            raise ContradictionError(
+                (), "needs `settled` or `pending`: the answers that mean that the order was carried out, or accepted"
+            )
+        return self
+
+
+class VoidForm(GatewayQuestion):
+    @model_validator(mode="after")
+    def _facts(self) -> VoidForm:
+        self.refuse_unknown(KEY_FACTS, params=False)
+        if not self.rejected:
+            raise ContradictionError((), "needs `rejected`: the answers that mean that the key is void")
+        return self
+
+
+class LookupForm(GatewayQuestion):
+    """`entries`: the field of the list that has our order as an entry, or `.`. Then key, reference and rules are about that
+    entry, and `absent` is about an answer whose list does not have it.
+    """
+
+    method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"] = "GET"
+    absent: Rules = Field(default_factory=list)
+    absent_without_key: bool = False
+    entries: ListName | None = None
+
+    @model_validator(mode="after")
+    def _facts(self) -> LookupForm:
+        self.refuse_unknown(LOOKUP_FACTS, params=True)
+        if not self.settled:
+            raise ContradictionError((), "needs `settled`: the answers that mean that the order was carried out")
+        return self
+
+
+class TimeField(_Part):
+    field: FieldName
+    unit: Literal["ms", "s", "iso"] = "ms"
+
+
+class LineForm(_Part):
+    """Where the parts of a statement's line are. `outcomes`: the gateway's words for settled, rejected, reverted, pending.
+
+    `decimals`: its amounts are texts with so many; 0: they are whole numbers in minor units. `skip_without_key`: a line
+    that has no key is somebody else's.
+    """
+
+    key: FieldName
+    skip_without_key: bool = False
+    outcome: FieldName
+    outcomes: dict[str, Literal["settled", "rejected", "reverted", "pending"]] = Field(min_length=1, max_length=32)
+    at: TimeField
+    amount_minor: FieldName | None = None
+    decimals: Annotated[int, Field(ge=0, le=9)] = 0
+    reference: FieldName | None = None
+    dfid: FieldName | None = None
+    kind: FieldName | None = None
+    resource_key: FieldName | None = None
+    params: dict[str, FieldName] = Field(default_factory=dict, max_length=32)
+
+
+class StatementForm(_Part):
+    """`lines`: the list in an answer, or `.`; `next`: the field with the `{after}` of the next page."""
+
+    path: PathTemplate
+    lines: ListName
+    next: FieldName | None = None
+    first: str = ""
+    line: LineForm
+
+    @model_validator(mode="after")
+    def _facts(self) -> StatementForm:
+        if place := unknown_place(self.path, PERIOD_FACTS, params=False):
+            known = ", ".join(sorted(PERIOD_FACTS))
+            raise ContradictionError(("path",), f"`{place}` is not a placeholder; placeholders are: {known}")
+        if (self.next is None) == ("{after}" in self.path):
+            raise ContradictionError((), "needs both `next` and `{after}` in its path, or neither")
+        return self
+
+
 class GatewayForm(_Part):
     """A whole gateway file."""
 
     address: Annotated[str, Field(max_length=1024), AfterValidator(_address)]
     idempotent: bool
     keys_kept_ms: Annotated[int, Field(ge=1)] | None = None
+    key_form: KeyForm = "whole"
     currency: Annotated[str, Field(max_length=16)] = ""
     authentication: Authentication | None = None
     tls: Tls | None = None
@@ -237,6 +269,20 @@ class GatewayForm(_Part):
     lookup: LookupForm | None = None
     void: VoidForm | None = None
     statement: StatementForm | None = None
+
+    @model_validator(mode="after")
+    def _whole_key_listed(self) -> GatewayForm:
+        if self.statement and self.key_form != "whole" and not any("{whole_key}" in text for text in self.order.texts):
+            raise ContradictionError(
+                ("statement",), "lists whole keys: with `key_form`, `order` must send `{whole_key}`, too"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _listed_by_field(self) -> GatewayForm:
+        if self.lookup is not None and self.lookup.entries and (self.lookup.reply or self.reply).key is None:
+            raise ContradictionError(("lookup",), "needs a `reply` with `key`: the entries of a list have no headers")
+        return self
 
     @model_validator(mode="after")
     def _secure(self) -> GatewayForm:

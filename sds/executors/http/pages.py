@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any
@@ -29,7 +30,8 @@ def lines(form: StatementForm, page: Callable[[str], Any]) -> Iterator[Statement
         if not isinstance(listed, list):
             raise odd(f"the statement has no list `{form.lines}`")
         for each in listed:
-            yield _line(form.line, each)
+            if not form.line.skip_without_key or answers.field(each, form.line.key) not in (MISSING, None):
+                yield _line(form.line, each)
         following = answers.field(data, form.next) if form.next else None
         if following in (None, MISSING, "", False):
             return
@@ -49,12 +51,14 @@ def _line(form: LineForm, data: Any) -> StatementLine:
         key=_text(data, form.key),
         outcome=outcome,
         at_ms=_at_ms(form.at, answers.field(data, form.at.field)),
-        amount_minor=_number(data, form.amount_minor) if form.amount_minor else None,
+        amount_minor=_number(data, form.amount_minor, form.decimals) if form.amount_minor else None,
         reference=_text(data, form.reference) if form.reference else "",
         dfid=_text(data, form.dfid) if form.dfid else "",
         kind=_text(data, form.kind) if form.kind else "",
         params={
-            name: _number(data, path) for name, path in form.params.items() if answers.field(data, path) is not MISSING
+            name: _number(data, path, form.decimals)
+            for name, path in form.params.items()
+            if answers.field(data, path) is not MISSING
         },
         resource_key=_text(data, form.resource_key) if form.resource_key else "",
     )
@@ -67,10 +71,14 @@ def _text(data: Any, path: str) -> str:
     return found
 
 
-def _number(data: Any, path: str) -> int:
+def _number(data: Any, path: str, decimals: int) -> int:
+    """Return a number in minor units; where it has `decimals`, it is a text, such as `12.50`."""
     found = answers.field(data, path)
-    if type(found) is not int:
-        raise odd(f"a line of the statement has no whole number `{path}`")
+    if decimals and isinstance(found, str) and re.fullmatch(rf"-?[0-9]{{1,18}}\.[0-9]{{{decimals}}}", found):
+        return int(found.replace(".", ""))
+    if decimals or type(found) is not int:
+        kind = f"text with {decimals} decimals" if decimals else "whole number"
+        raise odd(f"a line of the statement has no {kind} `{path}`")
     return found
 
 

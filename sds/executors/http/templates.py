@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from typing import Literal
 from urllib.parse import quote
 
 from sds.kernel.envelope.envelope import format_literal
 from sds.kernel.executor.protocol import ExecutionIntent
 
 Fact = str | int
+KeyForm = Literal["whole", "short", "uuid"]
 Tree = str | int | bool | list["Tree"] | dict[str, "Tree"]
 
-KEY_FACTS = frozenset({"key", "currency"})  # what a look-up knows
+KEY_FACTS = frozenset({"key", "whole_key", "currency"})
+SHORT_KEY_CHARS = 32  # of a key's 64 hexadecimal digits: 128 bits
 ORDER_FACTS = KEY_FACTS | {"kind", "dfid", "resource_key", "state_version"}
+LOOKUP_FACTS = ORDER_FACTS | {"reference"}  # the gateway's id of an order that it has accepted
 PERIOD_FACTS = frozenset({"since_ms", "until_ms", "since_s", "until_s", "after", "currency"})
 
 _PLACE = re.compile(r"\{([a-z][a-z0-9_.]*)(?::([1-9]))?\}")
@@ -46,16 +50,27 @@ def unknown_place(text: str, known: frozenset[str], *, params: bool) -> str | No
     return next((brace for brace in "{}" if brace in rest), None)
 
 
-def order_facts(intent: ExecutionIntent, key: str, currency: str) -> dict[str, Fact]:
+def key_facts(key: str, form: KeyForm, currency: str) -> dict[str, Fact]:
+    """Return the facts that a text may name when no more than the key is known."""
+    return {"key": _written_key(key, form), "whole_key": key, "currency": currency}
+
+
+def _written_key(key: str, form: KeyForm) -> str:
+    """Return a key in the form that its gateway takes, always the same for the same key. `uuid`: of version 4 (RFC 9562)."""
+    if form == "uuid":
+        return f"{key[:8]}-{key[8:12]}-4{key[13:16]}-a{key[17:20]}-{key[20:32]}"
+    return key if form == "whole" else key[:SHORT_KEY_CHARS]
+
+
+def order_facts(intent: ExecutionIntent, key: str, form: KeyForm, currency: str) -> dict[str, Fact]:
     """Return every fact of an order that a template may name."""
     facts: dict[str, Fact] = {
-        "key": key,
-        "currency": currency,
         "kind": intent.kind,
         "dfid": intent.dfid,
         "resource_key": intent.resource_key,
         "state_version": intent.state_version,
     }
+    facts |= key_facts(key, form, currency)
     return facts | {f"{_PARAMS}{name}": number for name, number in intent.params}
 
 

@@ -30,7 +30,9 @@ CREATE TABLE IF NOT EXISTS voids (key TEXT PRIMARY KEY, at_ms INTEGER NOT NULL) 
 
 @dataclass(frozen=True, slots=True)
 class KeyAnswer:
-    """The answer about a key: settled, rejected or absent; `conflict`: the key stands for another order."""
+    """The answer about a key: settled, rejected, absent, or accepted: one of the first two later. `conflict`: the key stands
+    for another order.
+    """
 
     status: str
     number: int = 0
@@ -40,7 +42,10 @@ class KeyAnswer:
 
     def as_data(self, key: str) -> dict[str, object]:
         named = {"id": payment_id(self.number)} if self.number else {}
-        return {"key": key, "status": self.status, **named, **({"detail": self.detail} if self.detail else {})}
+        order = json.loads(self.order) if self.order else {}
+        ordered = {name: order[name] for name in ("amount", "currency") if name in order}
+        detail = {"detail": self.detail} if self.detail else {}
+        return {"key": key, "status": self.status, **named, **ordered, **detail}
 
 
 def payment_id(number: int) -> str:
@@ -52,10 +57,12 @@ CONFLICT = KeyAnswer("conflict", detail="the key stands for another order")
 
 
 class Books:
-    """The books in one file. `forget_ms`: how long a key is known, None: for ever. It may be set at any time."""
+    """The books in one file. `forget_ms`: how long a key is known, None: for ever. `accept_ms`: for how long an order is only
+    accepted. Both may be set at any time.
+    """
 
     def __init__(self, path: Path, now_ms: Callable[[], int], forget_ms: int | None = None) -> None:
-        self.forget_ms, self._now_ms, self._lock = forget_ms, now_ms, Lock()
+        self.forget_ms, self.accept_ms, self._now_ms, self._lock = forget_ms, 0, now_ms, Lock()
         self._db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         try:
             self._db.execute("PRAGMA journal_mode = WAL")
@@ -90,12 +97,15 @@ class Books:
                 return CONFLICT
             if known.status != "absent":
                 return KeyAnswer(known.status, known.number, known.order, known.detail, replayed=True)
-            status = "rejected" if refuse else "settled"
+            status, at_ms = "rejected" if refuse else "settled", self._now_ms()
             done = self._db.execute(
                 "INSERT INTO payments (key, order_body, amount, status, at_ms) VALUES (?, ?, ?, ?, ?)",
-                (key, body, int(order.get("amount", 0)), status, self._now_ms()),
+                (key, body, int(order.get("amount", 0)), status, at_ms),
             )
-        return _key_answer(int(done.lastrowid or 0), status, body)
+        return _key_answer(int(done.lastrowid or 0), self._status_now(status, at_ms), body)
+
+    def _status_now(self, status: str, at_ms: int) -> str:
+        return "accepted" if self._now_ms() - at_ms < self.accept_ms else status
 
     def void(self, key: str) -> KeyAnswer:
         """Make sure that nothing is done under `key`, as long as the key is known; else return what was done."""
@@ -113,11 +123,11 @@ class Books:
     def _find(self, key: str) -> KeyAnswer:
         since_ms = -1 if self.forget_ms is None else self._now_ms() - self.forget_ms
         row = self._db.execute(
-            "SELECT number, status, order_body FROM payments WHERE key = ? AND at_ms > ? ORDER BY number DESC LIMIT 1",
+            "SELECT number, order_body, status, at_ms FROM payments WHERE key = ? AND at_ms > ? ORDER BY number DESC LIMIT 1",
             (key, since_ms),
         ).fetchone()
         if row is not None:
-            return _key_answer(*row)
+            return _key_answer(row[0], self._status_now(*row[2:]), row[1])
         void = self._db.execute("SELECT 1 FROM voids WHERE key = ? AND at_ms > ?", (key, since_ms)).fetchone()
         return VOIDED if void else KeyAnswer("absent")
 
@@ -134,7 +144,7 @@ class Books:
                 "number": number,
                 "id": payment_id(number),
                 "key": key,
-                "status": status,
+                "status": self._status_now(status, at_ms),
                 "amount": amount,
                 "at_ms": at_ms,
                 "order": json.loads(body),
@@ -162,4 +172,4 @@ class Books:
 
 
 def _key_answer(number: int, status: str, order: str) -> KeyAnswer:
-    return KeyAnswer(status, number, order, "" if status == "settled" else "the gateway declined the order")
+    return KeyAnswer(status, number, order, "the gateway declined the order" if status == "rejected" else "")

@@ -35,6 +35,7 @@ class GatewayFaults:
     lose_replies: float = 0.0
     cut_replies: float = 0.0
     answer_twice: float = 0.0
+    accept_ms: int = 0
     forget_keys_ms: int | None = None
     seed: int = 0
 

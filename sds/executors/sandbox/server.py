@@ -1,9 +1,9 @@
 """The sandbox gateway over HTTP/1.1, on this machine only: it plays an executor's outside at its worst.
 
     POST /payments             header Idempotency-Key, body a JSON object, `amount` a whole number in minor units: 201, or
-                               402 where it is declined. The same key and body again: the same answer, with the header
+                               202 where it is only accepted, 402 where it is declined. The same key and body again: the same answer, with the header
                                Idempotent-Replayed. Another body: 422. The same still under way: 409
-    GET  /payments/KEY         200 settled, rejected or pending; 404 absent: nothing is known of this key
+    GET  /payments/KEY         200 settled, rejected, accepted or pending; 404 absent: nothing is known of this key
     POST /payments/KEY/void    200 rejected: it is void; or settled: it was done before; 409 while it is under way
     GET  /statement?since=MS&until=MS&after=N    the next orders answered in this time; `next`: the `after` of the next page
     GET  /payments             what was paid under each key, the total, and which keys were paid twice
@@ -37,7 +37,7 @@ IDLE_S = 30.0
 AGAIN_S = 0.02  # before a reply is sent again: the client may have sent its next question by then
 BACKLOG = 512
 
-_CODES = {"settled": 200, "rejected": 200, "absent": 404, "conflict": 422, "pending": 409}
+_CODES = {"settled": 200, "rejected": 200, "accepted": 200, "absent": 404, "conflict": 422, "pending": 409}
 
 
 class GatewayServer(ThreadingHTTPServer):
@@ -68,7 +68,7 @@ class GatewayServer(ThreadingHTTPServer):
         """Print nothing: a gateway must expect clients that go away or do not speak TLS."""
 
     def misbehave(self, faults: GatewayFaults) -> None:
-        self.faults, self.books.forget_ms = faults, faults.forget_keys_ms
+        self.faults, self.books.forget_ms, self.books.accept_ms = faults, faults.forget_keys_ms, faults.accept_ms
 
     def fate(self, key: str) -> Fate:
         with self._lock:
@@ -167,7 +167,7 @@ class _Handler(BaseHTTPRequestHandler):
             found = self.server.books.pay(key, order, refuse=drawn.refuse)
         finally:
             self.server.end(key)
-        code = {"settled": 201, "rejected": 402}.get(found.status, _CODES[found.status])
+        code = {"settled": 201, "accepted": 202, "rejected": 402}.get(found.status, _CODES[found.status])
         self._reply(drawn, code, found, key)
 
     def _void(self, key: str) -> None:

@@ -34,7 +34,7 @@ from sds.service.state import Service
 BACKOFF_MS, BACKOFF_MS_MAX = 1_000, 300_000
 DOUBLINGS_MAX = 16
 LOOK_S = 0.2  # pause between two looks for further due deliveries while some are under way
-AT_ONCE_MAX = 100  # deliveries to one endpoint in a row
+AT_ONCE_MAX = 100  # deliveries to one endpoint in a row, before others have their turn
 EXACTLY = "webhooks"  # the name of the lock under which one process at a time delivers for a gate
 
 
@@ -78,12 +78,16 @@ class Deliverer:
         return [(known[at.webhook], at) for at in behind if at.next_at_ms <= now_ms and at.webhook in known]
 
     def deliver(self, endpoint: Endpoint, at: EndpointPosition, record: Reader) -> None:
-        """Deliver up to `AT_ONCE_MAX` final states after a position, in order, until one fails."""
+        """Deliver up to `AT_ONCE_MAX` final states after a position, in order, until one fails.
+
+        None is begun after the time for one answer is over, so that endpoints which answer slowly delay no other.
+        """
         at, sent = self._in_record(at, record), 0
+        until_ms = self._service.now_ms() + round(self._settings.webhook_within_s * 1_000)
         skipped: Change | None = None  # the last entry since the last delivery: no final state, so nothing is sent
         with self._client() as client:
             for change in entries_behind(record, self._gate, at.idx):
-                if self._stopping.is_set() or sent >= AT_ONCE_MAX:
+                if self._stopping.is_set() or sent >= AT_ONCE_MAX or (sent and self._service.now_ms() >= until_ms):
                     break
                 if not change.final:
                     skipped = change

@@ -169,6 +169,65 @@ def test_a_slow_endpoint_holds_up_no_other(quiet: Bed, receiver: Receiver) -> No
         assert 2 == len(slow.took)
 
 
+def test_an_endpoint_that_answers_slowly_with_much_to_take_leaves_others_their_turn(quiet: Bed) -> None:
+    """With as many of them as there are deliveries at once, no other would get anything for a quarter of an hour."""
+    quiet.service.settings = replace(quiet.settings, webhooks_parallel=1)
+    with receiving() as slow, receiving() as quick:
+        added(quiet, slow.url, "a")
+        added(quiet, quick.url, "b")
+        dfids = decided(quiet, 1, 2, 3)
+        start_ms = now_ms()
+        quiet.clock = lambda: start_ms + 10_000 * len(slow.took)  # each of its answers takes ten seconds
+        deliver(quiet)
+        assert dfids == [body["data"]["dfid"] for body in bodies(slow)]
+        assert dfids == [body["data"]["dfid"] for body in bodies(quick)]
+        assert (start_ms + 10_000) // 1_000 == int(quick.took[0][0]["webhook-timestamp"])
+
+
+def test_a_secret_is_replaced_by_a_second_endpoint_of_the_same_url_and_nothing_is_lost(
+    quiet: Bed, receiver: Receiver
+) -> None:
+    """What both send has the same id, so that the receiver takes it once, by the secret that it knows."""
+    old = added(quiet, receiver.url, "old")
+    decided(quiet, 1)
+    new = added(quiet, receiver.url, "new")
+    decided(quiet, 2)
+    deliver(quiet)
+    remove_endpoint(quiet.database, "old")
+    decided(quiet, 3)
+    deliver(quiet)
+    by = {
+        name: {headers["webhook-id"] for headers, body in receiver.took if _verifies(each, headers, body)}
+        for name, each in (("old", old), ("new", new))
+    }
+    assert (2, 2, 3) == (len(by["old"]), len(by["new"]), len(by["old"] | by["new"]))
+
+
+def _verifies(endpoint: Endpoint, headers: dict[str, str], body: bytes) -> bool:
+    try:
+        Webhook(endpoint.secret).verify(body, headers)
+    except WebhookVerificationError:
+        return False
+    return True
+
+
+def test_one_that_was_down_for_a_week_gets_all_in_order_signed_anew(quiet: Bed, receiver: Receiver) -> None:
+    endpoint = added(quiet, receiver.url)
+    dfids, start_ms = decided(quiet, *range(5)), now_ms()
+    receiver.status, later_ms = 410, 0
+    quiet.clock = lambda: start_ms + later_ms
+    for hours in (0, 24, 7 * 24):
+        later_ms = hours * 3_600_000
+        deliver(quiet)
+    assert ("HTTP_410", 3) == (position(quiet).failure, len(receiver.took))
+    receiver.status, later_ms = 200, 8 * 24 * 3_600_000
+    receiver.took.clear()
+    deliver(quiet)
+    assert dfids == [body["data"]["dfid"] for body in bodies(receiver)]
+    assert {str((start_ms + later_ms) // 1_000)} == {headers["webhook-timestamp"] for headers, _ in receiver.took}
+    assert endpoint.name == position(quiet).webhook
+
+
 def test_one_process_at_a_time_delivers(quiet: Bed, receiver: Receiver) -> None:
     added(quiet, receiver.url)
     decided(quiet, 1)

@@ -1,0 +1,98 @@
+"""The statement of a gateway by HTTP: whole over its pages, or not read at all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sds.executors.http import HttpExecutor
+from sds.executors.sandbox.server import GatewayServer
+from sds.kernel.errors import WorldError
+from sds.kernel.executor.statement import StatementLine, read_statement
+from tests.executors.gateways import connected
+from tests.executors.wires import answering, http, keeping_connections, kept
+
+
+def test_its_statement_comes_whole_over_pages(executor: HttpExecutor, gateway: GatewayServer) -> None:
+    for number in range(250):
+        said = {"amount": number, "kind": "PAY", "account": "A-1", "reference": f"flow-{number}"}
+        gateway.books.pay(f"k-{number}", said, refuse=number == 0)
+    lines = read_statement(executor.statement, 0, 10**14)
+    assert 250 == len(lines)
+    (at_ms,) = {line.at_ms for line in lines[:1]}
+    declined = StatementLine("k-0", "rejected", at_ms, 0, "pay_00000001", "flow-0", "PAY", {"amount": 0}, "A-1")
+    assert (declined, "settled") == (lines[0], lines[1].outcome)
+    assert () == read_statement(executor.statement, 0, 1)
+
+
+def test_amounts_of_a_statement_may_be_texts_with_decimals_and_nothing_else_then(tmp_path: Path) -> None:
+    texts = ("    amount_minor: amount\n", "    amount_minor: amount\n    decimals: 2\n")
+    line = {"key": "k", "status": "settled", "at_ms": 1, "id": "p", "order": {"account": "A", "kind": "PAY"}}
+    line["order"] |= {"reference": "flow-1", "amount": "12.50"}  # type: ignore[operator]
+    for amount, read in (("12.50", 1250), ("-0.05", -5), ("12.5", None), ("1250", None), (12.5, None), (1250, None)):
+        reply = http("200 OK", json.dumps({"lines": [line | {"amount": amount}]}).encode())
+        with answering(reply) as url, connected(tmp_path, url, texts) as executor:
+            if read is None:
+                with pytest.raises(WorldError, match="no text with 2 decimals `amount`"):
+                    read_statement(executor.statement, 0, 10**14)
+                continue
+            (found,) = read_statement(executor.statement, 0, 10**14)
+            assert (read, {"amount": 1250}) == (found.amount_minor, found.params)
+
+
+def test_a_line_without_a_key_is_somebody_elses_only_where_the_file_says_so(tmp_path: Path) -> None:
+    skip = ("    key: key\n", "    key: key\n    skip_without_key: true\n")
+    reply = http("200 OK", json.dumps({"lines": [{"id": "by hand"}, {"key": None}]}).encode())
+    with answering(reply) as url:
+        with connected(tmp_path, url, skip) as executor:
+            assert () == read_statement(executor.statement, 0, 10**14)
+        with connected(tmp_path, url) as executor, pytest.raises(WorldError, match="cannot be read"):
+            read_statement(executor.statement, 0, 10**14)
+
+
+def test_a_statement_of_pages_without_lines_comes_to_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sds.executors.http.executor.STATEMENT_S_MAX", 0.3)
+
+    def page(number: int) -> bytes:
+        return kept(json.dumps({"lines": [], "next": str(number)}).encode()).replace(b"201 Created", b"200 OK")
+
+    with keeping_connections(page) as (url, asked), connected(tmp_path, url) as executor:
+        with pytest.raises(WorldError, match="statement cannot be had: "):
+            read_statement(executor.statement, 0, 10**14)
+        assert len(asked) > 1
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        {"lines": {}},
+        {"lines": [{"key": "k"}]},
+        {"lines": [], "next": "0"},
+        {"lines": [], "next": ["1"]},
+        {"lines": [{"key": "k", "status": "lost", "at_ms": 1, "amount": 1, "id": "p", "order": {}}]},
+        {"lines": [{"key": "k", "status": "settled", "at_ms": 1.5, "amount": 1, "id": "p", "order": {}}]},
+    ],
+)
+def test_a_statement_that_is_odd_anywhere_is_unreadable(page: object, tmp_path: Path) -> None:
+    with answering(http("200 OK", json.dumps(page).encode())) as url, connected(tmp_path, url) as executor:
+        with pytest.raises(WorldError) as caught:
+            read_statement(executor.statement, 0, 10**14)
+        mend = "compare a page of it with `statement` in the gateway's file"
+        assert ("STATEMENT_UNREADABLE", mend) == (caught.value.reason_code, caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("answer", "mend"),
+    [
+        (http("404 Not Found", b"{}"), "are the path of `statement` and the secret right in its file?"),
+        (http("200 OK", b"{"), "compare a page of it with `statement` in the gateway's file"),
+        (b"", "is the gateway up, and its `address` right? then the same again"),
+    ],
+)
+def test_a_statement_that_cannot_be_had_says_what_to_look_at(answer: bytes, mend: str, tmp_path: Path) -> None:
+    with answering(answer) as url, connected(tmp_path, url) as executor:
+        with pytest.raises(WorldError) as caught:
+            read_statement(executor.statement, 0, 10**14)
+        assert ("STATEMENT_UNREADABLE", mend) == (caught.value.reason_code, caught.value.hint)

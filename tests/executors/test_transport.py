@@ -1,0 +1,65 @@
+"""How an order by HTTP travels: once, to the gateway alone, and certainly not where no connection stands."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from sds.executors.sandbox.server import GatewayServer
+from tests.executors.gateways import connected, order
+from tests.executors.wires import GOOD, KEY, answering, http, keeping_connections, kept
+
+DEADLINE_S = 2.0
+
+
+def test_a_kept_connection_that_is_closed_under_an_order_has_it_sent_once(tmp_path: Path) -> None:
+    """Whether the gateway read it before it hung up nobody knows, so no library may send it again."""
+    answers = [kept(json.dumps(GOOD).encode()), b"", kept(json.dumps(GOOD).encode())]
+    with keeping_connections(lambda n: answers[n]) as (url, asked), connected(tmp_path, url) as executor:
+        assert "settled" == executor.dispatch(order(), KEY, DEADLINE_S).status
+        assert "unknown" == executor.dispatch(order(), KEY, DEADLINE_S).status
+        assert 2 == len(asked)
+
+
+def test_a_cookie_is_not_kept_for_the_next_order(tmp_path: Path) -> None:
+    marked = kept(json.dumps(GOOD).encode(), "Set-Cookie: who=me; Path=/")
+    with keeping_connections(lambda _n: marked) as (url, asked), connected(tmp_path, url) as executor:
+        for _ in range(2):
+            assert "settled" == executor.dispatch(order(), KEY, DEADLINE_S).status
+    assert [False, False] == [b"cookie" in request.lower() for request in asked]
+
+
+def test_an_order_for_which_no_connection_is_free_in_time_was_certainly_not_sent(tmp_path: Path) -> None:
+    """Neither where the wait for a connection and the making of one take the whole deadline together."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+        address = full.getsockname()
+        held = [socket.create_connection(address)]
+        while len(held) < 8:  # nobody accepts these
+            held.append(socket.socket())
+            held[-1].setblocking(False)
+            held[-1].connect_ex(address)
+        one = ("currency: EUR", "currency: EUR\nconnections_max: 1")
+        with connected(tmp_path, f"http://127.0.0.1:{address[1]}", one) as executor, ThreadPoolExecutor(2) as pool:
+            first = pool.submit(executor.dispatch, order(), KEY, 0.5)
+            time.sleep(0.1)
+            second = pool.submit(executor.dispatch, order(), KEY, 0.5)
+            assert ["unsent", "unsent"] == [first.result().status, second.result().status]
+        for each in held:
+            each.close()
+
+
+def test_once_a_byte_has_left_for_a_proxy_nothing_is_certainly_unsent(tmp_path: Path) -> None:
+    with answering(b"HTTP/1.1 200 Connection established\r\n\r\n") as proxy:
+        through = ("currency: EUR", f"currency: EUR\nproxy: {proxy}")
+        with connected(tmp_path, "https://pay.example", through) as executor:
+            assert "unknown" == executor.dispatch(order(), KEY, DEADLINE_S).status
+
+
+def test_a_redirect_is_not_followed(gateway: GatewayServer, tmp_path: Path) -> None:
+    elsewhere = http("307 Temporary Redirect", b"{}", f"Location: {gateway.url}/payments")
+    with answering(elsewhere) as url, connected(tmp_path, url) as executor:
+        assert "unknown" == executor.dispatch(order(), KEY, DEADLINE_S).status
+    assert 0 == gateway.books.totals()["settled"]
