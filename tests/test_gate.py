@@ -145,12 +145,12 @@ def _fails() -> int:
 @pytest.mark.parametrize(
     ("clock", "message"),
     [
-        (lambda: True, "gave `True`"),
-        (lambda: 1.5e12, "gave `1500000000000.0`"),
-        (lambda: "now", "gave `'now'`"),
-        (lambda: None, "gave `None`"),
-        (lambda: -1, "gave `-1`"),
-        (lambda: 10**30, "gave `1000000"),
+        (lambda: True, "returned `True`"),
+        (lambda: 1.5e12, "returned `1500000000000.0`"),
+        (lambda: "now", "returned `'now'`"),
+        (lambda: None, "returned `None`"),
+        (lambda: -1, "returned `-1`"),
+        (lambda: 10**30, "returned `1000000"),
         (_fails, "failed: no clock"),
     ],
 )

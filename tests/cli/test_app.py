@@ -41,7 +41,7 @@ COMMAND = [sys.executable, "-m", "sds.cli.app"]
             2,
             ["error: /nowhere.yaml: cannot be read: no such file or directory", "mend:  sds contracts check --help"],
         ),
-        (["run", "loans"], 2, ["error: there is no gate `loans`", "mend:  gates are: fraud, refund; for a gate of your own, give its path"]),
+        (["run", "loans"], 2, ["error: there is no gate `loans`", "mend:  the gates are: fraud, refund; for a gate of your own, give its path"]),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_and_its_mend(
@@ -126,7 +126,7 @@ def test_an_output_that_cannot_be_written_is_one_line() -> None:
     [
         (
             PermissionError(13, "Permission denied", "/a/b"),
-            ["`/a/b`: permission denied", "may this user read and write there? "],
+            ["`/a/b`: permission denied", "check that this user may read and write there"],
         ),
         (OSError(24, "Too many open files"), ["too many open files", "raise the limit of open files: ulimit -n"]),
         (

@@ -301,7 +301,7 @@ def test_a_model_without_a_preference_is_followed_digit_by_digit_after_a_bounded
 
 def test_a_search_that_noise_might_have_cut_short_decides_nothing():
     envelope = paying(random_amount(1, 99_999_999, 1, 2))
-    with pytest.raises(ModelError, match="the best two of `amount` are closer") as caught:
+    with pytest.raises(ModelError, match="the two likeliest options of `amount` are closer") as caught:
         decided(HashBackend(3, spread=FLAT), envelope, noise=1e-9)
     assert CHOICE_TOO_CLOSE == caught.value.reason_code
 

@@ -59,7 +59,7 @@ def test_a_statement_of_pages_without_lines_comes_to_an_end(tmp_path: Path, monk
         return kept(json.dumps({"lines": [], "next": str(number)}).encode()).replace(b"201 Created", b"200 OK")
 
     with keeping_connections(page) as (url, asked), connected(tmp_path, url) as executor:
-        with pytest.raises(WorldError, match="statement cannot be had: "):
+        with pytest.raises(WorldError, match="gave no statement: "):
             read_statement(executor.statement, 0, 10**14)
         assert len(asked) > 1
 
@@ -79,16 +79,16 @@ def test_a_statement_that_is_odd_anywhere_is_unreadable(page: object, tmp_path: 
     with answering(http("200 OK", json.dumps(page).encode())) as url, connected(tmp_path, url) as executor:
         with pytest.raises(WorldError) as caught:
             read_statement(executor.statement, 0, 10**14)
-        mend = "compare a page of it with `statement` in the gateway's file"
+        mend = "compare a page of the statement with `statement` in the gateway's file"
         assert ("STATEMENT_UNREADABLE", mend) == (caught.value.reason_code, caught.value.hint)
 
 
 @pytest.mark.parametrize(
     ("answer", "mend"),
     [
-        (http("404 Not Found", b"{}"), "are the path of `statement` and the secret right in its file?"),
-        (http("200 OK", b"{"), "compare a page of it with `statement` in the gateway's file"),
-        (b"", "is the gateway up, and its `address` right? then the same again"),
+        (http("404 Not Found", b"{}"), "check the path of `statement` and the secret in its file"),
+        (http("200 OK", b"{"), "compare a page of the statement with `statement` in the gateway's file"),
+        (b"", "check that the gateway runs and that `address` in its file is right, then try again"),
     ],
 )
 def test_a_statement_that_cannot_be_had_says_what_to_look_at(answer: bytes, mend: str, tmp_path: Path) -> None:

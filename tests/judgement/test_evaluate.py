@@ -164,9 +164,9 @@ def test_labels_that_nothing_can_be_fitted_on_are_measured_without_what_would_be
     assert 40 == found["readings"]["cause"]["fitted"]["cases"]
     assert ["fitted"] == list(found["readings"]["risk"])
     assert [
-        "nothing is measured beside a head on the encoder as it is: they are too few",
+        "the baseline of a head on the unchanged encoder is not measured: they are too few",
         OTHER_LABELS,
-        "nothing is measured beside boosting: they are too few",
+        "the baseline of boosting is not measured: they are too few",
     ] == found["notices"]
 
 

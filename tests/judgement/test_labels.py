@@ -63,7 +63,7 @@ def line(**said: object) -> bytes:
         (b'{"text": "\xff"}', "not UTF-8 at byte 10", "UTF-8"),
         (b"[1]", "not a JSON object", "{"),
         (b'{"text": "a", "text": "b"}', "a name is given twice", "{"),
-        (b'{"text": NaN}', "NaN is no number", "{"),
+        (b'{"text": NaN}', "NaN is not a number", "{"),
         (b"[" * 100_000, "not JSON", "{"),
         (line() + b"\n" + line(), "labels:1 labels the same case", "keep one"),
         (line() + b"\n\n" + line(readings={"cause": "none"}), "labels:1 says `fault` for the same text", "keep one"),

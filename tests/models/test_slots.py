@@ -327,7 +327,7 @@ def test_all_slots_and_all_forks_can_be_full_at_once(single_path: Path):
 def test_a_cache_beyond_the_limit_is_refused_before_anything_is_loaded(tmp_path: Path):
     with pytest.raises(BackendError) as caught:
         LlamaBackend(tmp_path / "none.gguf", slots=64, n_ctx=4096)
-    assert "64 slots of 4096 tokens are more than a cache of 131072" == str(caught.value)
+    assert "64 slots of 4096 tokens need a cache of more than 131072 tokens" == str(caught.value)
     assert "ask for fewer slots or a smaller context" == caught.value.hint
 
 

@@ -131,5 +131,5 @@ def test_what_is_no_distribution_is_refused(found: dict[str, float]) -> None:
     "found", [{"score": 1.01}, {"score": float("inf")}, {"risk": 0.5}, {"score": 0.5, "more": 0.5}]
 )
 def test_what_is_no_score_is_refused(found: dict[str, float]) -> None:
-    with pytest.raises(ModelError, match="no probabilities"):
+    with pytest.raises(ModelError, match="did not return a probability for each"):
         check_reading("risk", scripted.contract().readings["risk"], found)

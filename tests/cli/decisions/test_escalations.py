@@ -124,7 +124,7 @@ def test_a_case_that_cannot_be_read_is_named_and_hides_no_other(cli: Cli) -> Non
     code, out, err = cli("escalations", "list")
     first, second = (line.split()[1:] for line in out.splitlines())
     assert (0, [damaged.dfid, damaged.event_id, "RECORD_DAMAGED", "-", "-"], case.dfid) == (code, first, second[0])
-    assert "what is damaged cannot be read: sds ledger verify\n" == err
+    assert "damaged cases are shown incompletely: run sds ledger verify --gate refund\n" == err
     told = cli.json("escalations", "list")
     assert [(damaged.dfid, "RECORD_DAMAGED"), (case.dfid, "ESCALATED_BY_AGENT")] == [
         (each["dfid"], each["reason"]) for each in told

@@ -75,7 +75,7 @@ def test_a_run_through_openvino_is_recorded_as_one_and_replayed_as_one(tiny_mode
         (
             ("--device", "cuda"),
             "`device` is for the libraries llamacpp and transformers",
-            "--library transformers or llamacpp",
+            "use --library transformers or llamacpp",
         ),
         (
             ("--dtype", "fp16"),

@@ -153,6 +153,6 @@ def test_a_compromised_account_is_so_for_every_payment_of_it_and_once(tmp_path: 
 
 
 def test_compromising_in_a_missing_file_makes_none(tmp_path: Path) -> None:
-    with pytest.raises(StateError, match="cannot be moved"):
+    with pytest.raises(StateError, match="cannot be changed"):
         compromise_account(bank_path(tmp_path), PAYMENT)
     assert [] == list(tmp_path.iterdir())

@@ -229,7 +229,7 @@ class TestDrift:
         assert move_ticket(tmp_path / "airline.db", "TKT-2", random.Random(0)) is None
 
     def test_moving_in_a_missing_database_makes_none(self, tmp_path: Path) -> None:
-        with pytest.raises(StateError, match="cannot be moved"):
+        with pytest.raises(StateError, match="cannot be changed"):
             move_ticket(tmp_path / "airline.db", "TKT-1", random.Random(0))
 
         assert [] == list(tmp_path.iterdir())

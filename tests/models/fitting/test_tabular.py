@@ -86,7 +86,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"inputs": [Input(name="age", type="int")]},
         "the field `age` is absent, or is not of type int",
     ),
-    "a reading without values": ({"inputs": [Input(name="note", type="reading")]}, "the reading `note` must have 1 to"),
+    "a reading without values": (
+        {"inputs": [Input(name="note", type="reading")]},
+        "the reading `note` must have 1 to 32 values",
+    ),
 }
 
 

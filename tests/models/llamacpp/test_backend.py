@@ -93,7 +93,7 @@ def test_a_truncated_model_is_refused_without_noise(
 ):
     path = tmp_path / "cut.gguf"
     path.write_bytes(tiny_path(1).read_bytes()[:kept])
-    with pytest.raises(BackendError, match=r"is damaged or of a kind this llama\.cpp does not know"):
+    with pytest.raises(BackendError, match=r"is damaged or of a kind that this llama\.cpp does not know"):
         LlamaBackend(path)
     assert ("", "") == tuple(capfd.readouterr())
 

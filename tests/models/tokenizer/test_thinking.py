@@ -55,7 +55,7 @@ def test_thinking_is_off_by_the_templates_own_switch(name: str, on: str) -> None
 CLOSED = [
     ("<think>\n", "<think>\n\n</think>\n\n", "<think>\n\n</think>\n\n", "`\\n</think>\\n\\n`"),
     ("<think>", "</think>", "</think>", "`</think>`"),
-    ("", "<think></think>", "<think></think>", "behind `<think></think>`"),
+    ("", "<think></think>", "<think></think>", "follows `<think></think>`"),
     ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>", "<|channel|>final<|message|>", "the thought is"),
 ]
 

@@ -359,7 +359,7 @@ def test_captured_passes_on_cuda_give_what_uncaptured_ones_give(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a torch that cannot capture")
 def test_a_pass_that_cannot_be_captured_runs_as_it_is_and_that_is_said():
-    with pytest.warns(UserWarning, match="started kernel by kernel, for they cannot be captured: "):
+    with pytest.warns(UserWarning, match="much slower, because they cannot be captured in a CUDA graph: "):
         compute = captured(lambda *inputs: inputs[0] + 1, [torch.zeros(1)] * 3, torch.device("cuda"), None)
     assert [8.0] == compute(*[torch.tensor([7.0])] * 3).tolist()
 

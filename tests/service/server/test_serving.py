@@ -268,7 +268,7 @@ def test_of_two_that_start_on_one_port_the_second_to_be_ready_is_refused() -> No
         listen(first)
         with pytest.raises(SdsError, match=r"^the service cannot listen on `127.0.0.1:\d+`: ") as refused:
             listen(second)
-    assert "is another service running there? --port chooses another" == refused.value.hint
+    assert "choose another port with --port" == refused.value.hint
 
 
 @pytest.mark.parametrize("host", ["300.1.1.1", "192.0.2.1"])

@@ -141,7 +141,7 @@ def test_one_that_goes_on_dying_is_left_alone_for_longer_and_longer(own: Rail, m
     monkeypatch.setattr(client, "RESTART_S", 30.0)
     later = ("unknown", "the payment rail does not answer: it has ended, and will be restarted later")
     assert later == _told(pay(own, "second")) == _told(own.lookup(key_of("second"), SOON_S))
-    with pytest.raises(ExecutorError, match="is started again later"):
+    with pytest.raises(ExecutorError, match="will be restarted later"):
         list(own.statement(0, 1))
     assert 1 == len(starts)
     own.process._db.parent.with_name("gone").rename(own.process._db.parent)
