@@ -242,7 +242,7 @@ def test_who_waits_for_another_waits_no_longer_than_their_own_deadline(tmp_path:
         gate.submit(bed.event(0))
         thinking.wait_until_begun()
         for each in (gate, other):
-            with pytest.raises(WorldError, match="event `E0` is (still|already) being decided") as busy:
+            with pytest.raises(WorldError, match=r"event `E0` is (still|already) being decided") as busy:
                 each.decide(bed.event(0), deadline_ms=50)
             assert ("FLOW_IN_PROGRESS", True) == (busy.value.reason_code, busy.value.retryable)
         thinking.done.set()
