@@ -58,6 +58,10 @@ def waiting(gate: Gate, *, limit: int, now_ms: int) -> list[dict[str, Any]]:
     return [_listed(gate, terms, case, now_ms) for case in cases.waiting(gate.kernel.store, terms, limit=limit)]
 
 
+def count_waiting(gate: Gate) -> int:
+    return cases.count_waiting(gate.kernel.store, gate.contract.gate)
+
+
 def _listed(gate: Gate, terms: Contract, case: Case, now_ms: int) -> dict[str, Any]:
     return {"gate": gate.contract.gate, **summary(terms, case), "age_ms": max(0, now_ms - case.since_ms)}
 

@@ -29,18 +29,22 @@ async def waiting(
     who: Viewer,
     gate: str | None = None,
     limit: Annotated[int, Query(ge=1, le=LIMIT_MAX)] = 100,
-) -> dict[str, list[dict[str, Any]]]:
-    """List the cases that wait for a human at the gates of the key, the oldest first: age, impact, reason, proposal."""
+) -> dict[str, Any]:
+    """List the cases that wait for a human at the gates of the key, the oldest first: age, impact, reason, proposal.
+
+    `waiting`: how many there are, listed or not.
+    """
     state = service(request)
     who.check("read", gate)
     gates = [state.gate(gate)] if gate is not None else state.gates_of(who).values()
 
-    def read() -> list[dict[str, Any]]:
+    def read() -> dict[str, Any]:
         now_ms = state.now_ms()
         listed = [case for each in gates for case in review.waiting(each.gate, limit=limit, now_ms=now_ms)]
-        return sorted(listed, key=lambda case: (-case["age_ms"], case["dfid"]))[:limit]
+        oldest = sorted(listed, key=lambda case: (-case["age_ms"], case["dfid"]))[:limit]
+        return {"escalations": oldest, "waiting": sum(review.count_waiting(each.gate) for each in gates)}
 
-    return {"escalations": await run_in_threadpool(read)}
+    return await run_in_threadpool(read)
 
 
 @router.get("/{dfid}")

@@ -57,7 +57,9 @@ def test_a_list_says_age_impact_and_reason_and_no_text(asking: Bed) -> None:
     assert (dfid, "toll", "ESCALATED_BY_AGENT") == (case["dfid"], case["gate"], case["reason"])
     assert 0 <= case["age_ms"] < 60_000
     assert CARD not in listed.text
-    assert [] == asking.client.get("/v1/escalations?limit=1&gate=toll").json()["escalations"][1:]
+    escalated(asking, HOSTILE | {"trip_id": "T-second"})
+    found = asking.client.get("/v1/escalations?limit=1&gate=toll").json()
+    assert ([dfid], 2) == ([case["dfid"] for case in found["escalations"]], found["waiting"])
 
 
 def test_a_case_shows_packet_marked_evidence_probabilities_and_what_may_be_decided(asking: Bed) -> None:
