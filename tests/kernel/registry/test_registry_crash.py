@@ -92,7 +92,7 @@ def test_stopped_at_any_step_it_is_done_whole_or_not_at_all_and_done_again_it_is
             assert () == verify.verify(store).faults
         return finished
 
-    assert every_step(lambda: opened(folder), stop_once) > 20
+    assert every_step(lambda: opened(folder), stop_once) > 10
     stages = {"a suspension and its end": 3, "the budget runs out": 3}.get(name, 2)
     assert stages == len(seen)
 

@@ -324,7 +324,7 @@ def test_a_record_is_another_once_its_schema_was_replaced_and_not_because_connec
 
 
 def test_a_select_that_writes_is_refused_by_the_server(store: PostgresStore):
-    for statement in ("SELECT 1 AS x INTO made", "SELECT lo_create(0)"):
+    for statement in ("SELECT 1 AS x INTO made", "SELECT * FROM meta FOR UPDATE"):
         with pytest.raises(StoreError, match="read-only transaction"):
             store.rows(statement)
     with store.transaction():
