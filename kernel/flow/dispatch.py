@@ -276,9 +276,9 @@ class Dispatcher:
         return self.settle(intent, cleaned(stated), by=by)
 
     def _void(self, intent: ExecutionIntent) -> Receipt:
-        """Void an order. Where it was carried out after all, the look-up tells: it compares what was ordered."""
+        """Void an order. If it was carried out after all, the look-up compares it, unless it is late and still says `absent`."""
         receipt = self._ask(intent, "voiding", lambda: self.executor.void(intent.idempotency_key, self._deadline_s))
-        return self._lookup(intent) if receipt.status == "settled" else receipt
+        return receipt if receipt.status != "settled" or (known := self._lookup(intent)).status == "absent" else known
 
     def statement(self, since_ms: int, until_ms: int) -> tuple[StatementLine, ...]:
         """Return what the executor lists of a time. Raises UsageError when it lists nothing, WorldError: unreadable."""
