@@ -119,6 +119,17 @@ def test_a_void_that_finds_the_order_carried_out_leaves_it_to_the_look_up_which_
     assert ["UNKNOWN"] == execution(world)
 
 
+def test_a_human_cannot_free_what_voiding_calls_carried_out_while_the_look_up_is_late(world: World) -> None:
+    outside = clearing(world, Receipt("absent"))
+    outside.accepts, outside.idempotent = Receipt("unknown"), False
+    outside.void = lambda *_: Receipt("settled", "PAY-1")  # type: ignore[method-assign]
+    world.kernel = world.open_kernel(executor=outside)
+    dfid = world.decide(refund()).dfid
+    who = {"who": "ada", "reason": "seen", "acknowledged": True, "now_ms": world.clock()}
+    attest(world.kernel, dfid, Receipt("rejected"), **who)  # type: ignore[arg-type]
+    assert ["SUCCESS"] == execution(world)
+
+
 def test_what_a_look_up_calls_accepted_is_remembered_with_its_reference_and_once(world: World) -> None:
     """The answer to the order was lost; a later look-up does not find it any more."""
     outside = clearing(world, ACCEPTED)
