@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sds.definitions.definition import GateDefinition, LabelledCase, QueuedCase
     from sds.engines.protocol import Engine
-    from sds.engines.scripted import ScriptedEngine, proposal
     from sds.executors.http import HttpExecutor, load_executor
     from sds.gate import Gate
     from sds.kernel.contract.schema import Contract, load_contract, parse_contract
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from sds.kernel.operations.erasure import Erased
     from sds.kernel.operations.recovery import Recovered
     from sds.kernel.saga.state import SagaAnswer
+    from sds.scripted import ScriptedEngine, proposal
     from sds.submission import Handle
 
 __all__ = [
@@ -96,7 +96,7 @@ __version__ = "0.1.0"
 _HOME = {
     "sds.definitions.definition": ("GateDefinition", "LabelledCase", "QueuedCase"),
     "sds.engines.protocol": ("Engine",),
-    "sds.engines.scripted": ("ScriptedEngine", "proposal"),
+    "sds.scripted": ("ScriptedEngine", "proposal"),
     "sds.executors.http": ("HttpExecutor", "load_executor"),
     "sds.gate": ("Gate",),
     "sds.kernel.contract.schema": ("Contract", "load_contract", "parse_contract"),

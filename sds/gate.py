@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from sds import opening
 from sds.definitions.definition import GateDefinition
 from sds.definitions.registry import find
+from sds.engines.breaker import Breaker
 from sds.engines.protocol import Engine, Explains, HasLanguageModel
 from sds.engines.queueing import KeyLocks
 from sds.host import paths
@@ -80,7 +81,7 @@ class Gate:
             self.engine = engine or opening.open_deciding(self.contract, model, readers, now_ms=now_ms)
             opened.callback(self.engine.close if engine is None else lambda: None)
             opening.check_deciding(self.engine, self.contract, self._log.write)
-            writer = self._rationale_writer()
+            writer = opening.rationale_writer(self.engine, self.contract)
             registry.register(self.store, self.contract, by="operator", now_ms=now_ms())
             refuse_other_keys(folder, self.store)  # again: another process may have signed a fresh record by now
             context, log = opening.context_of(self.contract, self.store, self.engine.count_tokens), self._log.write
@@ -88,6 +89,7 @@ class Gate:
             self._kernel = Kernel(*parts, now_ms=now_ms, log=log, context=context)
             self._on_reasoned, self._on_decided = on_reasoned, self._after_decision(writer, opened)
             self._locks = KeyLocks()
+            self.breaker = Breaker(whole_ms=self.contract.budget.ttl_ms, now_ms=now_ms, log=log)
             self._stream = self._stream_of(self._kernel)
             threads = opening.decisions_at_once(self.engine) if threads is None else threads
             self._submissions = Submissions(self._decide_call, threads=threads, queue_max=queue_max, now_ms=now_ms)
@@ -109,9 +111,10 @@ class Gate:
 
     def _stream_of(self, kernel: Kernel) -> Stream:
         """Return the stream of a kernel: the gate's own or a saga step's, which no policy decides."""
-        engine = self.engine
+        engine, breaker = self.engine, self.breaker
         if kernel is not self._kernel and isinstance(engine, HasLanguageModel):
-            engine = engine.language_model.get()
+            model = engine.language_model
+            engine, breaker = model.get(), model.breaker
         return Stream(
             kernel,
             engine,
@@ -120,6 +123,7 @@ class Gate:
             on_reasoned=self._on_reasoned,
             on_decided=self._on_decided,
             locks=self._locks,
+            breaker=breaker,
         )
 
     @cached_property
@@ -132,14 +136,6 @@ class Gate:
         from sds.kernel.human.review import HumanReview  # noqa: PLC0415
 
         return HumanReview(self.kernel, now_ms=self._now_ms, log=self._log.write)
-
-    def _rationale_writer(self) -> Explains | None:
-        """Return the writer of the rationales that the contract asks for. Raises UsageError where the engine cannot write."""
-        if not self.contract.explanation_chars_max:
-            return None
-        from sds.rationale import writer_of  # noqa: PLC0415
-
-        return writer_of(self.engine.language_model.get() if isinstance(self.engine, HasLanguageModel) else self.engine)
 
     def _after_decision(self, writer: Explains | None, opened: ExitStack) -> Reasoned | None:
         if writer is None:

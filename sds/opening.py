@@ -7,7 +7,7 @@ from os import PathLike
 from pathlib import Path
 
 from sds.definitions.definition import check_parts
-from sds.engines.protocol import Checks, Engine, Logs
+from sds.engines.protocol import Checks, Engine, Explains, HasLanguageModel, Logs
 from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.context import ContextReader, NoContext
 from sds.kernel.errors import UsageError
@@ -81,6 +81,15 @@ def check_deciding(engine: Engine, contract: Contract, log: Log) -> None:
         log("engine.notice", {"notice": notice})
     if isinstance(engine, Checks):
         engine.check_contract(contract)
+
+
+def rationale_writer(engine: Engine, contract: Contract) -> Explains | None:
+    """Return the writer of the rationales that a contract asks for. Raises UsageError where the engine cannot write."""
+    if not contract.explanation_chars_max:
+        return None
+    from sds.rationale import writer_of  # noqa: PLC0415  an option
+
+    return writer_of(engine.language_model.get() if isinstance(engine, HasLanguageModel) else engine)
 
 
 def decisions_at_once(engine: Engine) -> int:

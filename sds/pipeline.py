@@ -3,7 +3,8 @@
     event -> kernel.open -> packet -> engine.propose -> bytes -> kernel.decide -> answer
 
 A failure of the model or of its engine becomes an escalation. Drift and a declined order end the flow; a fresh flow
-follows. An event that gets neither its key nor the model in time ends NOT_DECIDED: it waits, and may be sent again.
+follows. An event that gets neither its key nor the model in time, or finds the model down, ends NOT_DECIDED: it waits,
+and may be sent again.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from functools import partial
 from itertools import count
 from math import inf
 
+from sds.engines.breaker import Breaker, EngineDownError
 from sds.engines.protocol import Engine, let_go
 from sds.engines.queueing import Cancellation, KeyLocks, QueueTimeoutError, StopCause, StoppedError
 from sds.kernel.canonical import one_line
 from sds.kernel.decision.packet import NOT_ASKED, DecisionPacket, Decoding
 from sds.kernel.errors import ModelError, SdsError, UsageError, WorldError
-from sds.kernel.flow.attempts import refuse_unkeepable
 from sds.kernel.flow.intake import Event
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.flow.states import CONTENTION, DEADLINE_EXCEEDED, EXECUTION_FAILED, WAITING_TAGS, Answer
@@ -57,7 +58,7 @@ class Stream:
 
     `on_reasoned` is called with each proposal before the kernel judges it. `on_decided` is called after an accepted or
     escalated proposal, once its order is carried out; `decide` returns after it. `locks`: one for each key, shared by
-    all streams of a gate.
+    all streams of a gate. `breaker`: the engine's; None: one of the stream's own.
     """
 
     def __init__(
@@ -70,11 +71,13 @@ class Stream:
         on_reasoned: Reasoned | None = None,
         on_decided: Reasoned | None = None,
         locks: KeyLocks | None = None,
+        breaker: Breaker | None = None,
     ) -> None:
         self._kernel, self._engine = kernel, engine
         self._now_ms, self._sleep = now_ms, sleep
         self._on_reasoned, self._on_decided = on_reasoned, on_decided
         self._locks = locks or KeyLocks()
+        self._breaker = breaker or Breaker(whole_ms=kernel.contract.budget.ttl_ms, now_ms=now_ms, log=kernel.log)
         self._draws = any(kind.draws for kind in kernel.contract.kinds.values())
 
     def decide(
@@ -218,14 +221,14 @@ class Stream:
             if rejected:
                 packet = self._kernel.with_feedback(packet)
             with job.cancellation.waiting(partial(self._end_undecided, packet, job), commits=True):
-                data, decoding = self._engine.propose(packet, tokens_max=tokens_max)
-            refuse_unkeepable(data, decoding)
+                data, decoding = self._breaker.ask(self._engine, packet, tokens_max=tokens_max)
             self._kernel.log("stage.proposed", _proposal_facts(packet, decoding))
         except StoppedError:
             raise
         except SdsError as error:
             late = job.deadline_ms is not None and error.reason_code == DEADLINE_EXCEEDED
-            ends = self._kernel.not_decided if late or isinstance(error, QueueTimeoutError) else self._kernel.escalate
+            waits = late or isinstance(error, (QueueTimeoutError, EngineDownError))
+            ends = self._kernel.not_decided if waits else self._kernel.escalate
             return ends(packet, _reason_code(error), str(error))
         except ENDINGS:
             raise

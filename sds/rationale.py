@@ -13,7 +13,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sds.decoding.errors import BACKEND_FAILED, LOGITS_INVALID, TOKEN_BUDGET_EXCEEDED, as_model_error
+from sds.decoding.decoder import as_model_error
+from sds.decoding.errors import BACKEND_FAILED, LOGITS_INVALID, TOKEN_BUDGET_EXCEEDED
 from sds.engines.protocol import Engine, Explains, Prompt, RunsBackground
 from sds.engines.request import Passes
 from sds.grammars.tokens.text import TextTokens

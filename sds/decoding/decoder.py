@@ -14,15 +14,15 @@ with the text it forces. With lookahead, the pass before already does all of thi
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sds.decoding.errors import BACKEND_FAILED, LANGUAGE_FAILED, LOGITS_INVALID, ambiguous, as_model_error, check_tokens
+from sds.decoding.errors import BACKEND_FAILED, LANGUAGE_FAILED, LOGITS_INVALID, TOKEN_BUDGET_EXCEEDED, ambiguous
 from sds.decoding.lookahead import Lookahead, LookaheadBudget, LookaheadCache, lookahead_alternatives, lookahead_tokens
 from sds.decoding.number_search import Reader, likeliest_number
 from sds.decoding.probabilities import (
@@ -41,9 +41,9 @@ from sds.decoding.probabilities import (
     permitted_shares,
     record_logp,
 )
-from sds.kernel.errors import ModelError
+from sds.kernel.errors import ModelError, SdsError
+from sds.models.protocol import ENDINGS, BackendError, Row
 from sds.models.protocol import FORKS_MAX as FORKS_TOTAL
-from sds.models.protocol import Row
 
 if TYPE_CHECKING:
     from sds.grammars.tokens.matcher import ChoicePoint, TokenMatcher
@@ -54,6 +54,22 @@ FORKS_MAX = 16
 FORKS_MIN = 3  # one that holds what was decided, one that is read ahead, and one alternative at a time
 
 Mode = Literal["greedy", "exact-kinds", "exact"]
+
+
+@contextmanager
+def as_model_error(reason_code: str, what: str) -> Iterator[None]:
+    """Turn every exception of the block into a `ModelError` with this reason code. `what`: the failing part, for the message.
+
+    A ModelError and the exceptions that end the process pass unchanged.
+    """
+    try:
+        yield
+    except (ModelError, *ENDINGS):
+        raise
+    except (SdsError, BackendError) as error:
+        raise ModelError(str(error), reason_code=reason_code, hint=error.hint) from error
+    except BaseException as error:
+        raise ModelError(f"{what} failed unexpectedly", reason_code=reason_code) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +169,13 @@ class _Run:
                 self.matcher.accept(token)
             self.pending += [*tokens, *self.matcher.accept_forced()]
         if not self.matcher.finished:
-            check_tokens(len(self.matcher.tokens), self.tokens_max)
+            self._check_tokens(len(self.matcher.tokens))
+
+    def _check_tokens(self, tokens: int) -> None:
+        if tokens > self.tokens_max:
+            raise ModelError(
+                f"the decision needs more than {self.tokens_max} tokens", reason_code=TOKEN_BUDGET_EXCEEDED
+            )
 
     def begin(self) -> None:
         """Prefill the slot with the prompt but for its last section, which is read together with the first forced tokens."""
@@ -196,7 +218,7 @@ class _Run:
         if exact and self.pending:
             raise ModelError("whole texts cannot be compared before the prompt is read", reason_code=LANGUAGE_FAILED)
         if whole:
-            check_tokens(len(self.matcher.tokens) + max(len(text) for _, text in whole), self.tokens_max)
+            self._check_tokens(len(self.matcher.tokens) + max(len(text) for _, text in whole))
             yield from self._choose_whole(point, [label for label, _ in whole], [tuple(text) for _, text in whole])
         elif exact and point.labels and not point.finite and self.by_digit != point.start:
             yield from self._choose_number(point)
@@ -208,7 +230,9 @@ class _Run:
         return self.mode == "exact" or (self.mode == "exact-kinds" and point.choice == ACTION_CHOICE)
 
     def _choose_number(self, point: ChoicePoint) -> Choosing:
-        reader = Reader(self.head, self.forks_max - len(self.forks), self.tokens_max, self._fork, self.drop, self._pass)
+        reader = Reader(
+            self.head, self.forks_max - len(self.forks), self._check_tokens, self._fork, self.drop, self._pass
+        )
         with as_model_error(LANGUAGE_FAILED, "the language"):
             found = yield from likeliest_number(self.matcher, self.logits, reader, noise_logp_max=self.noise_logp_max)
         if found.close if found else self.noise_logp_max:  # with noise, the search might have ended in time
@@ -341,7 +365,7 @@ class _Run:
         data = bytes(self.matcher.data)
         with as_model_error(LANGUAGE_FAILED, "the language"):
             canonical = self.matcher.canonical()
-        check_tokens(len(self.matcher.tokens), self.tokens_max)
+        self._check_tokens(len(self.matcher.tokens))
         share = next((c.confidence for c in self.choices if c.name == ACTION_CHOICE), 1.0)
         return Decoded(
             data,

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sds.decoding.errors import check_tokens
 from sds.decoding.probabilities import Logits, Passing, best_of, log_mass
 from sds.models.protocol import Row
 
@@ -29,13 +28,13 @@ Step = tuple["ChoicePoint", int, Logits]  # a choice point, the token chosen, th
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """How the search reads behind `slot`, which it leaves unchanged. It holds at most `forks_max` forks at once, and
-    fails where a decision would have more than `tokens_max` tokens.
+    """How the search reads behind `slot`, which it leaves unchanged. It holds at most `forks_max` forks at once.
+    `check_tokens` raises ModelError where a decision of so many tokens would have too many.
     """
 
     slot: int
     forks_max: int
-    tokens_max: int
+    check_tokens: Callable[[int], None]
     fork: Callable[[int], int]
     drop: Callable[[Sequence[int]], None]
     run: Callable[[list[Row]], Passing]
@@ -159,7 +158,7 @@ class _Search:
     def _read(self, wave: Sequence[_Prefix]) -> Generator[list[Row], list[Logits], None]:
         wave = wave[: self._reader.forks_max]
         for prefix in wave:
-            check_tokens(len(prefix.matcher.tokens), self._reader.tokens_max)
+            self._reader.check_tokens(len(prefix.matcher.tokens))
         if len(self._held) + len(wave) > self._reader.forks_max:
             self._drop_forks()
         rows = [self._row(prefix) for prefix in wave]

@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
-from sds.decoding.errors import CHOICE_TOO_CLOSE, TOKEN_BUDGET_EXCEEDED
+from sds.decoding.errors import CHOICE_TOO_CLOSE
+from sds.engines.breaker import NO_FAULT, PACKETS_FAULT
 from sds.engines.protocol import Checks, Engine, Proves, let_go
 from sds.engines.queueing import QueueTimeoutError
 from sds.kernel.contract.schema import Contract
@@ -25,9 +26,6 @@ from sds.models.protocol import ENDINGS
 LINKS_MAX = 8
 COOL_DOWN_MS_MAX = 10 * 60_000
 _DOUBLINGS_MAX = 16
-# reasons that are faults of the packet, not of the engine
-_PACKETS_FAULT = frozenset({TOKEN_BUDGET_EXCEEDED, "LANGUAGE_TOO_LARGE", "LANGUAGE_INVALID", "LANGUAGE_EMPTY"})
-_NO_FAULT = _PACKETS_FAULT | {CHOICE_TOO_CLOSE}
 
 
 @dataclass
@@ -103,7 +101,7 @@ class FallbackEngine:
                 failure = error
                 busy = isinstance(error, QueueTimeoutError) and not probe  # nobody else uses an engine that is probed
                 queue_timeout = error if isinstance(error, QueueTimeoutError) and busy else queue_timeout
-                if busy or error.reason_code in _NO_FAULT:
+                if busy or error.reason_code in NO_FAULT:
                     self._end_probe(link, probe)
                     if error.reason_code == CHOICE_TOO_CLOSE:  # another engine might choose otherwise
                         raise
@@ -118,7 +116,7 @@ class FallbackEngine:
             else:
                 self._came_back(link, packet.dfid, probe=probe)
                 return answer
-        if queue_timeout is not None and failure.reason_code not in _PACKETS_FAULT:
+        if queue_timeout is not None and failure.reason_code not in PACKETS_FAULT:
             raise queue_timeout  # a working engine was busy: the reason is the load, not the case
         raise failure
 

@@ -14,6 +14,7 @@ from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.packet import DecisionPacket, Decoding
 
 if TYPE_CHECKING:  # numpy is loaded with a model
+    from sds.engines.breaker import Breaker
     from sds.engines.request import Passes
     from sds.grammars.tokens.tokenizer import TokenizerIndex
     from sds.kernel.flow.dispatch import Log
@@ -63,7 +64,10 @@ def let_go(engine: object, dfid: str) -> None:
 
 
 class OnDemand(Protocol):
-    """A language model that is opened on its first use."""
+    """A language model that is opened on its first use. `breaker`: guards it."""
+
+    @property
+    def breaker(self) -> Breaker: ...
 
     def get(self) -> Engine:
         """Return the engine, which the first call opens. Raises ModelError."""

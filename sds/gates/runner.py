@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from sds.definitions.definition import Chaos, GateDefinition, QueuedCase
+from sds.engines.breaker import FAILURES_MAX
 from sds.engines.protocol import Engine
 from sds.gate import Gate
 from sds.host.clock import now_ms
@@ -38,7 +39,6 @@ from sds.kernel.storage.store import Store
 
 FAULTS_SHOWN = 10
 DRIFTED = "STATE_DRIFT_DETECTED"
-FAILURES_MAX = 5  # of the model, in a row: further cases would fail, too, and each would go to a human
 HINTS = {"SUSPENDED": "sds agents reactivate {} --reason ...", "ESCALATED": "sds escalations list"}
 
 Stopped = tuple[str, str]  # the reason, and a hint
@@ -122,7 +122,6 @@ class _Queue:
 
     def __init__(self, gate: GateDefinition, opened: Gate, source: StateSource) -> None:
         self._gate, self._opened, self._source = gate, opened, source
-        self._failures = 0  # in a row
         self.stopped: Stopped | None = None
 
     def worked_through(self, cases: list[QueuedCase], parallel: int) -> Iterator[Decided]:
@@ -144,10 +143,6 @@ class _Queue:
         began = perf_counter()
         answer = self._opened.decide(case.event)
         ms = (perf_counter() - began) * 1000
-        self._failures = self._failures + 1 if _undecided(answer) and not _waits(answer) else 0
-        if self._failures >= FAILURES_MAX:
-            why = f"the model failed {FAILURES_MAX} times in a row, the last time with {answer.reason_code}"
-            self.stopped = self.stopped or (why, "run sds doctor with the same options")
         return Decided(case, answer, ms, expected)
 
     def _expected(self, case: QueuedCase) -> str | None:
@@ -313,12 +308,14 @@ def _refuse(stopped: Stopped | None) -> None:
 
 
 def _stopped(opened: Gate, gate: GateDefinition) -> Stopped | None:
-    """Return why nothing can be decided now, and a hint. Without this check the queue would be used up as escalations."""
+    """Return why nothing can be decided now, and a hint. Without this check every case would be tried in vain."""
     agent_id = opened.contract.agent_id
     if paused := _paused(opened.store, agent_id, gate):
         return paused
     if authority_now(opened.store, agent_id).contract_hash != opened.contract.hash:
         return f"agent `{agent_id}` is no longer under this contract", f"sds agents show {agent_id}{gate.option}"
+    if opened.breaker.is_open:
+        return f"the model failed {FAILURES_MAX} times in a row", "run sds doctor with the same options"
     return None
 
 

@@ -148,7 +148,7 @@ class PolicyEngine:
     def _ask_model(self, packet: DecisionPacket, decoding: Decoding, tokens_max: int) -> tuple[bytes, Decoding]:
         """Let the language model choose within the envelope. The record gets its facts, and the readings."""
         began = perf_counter()
-        data, by_model = self._language_model.get().propose(packet, tokens_max=tokens_max)
+        data, by_model = self._language_model.propose(packet, tokens_max=tokens_max)
         by_model = replace(by_model, facts={**by_model.facts, "readings": decoding.facts["readings"]})
         chosen = parse_proposal(data)
         if isinstance(chosen, Proposal) and chosen.action != ESCALATE and self._is_bounded(chosen.action):

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from threading import Lock
 
+from sds.engines.breaker import Breaker
 from sds.engines.protocol import Engine
+from sds.kernel.decision.packet import DecisionPacket, Decoding
 
 
 class LanguageModel:
-    """An engine opened on demand. `needed`: whether a policy under this contract ever asks it. Safe in several threads."""
+    """An engine opened on demand. `needed`: whether a policy under this contract ever asks it. Safe in several threads.
 
-    def __init__(self, open_it: Callable[[], Engine], *, needed: bool) -> None:
-        self._open, self.needed = open_it, needed
+    `breaker`: its own, since the readers answer while the language model is down.
+    """
+
+    def __init__(self, open_it: Callable[[], Engine], *, needed: bool, breaker: Breaker) -> None:
+        self._open, self.needed, self.breaker = open_it, needed, breaker
         self._engine: Engine | None = None
         self._lock = Lock()
 
@@ -22,6 +27,10 @@ class LanguageModel:
             if self._engine is None:
                 self._engine = self._open()
             return self._engine
+
+    def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
+        """Return what the engine proposes, while its breaker lets packets through. Raises as `Breaker.ask` does."""
+        return self.breaker.ask(self.get(), packet, tokens_max=tokens_max)
 
     @property
     def opened(self) -> Engine | None:

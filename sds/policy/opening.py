@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from sds.engines.breaker import Breaker
 from sds.engines.protocol import Engine
 from sds.kernel.contract.schema import Contract
 from sds.policy.engine import MODE, PolicyEngine
@@ -25,7 +26,8 @@ def open_policy(
     refuse_unread_scores(contract, judgement)
     chosen = any(line.otherwise == "MODEL" for line in contract.policy)
     needed = bool(unfitted) or chosen or bool(contract.explanation_chars_max)
-    model = LanguageModel(open_model, needed=needed)
+    breaker = Breaker(whole_ms=contract.budget.ttl_ms, now_ms=now_ms)
+    model = LanguageModel(open_model, needed=needed, breaker=breaker)
     answers = {name: _answers(name, contract, judgement, model) for name in contract.readings}
     notices = judgement.notices if judgement else ()
     if uncalibrated := [name for name in unfitted if _calibration(name, judgement, model) is None]:

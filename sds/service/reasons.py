@@ -207,7 +207,8 @@ REASONS: dict[str, Reason] = {
     "MODEL_UNAVAILABLE": Reason(
         503,
         "The model cannot be used",
-        "The model's weights, its engine or its server failed.",
+        "The model's weights, its engine or its server failed. A few failures in a row open a breaker: then nothing is decided"
+        " until the model answers a probe. This request wrote nothing or, if there is a `dfid`, its flow ended NOT_DECIDED.",
         "`sds doctor --gate GATE` says what is wrong with the model",
         retryable=True,
     ),

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sds.decoding.decoder import Deciding, Decoded, Mode, deciding
-from sds.decoding.errors import BACKEND_FAILED, as_model_error
+from sds.decoding.decoder import Deciding, Decoded, Mode, as_model_error, deciding
+from sds.decoding.errors import BACKEND_FAILED
 from sds.grammars.tokens.matcher import TokenMatcher
 from sds.kernel.errors import ModelError
 from sds.models.protocol import PLAIN_FRAME, Backend, BackendError, ChatFrame, Row

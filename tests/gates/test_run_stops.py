@@ -12,6 +12,7 @@ import pytest
 
 from sds.cli.common import ChosenGate
 from sds.cli.decisions import run as cli
+from sds.engines.breaker import FAILURES_MAX
 from sds.engines.protocol import Engine
 from sds.engines.queueing import QueueTimeoutError
 from sds.gates import runner
@@ -198,11 +199,11 @@ def test_a_claim_that_the_model_failed_on_is_counted_as_that_and_improves_no_fig
 
 def test_a_run_stops_when_the_model_fails_again_and_again(folder: Path) -> None:
     report = plain_run(folder, Fails(0), 20)
-    assert (runner.FAILURES_MAX, 0, {"LOGITS_INVALID": runner.FAILURES_MAX}) == tuple(
+    assert (FAILURES_MAX, 0, {"LOGITS_INVALID": FAILURES_MAX}) == tuple(
         report[name] for name in ("decisions", "decided_by_model", "model_failed")
     )
     assert (0.0, {}) == (report["agreement"], report["latency_ms"])
-    assert "the model failed 5 times in a row, the last time with LOGITS_INVALID" == report["stopped"][0]
+    assert "the model failed 3 times in a row" == report["stopped"][0]
 
 
 def test_a_run_in_which_the_model_decided_nothing_fails(

@@ -18,9 +18,9 @@ from sds.kernel.envelope.proposal import Proposal, parse_proposal
 from sds.kernel.errors import ModelError
 from sds.models.readers.protocol import ReaderError, Reading
 from sds.policy.engine import PolicyEngine
-from sds.policy.language_model import LanguageModel
 from sds.policy.readers import FittedAnswers, as_read
 from tests.judgement.claims import CLAIMS, contract
+from tests.policy.scripted import no_model
 
 FIELDS = {"trip.delay_min": 90, "trip.open_minor": 5000, "trip.known": True}
 UNBOUNDED = contract(CLAIMS.replace("max_error: 0.05\n", ""))
@@ -67,14 +67,11 @@ def packet(terms: Contract, labelled: LabelledCase) -> DecisionPacket:
 
 
 def proposed(terms: Contract, reader: Says, labelled: LabelledCase) -> tuple[Proposal, Any]:
-    def no_model() -> Any:
-        raise ModelError("there is none")
-
     engine = PolicyEngine(
         terms,
         {"cause": FittedAnswers("fitted", reader)},
         None,
-        language_model=LanguageModel(no_model, needed=False),
+        language_model=no_model(),
         now_ms=lambda: 1000,
         facts={},
     )

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 
+from sds.engines.breaker import Breaker
+from sds.engines.protocol import Engine
 from sds.kernel.contract.schema import Contract, parse_contract
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.errors import ModelError
@@ -54,11 +56,20 @@ class Says:
         return Reading(dict(self.probabilities), self.familiar)
 
 
+def on_demand(engine: Engine) -> LanguageModel:
+    """Return an engine as the language model that a policy needs, under a clock that stands still."""
+    breaker = Breaker(whole_ms=1_000, now_ms=lambda: world.NOW_MS)
+    return LanguageModel(lambda: engine, needed=True, breaker=breaker)
+
+
 def no_model() -> LanguageModel:
-    def refuse() -> None:
+    """Return a language model that does not open."""
+
+    def refuse() -> Engine:
         raise ModelError("no language model here")
 
-    return LanguageModel(refuse, needed=False)  # type: ignore[arg-type]
+    breaker = Breaker(whole_ms=1_000, now_ms=lambda: world.NOW_MS)
+    return LanguageModel(refuse, needed=False, breaker=breaker)
 
 
 def engine_of(

@@ -6,16 +6,17 @@ from random import Random
 
 import pytest
 
+from sds.engines.breaker import FAILURES_MAX, EngineDownError
 from sds.kernel.decision import dim
 from sds.kernel.decision.dim import WHY_ESCALATED
 from sds.kernel.decision.packet import NOT_ASKED, DecisionPacket, Decoding
 from sds.kernel.envelope.proposal import Proposal, parse_proposal
 from sds.kernel.errors import ModelError
 from sds.models.readers.protocol import Reading
-from sds.policy.language_model import LanguageModel
 from tests.kernel import world
-from tests.policy.scripted import Says, contract, engine_of
+from tests.policy.scripted import Says, contract, engine_of, on_demand
 from tests.proposers import Greedy
+from tests.proposers import Says as Proposes
 from tests.scale import scale, seeded
 
 ANGRY = {"calm": 0.05, "angry": 0.9, "odd": 0.05}
@@ -144,11 +145,26 @@ def test_where_only_a_human_is_left_nothing_is_read() -> None:
 
 
 def test_otherwise_the_language_model_chooses_within_the_envelope() -> None:
-    model = LanguageModel(lambda: Greedy("TALK"), needed=True)
+    model = on_demand(Greedy("TALK"))
     found, decoding = decide(Says(CALM), language_model=model)
     assert ("TALK", {"mood": CALM, "risk": {"score": 0.1}}) == (found.action, decoding.facts["readings"])
     bounded, decoding = decide(Says(CALM), more="max_error: 0.02\n", least=0.0, language_model=model)
     assert ("ESCALATE", "UNCERTAIN") == (bounded.action, decoding.escalation)  # no label has measured what it chooses
+
+
+def test_a_language_model_that_is_down_keeps_only_those_waiting_who_need_it() -> None:
+    def fails(_: DecisionPacket) -> bytes:
+        raise ModelError("no answer")
+
+    failing = Proposes(fails)
+    model, state = on_demand(failing), world.situation(world.fields())
+    asks, reads = (engine_of(contract(), Says(mood), language_model=model) for mood in (CALM, ANGRY))
+    packet = world.packet(contract(), state, evidence="late again")
+    for number in range(2 * FAILURES_MAX):
+        with pytest.raises(EngineDownError if number >= FAILURES_MAX else ModelError, match=r"no answer|is down"):
+            asks.propose(packet, tokens_max=10)
+        assert "PAY" == proposed(reads.propose(packet, tokens_max=10)[0]).action
+    assert FAILURES_MAX == failing.asked
 
 
 def test_a_model_that_is_not_needed_is_never_opened() -> None:
@@ -176,7 +192,7 @@ class Random3:
 def test_whatever_is_read_the_proposal_lies_within_the_envelope() -> None:
     rng = seeded(2)
     terms = contract("max_error: {kinds: {PAY: 0.02}}\n")
-    model = LanguageModel(lambda: Greedy("GRANT", "TALK"), needed=True)
+    model = on_demand(Greedy("GRANT", "TALK"))
     for _ in range(scale(300, 20_000)):
         state = world.fields(
             claim_minutes=rng.randint(0, 120),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sds.engines.breaker import Breaker
 from sds.engines.fallback import FallbackEngine, Link
 from sds.engines.protocol import Engine
 from sds.engines.queueing import QueueTimeoutError
@@ -66,7 +67,8 @@ def unharmed(world: World) -> bool:
 
 
 def policy(world: World, full: Full, answers: object) -> PolicyEngine:
-    model = LanguageModel(lambda: full, needed=True)
+    breaker = Breaker(whole_ms=world.contract.budget.ttl_ms, now_ms=world.clock)
+    model = LanguageModel(lambda: full, needed=True, breaker=breaker)
     return PolicyEngine(
         world.contract,
         {"tone": answers},

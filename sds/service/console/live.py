@@ -64,8 +64,8 @@ class Agent:
 @dataclass(frozen=True, slots=True)
 class GateNow:
     """One gate now. `minutes`: decisions in each of the last `MINUTES`, oldest first; `p50_ms`, `p99_ms`: None without any.
-    `queued`, `deciding`: in this process. `executor`: its state in words; `answers`: whether its breaker is closed. `whole`:
-    whether all decisions of these minutes were read.
+    `queued`, `deciding`, `model_down`: in this process. `executor`: its state in words; `answers`: whether its breaker is
+    closed. `whole`: whether all decisions of these minutes were read.
     """
 
     name: str
@@ -81,6 +81,7 @@ class GateNow:
     p99_ms: int | None
     executor: str
     answers: bool
+    model_down: bool
     last: tuple[DecidedFlow, ...]
     whole: bool
 
@@ -109,6 +110,7 @@ def gate_now(name: str, gate: Gate, now_ms: int) -> GateNow:
         p99_ms=percentile(took, 99),
         executor=state.text,
         answers=not state.is_open,
+        model_down=gate.breaker.is_open,
         last=tuple(flows[:SHOWN_MAX]),
         whole=len(flows) < READ_MAX,
     )

@@ -1,6 +1,6 @@
 """Readiness of this process: probed every few seconds in the background, and answered from the last probe.
 
-- model: it has made a proposal for each gate since the process began
+- model: it has made a proposal for each gate since the process began, and its breaker is closed: these looks are probes, too
 - store: it takes a write; a file's disk also has ROOM_BYTES_MIN left, since the probe's small write fits on a full disk
 - clock: within a second of the store's clock; for a file, at most a second before the last ledger entry
 - record: it has all orders that its executor lists; a restored record orders nothing until they are adopted
@@ -74,8 +74,8 @@ class Health:
         return all(each == OK if isinstance(each, str) else {*each.values()} <= {OK} for each in checks.values())
 
     def _model(self, each: OpenGate) -> str:
-        """Have the model propose for a case of the gate, unless it has done so before."""
-        if each.name not in self._proved:
+        """Have the model propose for a case of the gate, unless it has done so before and is not down since."""
+        if each.name not in self._proved or each.gate.breaker.is_open:
             _prove(each)
             self._proved.add(each.name)
         return OK
@@ -120,7 +120,7 @@ def _prove(each: OpenGate) -> None:
     unknown = {name: "readiness" for name in (event.id, event.key, event.evidence) if name}
     packets = map(gate.preview, [*(case.event for case in islice(queue, CASES_MAX)), unknown])
     packet = next((found for found in packets if len(found.envelope.kinds) > 1), None) or gate.preview(unknown)
-    gate.engine.propose(packet, tokens_max=gate.contract.budget.tokens_max)
+    gate.breaker.ask(gate.engine, packet, tokens_max=gate.contract.budget.tokens_max)
 
 
 def clock_ms(store: Store) -> int | None:

@@ -26,7 +26,11 @@ AMPLE_MS, SHORT_BYTES = 25, 8 * 1024
 GRACE_MS = 100  # time after its deadline for a decision to report that the deadline passed
 _OK = 200
 # other reasons than its deadline why a flow ended NOT_DECIDED
-_NOT_FOR_TIME = {"DRAINING": "the service is being stopped", "QUEUE_FULL": "too many decisions wait for the model"}
+_NOT_FOR_TIME = {
+    "DRAINING": "the service is being stopped",
+    "QUEUE_FULL": "too many decisions wait for the model",
+    "MODEL_UNAVAILABLE": "the model is down",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +130,8 @@ def _may_begin_here(service: Service, request: DecisionRequest) -> bool:
     to look up and no long body to parse. An event that would be refused is looked up in a thread first: it may be known.
     """
     ample = len(request.body) <= SHORT_BYTES and request.left_ms >= AMPLE_MS and request.terms.key is None
-    return ample and service.admission.idle and service.admission.refusal(request.gate.name, request.left_ms) is None
+    admitted = service.admission.idle and service.admission.refusal(request.gate.name, request.left_ms) is None
+    return ample and admitted and not request.gate.gate.breaker.wait_ms
 
 
 def _begin_here(service: Service, request: DecisionRequest) -> _Begun:
@@ -162,7 +167,9 @@ def _begin(service: Service, request: DecisionRequest) -> _Begun:
 
 
 def _admitted(service: Service, request: DecisionRequest, claim: KeyClaim | None = None) -> _Begun:
-    """Admit a request, claim its key and submit its event. Raises Problem where it is not admitted."""
+    """Admit a request, claim its key and submit its event. Raises Problem where it is not admitted, or the model is down."""
+    if wait_ms := request.gate.gate.breaker.wait_ms:
+        raise Problem("MODEL_UNAVAILABLE", "the model is down: nothing was written", retry_after_s=wait_ms / 1_000)
     leave = service.admission.enter(request.gate.name, request.left_ms)
     try:
         begun = _submitted(service, request, claim)

@@ -5,8 +5,14 @@ from __future__ import annotations
 import html
 import re
 
+import pytest
+
+from sds.engines.breaker import FAILURES_MAX
+from sds.kernel.decision.packet import DecisionPacket
+from sds.kernel.errors import ModelError
 from sds.kernel.registry import registry
 from tests.kernel.durable import deny, escalate
+from tests.proposers import Says
 from tests.service.console.office import Office, Visitor, text
 
 
@@ -57,3 +63,15 @@ def test_what_an_operator_may_not_do_is_said(office: Office, ada: Visitor) -> No
         assert 409 == answer.status_code
         assert said in html.unescape(answer.text)
     assert not office.claims.store.halted
+
+
+def test_the_live_page_says_that_the_model_is_down(office: Office, ada: Visitor) -> None:
+    def fails(_: DecisionPacket) -> bytes:
+        raise ModelError("no answer")
+
+    packet = office.claims.preview({"claim_id": "C-9", "ticket_id": "T-9", "text": "please"})
+    assert "model is down" not in text(ada.get("/console/live/now").text)
+    for _ in range(FAILURES_MAX):
+        with pytest.raises(ModelError):
+            office.claims.breaker.ask(Says(fails), packet, tokens_max=10)
+    assert "model is down" in text(ada.get("/console/live/now").text)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from sds.engines.breaker import FAILURES_MAX, PROBE_MS
 from sds.host.clock import now_ms
 from sds.kernel.errors import ModelError, StoreError
 from sds.kernel.executor.wholeness import RECORD_BEHIND, Doubt
@@ -19,7 +20,7 @@ from sds.service.operations.health import Health
 from tests.kernel.durable import proposal
 from tests.proposers import Says
 from tests.service.operations.waiting import wait_until
-from tests.service.testbed import Bed, opened_bed
+from tests.service.testbed import EVENT, Bed, check, opened_bed
 
 
 def looked(bed: Bed) -> Any:
@@ -161,3 +162,44 @@ def test_a_look_that_is_old_says_nothing(bed: Bed, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(time, "monotonic", lambda: later_s)
     health = bed.app.state.operations.health
     assert ("LATE", False) == (health.checks()["probe"], health.ready(health.checks()))
+
+
+def test_a_model_that_goes_down_later_is_not_ready_and_its_looks_are_the_probes(home: Path) -> None:
+    down = [False]
+
+    def say(packet: Any) -> bytes:
+        if down[0]:
+            raise ModelError("the server does not answer")
+        return proposal("DENY", "NO_REASON")(packet)
+
+    engine = Says(say)
+    with opened_bed(home, engine, probe_every_s=3_600.0) as bed:
+        assert 200 == looked(bed).status_code
+        down[0] = True
+        for number in range(FAILURES_MAX):
+            answer = bed.post(EVENT | {"trip_id": f"T-{number}"}).json()
+            assert ("ESCALATED", "MODEL_UNAVAILABLE") == (answer["state"], answer["reason_code"])
+        asked, flows = engine.asked, bed.gate.store.value("SELECT count(*) FROM decision_flows")
+        refused = bed.post(EVENT | {"trip_id": "T-new"}, headers={"Prefer": "respond-async", "Idempotency-Key": "k"})
+        check(refused, 503, "MODEL_UNAVAILABLE")
+        assert 1 <= int(refused.headers["Retry-After"]) <= PROBE_MS // 1_000
+        assert (asked, flows) == (engine.asked, bed.gate.store.value("SELECT count(*) FROM decision_flows"))
+        assert "ESCALATED" == bed.post(EVENT | {"trip_id": "T-0"}).json()["state"]  # what is known is answered
+        not_ready(bed, "model", {"toll": "MODEL_UNAVAILABLE"})
+        due(bed)
+        not_ready(bed, "model", {"toll": "MODEL_UNAVAILABLE"})  # a probe, which failed
+        assert asked + 1 == engine.asked
+        due(bed)
+        probe = check(bed.post(EVENT | {"trip_id": "T-new"}), 503, "MODEL_UNAVAILABLE")  # an event may be the probe
+        assert ("ABORTED", "NOT_DECIDED") == bed.gate.store.row(
+            "SELECT state, tag FROM decision_flows WHERE dfid = ?", (probe["dfid"],)
+        )
+        down[0] = False
+        due(bed)
+        assert 200 == looked(bed).status_code
+        assert "DENY" == bed.post(EVENT | {"trip_id": "T-new"}).json()["action"]
+
+
+def due(bed: Bed) -> None:
+    """Let the pause before the next probe pass."""
+    bed.gate.breaker._probe_at_ms = 0

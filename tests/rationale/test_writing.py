@@ -19,8 +19,10 @@ from sds.models.protocol import BackendError, Row
 from sds.rationale import writer_of
 from tests.decoding.small_backend import PIECES, HashBackend
 from tests.engines.batches import until
-from tests.engines.conftest import running_ms
+from tests.engines.conftest import running_ms, world
 from tests.kernel.durable import START_MS, World, deny
+
+__all__ = ["world"]
 
 CHARS_MAX = 40
 FAR_MS = START_MS + 10**9

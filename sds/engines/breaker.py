@@ -1,0 +1,147 @@
+"""The circuit breaker of an engine: after a few proposals in a row that failed, it is not asked, and events wait.
+
+    closed  every packet is proposed for; a failure is the case's: a human decides it
+    open    the engine is down: packets are refused (EngineDownError), and every `PROBE_MS` one is let through, as a probe
+    closed  again once a probe is answered
+
+So an outage hands a few cases to humans, not all of them. It is a state of one process: another may have a model that works.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from sds.decoding.errors import CHOICE_TOO_CLOSE, DEADLINE_EXCEEDED, TOKEN_BUDGET_EXCEEDED
+from sds.engines.queueing import CANCELLED, QueueTimeoutError
+from sds.kernel.decision.packet import NOT_ASKED, DecisionPacket, Decoding
+from sds.kernel.errors import ModelError, SdsError
+from sds.kernel.flow.attempts import refuse_unkeepable
+from sds.kernel.flow.dispatch import Log
+from sds.models.protocol import ENDINGS
+
+FAILURES_MAX = 3
+PROBE_MS = 5_000
+# reasons that are faults of the packet, not of the engine
+PACKETS_FAULT = frozenset({TOKEN_BUDGET_EXCEEDED, "LANGUAGE_TOO_LARGE", "LANGUAGE_INVALID", "LANGUAGE_EMPTY"})
+NO_FAULT = PACKETS_FAULT | {CHOICE_TOO_CLOSE}
+_NO_FAILURE = NO_FAULT | {CANCELLED.code, "POLICY_FAILED"}
+
+
+class EngineDownError(ModelError):
+    """The engine was not asked, or failed as before: it is down. The reason is not the case."""
+
+
+class Proposes(Protocol):
+    """The one method of an engine that is guarded."""
+
+    def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]: ...
+
+
+class Breaker:
+    """Guards one engine of one gate. Safe in several threads.
+
+    `whole_ms`: the time that the contract gives a decision. A packet that had less, by its caller's deadline, and came too
+    late shows no failure of the engine. `log` gets `engine.down` and `engine.up`.
+    """
+
+    def __init__(self, *, whole_ms: int, now_ms: Callable[[], int], log: Log = lambda _event, _facts: None) -> None:
+        self._whole_ms, self._now_ms, self._log = whole_ms, now_ms, log
+        self._lock = threading.Lock()
+        self._failures, self._probe_at_ms, self._probing = 0, 0, False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the engine is down."""
+        return self._failures >= FAILURES_MAX
+
+    @property
+    def wait_ms(self) -> int:
+        """The time until a packet may be proposed for; 0 while the breaker is closed, or a probe is due.
+
+        A clock that was set back delays the probe by at most `PROBE_MS`.
+        """
+        with self._lock:
+            return self._wait_ms()
+
+    def ask(self, engine: Proposes, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
+        """Return what the engine proposes. Raises EngineDownError while it is down; else what the engine raises, and
+        ModelError for what the record could not keep.
+        """
+        probe = self._enter()
+        try:
+            data, decoding = engine.propose(packet, tokens_max=tokens_max)
+            refuse_unkeepable(data, decoding)
+        except ENDINGS:  # an interrupt says nothing about the engine
+            self._leave(probe)
+            raise
+        except BaseException as error:
+            if not self._is_failure(packet, error):
+                self._leave(probe)
+                raise
+            if not self._failed(error, packet.dfid, engine, probe=probe):
+                raise
+            why = str(error) if isinstance(error, SdsError) else f"the engine failed: {type(error).__name__}"
+            raise EngineDownError(f"the model is down: {why}") from error
+        if decoding.model == NOT_ASKED:
+            self._leave(probe)
+        else:
+            self._answered(packet.dfid, engine, probe=probe)
+        return data, decoding
+
+    def _wait_ms(self) -> int:
+        if not self.is_open:
+            return 0
+        if self._probing:
+            return PROBE_MS
+        left_ms = self._probe_at_ms - self._now_ms()
+        return left_ms if 0 < left_ms <= PROBE_MS else 0
+
+    def _enter(self) -> bool:
+        """Return whether this packet is a probe. Raises EngineDownError where it is to wait."""
+        with self._lock:
+            if self._wait_ms():
+                raise EngineDownError(f"the model is down: its last {self._failures} proposals failed")
+            self._probing = self.is_open
+            return self._probing
+
+    def _leave(self, probe: bool) -> None:
+        with self._lock:
+            self._probing = self._probing and not probe
+
+    def _is_failure(self, packet: DecisionPacket, error: BaseException) -> bool:
+        if isinstance(error, (EngineDownError, QueueTimeoutError)):
+            return False
+        if not isinstance(error, SdsError):
+            return True
+        had_less = packet.expires_at_ms - packet.created_at_ms < self._whole_ms
+        return error.reason_code not in _NO_FAILURE and not (error.reason_code == DEADLINE_EXCEEDED and had_less)
+
+    def _failed(self, error: BaseException, dfid: str, engine: object, *, probe: bool) -> bool:
+        """Count a failure. Return whether the engine was known to be down: then the reason is not this case."""
+        with self._lock:
+            was_open = self.is_open
+            self._failures += 1
+            self._probing = self._probing and not probe
+            if probe or not was_open:
+                self._probe_at_ms = self._now_ms() + PROBE_MS
+        if self.is_open and not was_open:
+            reason = error.reason_code if isinstance(error, SdsError) else type(error).__name__
+            self._log(
+                "engine.down", {"dfid": dfid, "engine": _name(engine), "reason": reason, "cool_down_ms": PROBE_MS}
+            )
+        return was_open
+
+    def _answered(self, dfid: str, engine: object, *, probe: bool) -> None:
+        """Close after a probe. Any other answer may belong to a question from before the engine went down."""
+        with self._lock:
+            was_open = self.is_open
+            if probe or not was_open:
+                self._failures, self._probing = 0, False
+        if probe:
+            self._log("engine.up", {"dfid": dfid, "engine": _name(engine)})
+
+
+def _name(engine: object) -> str:
+    return str(getattr(engine, "model", ""))
