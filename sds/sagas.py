@@ -14,6 +14,7 @@ from sds.kernel.flow.kernel import Kernel
 from sds.kernel.flow.states import Answer
 from sds.kernel.saga import driver
 from sds.kernel.saga import state as saga
+from sds.kernel.saga.claim import claim
 from sds.kernel.saga.kernels import ChildKernel
 from sds.kernel.saga.state import SagaAnswer
 from sds.pipeline import Stream
@@ -37,7 +38,7 @@ class SagaStream:
         `deadline_ms`: absolute, and stored with a saga that begins now; after it no step is sent.
         """
         kernel = self._kernel
-        dfid = saga.claim(kernel.store, kernel.contract, name, event, now_ms=self._now_ms(), deadline_ms=deadline_ms)
+        dfid = claim(kernel.store, kernel.contract, name, event, now_ms=self._now_ms(), deadline_ms=deadline_ms)
         return self.drive(dfid, cancellation=cancellation)
 
     def drive(self, dfid: str, *, cancellation: Cancellation | None = None) -> SagaAnswer:
