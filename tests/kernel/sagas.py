@@ -82,6 +82,7 @@ def run(
     name: str = "BOTH",
     event: str = "C1",
     *,
+    ticket: str = "T1",
     deadline_ms: int | None = None,
 ) -> SagaAnswer:
     """Bring a saga to its end, as the stream does."""
@@ -95,7 +96,7 @@ def run(
                     raise
 
     dfid = claim_saga(
-        kernel.store, kernel.contract, name, world.event(event), now_ms=world.clock(), deadline_ms=deadline_ms
+        kernel.store, kernel.contract, name, world.event(event, ticket), now_ms=world.clock(), deadline_ms=deadline_ms
     )
     return driver.drive(kernel, dfid, ask, now_ms=world.clock)
 

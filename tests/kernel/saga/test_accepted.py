@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
+from sds.kernel.flow.kernel import Kernel
 from sds.kernel.human.cases import waiting
 from sds.kernel.human.review import attest
 from sds.kernel.operations import recovery
@@ -81,12 +83,17 @@ def recovered(world: World, **options: bool) -> Recovered:
     return recovery.recover(world.kernel, now_ms=world.clock(), **options)
 
 
-def carried_on(world: World, script: Script) -> int:
-    """Do what a gate's own recovery does once the orders are looked up."""
-    stream: Callable[..., Stream] = lambda kernel: Stream(  # noqa: E731
-        kernel, Says(script), now_ms=world.clock, sleep=lambda _: None
-    )
-    return SagaStream(world.kernel, stream, now_ms=world.clock).compensate()
+def carried_on(world: World, script: Script, *, breaks: str = "") -> Recovered:
+    """Do what a gate's own recovery does once the orders are looked up. A step of the event `breaks` fails unforeseen."""
+
+    def reasoned(packet: DecisionPacket, _: bytes) -> None:
+        if breaks and packet.event_id.startswith(breaks):
+            raise RuntimeError(breaks)
+
+    def stream(kernel: Kernel) -> Stream:
+        return Stream(kernel, Says(script), now_ms=world.clock, sleep=lambda _: None, on_reasoned=reasoned)
+
+    return SagaStream(world.kernel, stream, now_ms=world.clock).take_on(Recovered())
 
 
 @pytest.mark.parametrize("later_ms", [0, 10 * LEASE_MS])
@@ -96,11 +103,11 @@ def test_a_step_that_is_only_accepted_is_waited_for_and_the_next_follows_it(worl
     assert (("ACTIVE", None, None), ["UNKNOWN", None]) == (parent(found), executions(found))
     world.clock.advance(later_ms)
     assert Recovered(unknown=1) == recovered(world)
-    assert 0 == carried_on(world, script)
+    carried_on(world, script)
     assert ["1"] == script.asked
     outside.works()
     assert Recovered(success=1, sagas_dirty=1) == recovered(world)
-    assert 1 == carried_on(world, script)
+    assert Recovered() == carried_on(world, script)
     found = run(world.kernel, world, script)
     assert (("ACTIVE", None, None), ["SUCCESS", "UNKNOWN"]) == (parent(found), executions(found))
     outside.works()
@@ -116,7 +123,7 @@ def test_a_caller_who_sends_the_event_again_takes_it_on_as_well(world: World) ->
     outside.works()
     recovered(world)
     assert ("CLOSED", None, None) == parent(run(world.kernel, world, script))
-    assert 0 == carried_on(world, script)
+    assert Recovered() == carried_on(world, script)
     assert 2 == len(world.rail.paid())
 
 
@@ -163,7 +170,7 @@ def test_a_human_who_settles_the_accepted_step_lets_the_saga_go_on(world: World)
     outside.orders.clear()
     paid = Receipt("settled", "PAY-1")
     attest(world.kernel, step.dfid, paid, who="ada", reason="seen", acknowledged=True, now_ms=world.clock())
-    assert 1 == carried_on(world, script)
+    assert Recovered(sagas_ended=1) == carried_on(world, script)
     assert ("CLOSED", None, None) == parent(run(world.kernel, world, script))
 
 
@@ -179,7 +186,7 @@ def test_a_reversal_that_is_only_accepted_is_waited_for_and_the_rest_is_undone_a
     assert 0 == recovered(world).sagas_ended
     outside.works()
     assert 0 == recovered(world).sagas_ended  # the second has begun
-    assert 0 == carried_on(world, script)
+    assert Recovered() == carried_on(world, script)
     outside.works()
     assert 1 == recovered(world).sagas_ended
     assert "COMPENSATED" == parent(run(world.kernel, world, script, "ALL"))[1]
@@ -187,6 +194,16 @@ def test_a_reversal_that_is_only_accepted_is_waited_for_and_the_rest_is_undone_a
         [kind for kind, _ in reversed_at(world.folder)],
         waiting(world.store, world.contract),
     )
+
+
+def test_a_saga_that_cannot_be_carried_on_keeps_no_other_from_it_and_is_named(world: World) -> None:
+    outside, script = clearing(world, "REFUND_TICKET"), Script()
+    world.tickets.put("T2")
+    broken, _ = (run(world.kernel, world, script, event=f"C{n}", ticket=f"T{n}") for n in (1, 2))
+    outside.works()
+    recovered(world)
+    found = carried_on(world, script, breaks="C1/")
+    assert (1, (f"{broken.answer.dfid}: RuntimeError: C1/",)) == (found.sagas_ended, found.errors)
 
 
 def test_a_reversal_that_is_waited_for_is_looked_up_after_growing_pauses(world: World) -> None:
