@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -268,7 +267,7 @@ class Gate:
         return self.kernel.preview(self.read(event))
 
     def recover(self, *, at_once: bool = True) -> Recovered:
-        """End the flows that a crash left open, look up every order in flight by its key, and compensate dirty sagas.
+        """End the flows that a crash left open, look up every order in flight by its key, and bring sagas to their end.
 
         Unless `at_once`, an order whose result is UNKNOWN is looked up after pauses that grow to an hour, however often
         this is called.
@@ -278,8 +277,7 @@ class Gate:
         kernel = self.kernel
         with self._submissions.entered():
             found = recovery.recover(kernel, now_ms=self._now_ms(), at_once=at_once)
-            dirty = self._sagas.compensate() if recovery.has_sagas(self.store) else 0
-        return replace(found, sagas_ended=found.sagas_ended + dirty, sagas_dirty=0)
+            return self._sagas.take_on(found) if recovery.has_sagas(self.store) else found
 
     def reconcile(self, *, since_ms: int = 0, until_ms: int | None = None) -> Comparison:
         """Compare the record with the executor's statement, and open a case for every difference that has none yet.

@@ -7,13 +7,18 @@ event -> kernel.saga.claim -> step 1 -> step 2 ... -> CLOSED
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from sds.engines.queueing import Cancellation
+from sds.kernel.errors import SdsError
 from sds.kernel.flow.intake import Event
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.flow.states import Answer
+from sds.kernel.operations import recovery
+from sds.kernel.operations.recovery import Recovered
 from sds.kernel.saga import driver
 from sds.kernel.saga import state as saga
+from sds.kernel.saga.claim import claim
 from sds.kernel.saga.kernels import ChildKernel
 from sds.kernel.saga.state import SagaAnswer
 from sds.pipeline import Stream
@@ -37,7 +42,7 @@ class SagaStream:
         `deadline_ms`: absolute, and stored with a saga that begins now; after it no step is sent.
         """
         kernel = self._kernel
-        dfid = saga.claim(kernel.store, kernel.contract, name, event, now_ms=self._now_ms(), deadline_ms=deadline_ms)
+        dfid = claim(kernel.store, kernel.contract, name, event, now_ms=self._now_ms(), deadline_ms=deadline_ms)
         return self.drive(dfid, cancellation=cancellation)
 
     def drive(self, dfid: str, *, cancellation: Cancellation | None = None) -> SagaAnswer:
@@ -48,9 +53,16 @@ class SagaStream:
 
         return driver.drive(self._kernel, dfid, ask, now_ms=self._now_ms)
 
-    def compensate(self) -> int:
-        """Choose and carry out the compensation of every dirty saga whose driver is gone; return how many there were."""
-        dirty = driver.waiting(self._kernel, now_ms=self._now_ms())
-        for dfid in dirty:
-            self.drive(dfid)
-        return len(dirty)
+    def take_on(self, found: Recovered) -> Recovered:
+        """Drive every saga that needs a model and whose driver is gone: choose its compensation, or take the step that is due
+        after one that the outside had only accepted. Return the counts of `found` with these. One saga that fails, or that
+        somebody else is at by now, does not stop the others.
+        """
+        ended, errors = found.sagas_ended, list(found.errors)
+        for dfid in driver.waiting(self._kernel, now_ms=self._now_ms()):
+            try:
+                ended += self.drive(dfid).phase == "ENDED"
+            except Exception as error:  # noqa: BLE001  a fault of one saga must not stop the others
+                if not isinstance(error, SdsError) or error.reason_code != "FLOW_IN_PROGRESS":
+                    errors.append(recovery.failure(self._kernel, dfid, error))
+        return replace(found, sagas_ended=ended, sagas_dirty=0, errors=tuple(errors))

@@ -25,7 +25,8 @@ class Recovered:
 
     `unknown`: orders whose end is still unknown; `paused`: those of them that were not asked about, because their pause is
     not over. `leased`: flows left alone because their holder may be alive; recover again when their lease is over.
-    `sagas_dirty`: sagas of which something was done, and whose compensation a model must choose. `errors`: one line for
+    `sagas_dirty`: sagas of which something was done, and which need a model: their compensation is to be chosen, or a step is
+    due after one that the outside had only accepted. `errors`: one line for
     each flow, order or saga that could not be recovered and stays as it was: its flow, and what was raised.
     """
 
@@ -56,7 +57,7 @@ def recover(kernel: Kernel, *, now_ms: int, at_once: bool = True) -> Recovered:
         try:
             counts[_resolve(kernel, order) if is_due(order.dfid) else PAUSED] += 1
         except Exception as error:  # noqa: BLE001  a fault of one order must not stop the others
-            errors.append(_failed(kernel, order.dfid, error))
+            errors.append(failure(kernel, order.dfid, error))
     leased, ended, dirty = _recover_sagas(kernel, errors, now_ms, is_due) if has_sagas(kernel.store) else (0, 0, 0)
     leased += sum(flow.held for flow in unfinished_flows(kernel.store, kernel.contract.gate, now_ms))
     lookup_pauses.forget_ended(kernel.store)
@@ -77,7 +78,7 @@ def _recover_sagas(
     from sds.kernel.saga import driver  # noqa: PLC0415  an option
 
     ended, dirty, failed = driver.recover(kernel, now_ms=now_ms, is_due=is_due)
-    errors += [_failed(kernel, dfid, error) for dfid, error in failed]
+    errors += [failure(kernel, dfid, error) for dfid, error in failed]
     return driver.driven(kernel, now_ms=now_ms), ended, dirty
 
 
@@ -114,7 +115,8 @@ def _still_valid(kernel: Kernel, order: ExecutionIntent) -> bool:
     return kernel_of_child(kernel, *child).still_valid(order)
 
 
-def _failed(kernel: Kernel, dfid: str, error: Exception) -> str:
+def failure(kernel: Kernel, dfid: str, error: Exception) -> str:
+    """Log that a flow, order or saga could not be recovered; return the line that says so."""
     kernel.log("recovery.failed", {"dfid": dfid, "error": type(error).__name__})
     return one_line(f"{dfid}: {type(error).__name__}: {in_words(error)}", ERROR_CHARS_MAX)
 
@@ -127,7 +129,7 @@ def _interrupt_orphans(kernel: Kernel, now_ms: int) -> tuple[int, list[str]]:
             try:
                 interrupted += _interrupt(kernel, flow.dfid, now_ms)
             except Exception as error:  # noqa: BLE001  a fault of one flow must not stop the others
-                errors.append(_failed(kernel, flow.dfid, error))
+                errors.append(failure(kernel, flow.dfid, error))
     return interrupted, errors
 
 

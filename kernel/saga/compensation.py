@@ -15,12 +15,14 @@ from sds.kernel.registry import reservations
 from sds.kernel.saga import state as saga
 from sds.kernel.saga.kernels import stopped
 from sds.kernel.storage import ledger
+from sds.kernel.storage.store import Reader
 
-_STATUS = {"settled": "REVERTED", "rejected": "REFUSED"}  # any other: UNKNOWN
+_STATUS = {"settled": "REVERTED", "rejected": "REFUSED", "pending": "PENDING"}  # any other: UNKNOWN
 
 
 def reverse(kernel: Kernel, parent: str, dfid: str, *, now_ms: int) -> str:
-    """Undo the order of one step. Return REVERTED, REFUSED or UNKNOWN, or the code of why it may not be undone now.
+    """Undo the order of one step. Return REVERTED, REFUSED, UNKNOWN, PENDING while the outside has accepted that and not done
+    it yet, or the code of why it may not be undone now.
 
     A reversal that was begun before is looked up first; one that is settled is not asked for again. Once the saga has
     ended, a human must act, and nothing is sent any more.
@@ -41,6 +43,12 @@ def reverse(kernel: Kernel, parent: str, dfid: str, *, now_ms: int) -> str:
                 return code
             _begin(kernel, parent, order, now_ms)
     return settle(kernel, parent, order, kernel.dispatcher.revert(order, sent_before=known is not None), now_ms)
+
+
+def under_way(store: Reader, parent: str) -> str | None:
+    """Return the step of a saga whose reversal has begun and not ended; None: there is none."""
+    found: str | None = store.value("SELECT dfid FROM saga_reversals WHERE saga = ? AND status = 'PENDING'", (parent,))
+    return found
 
 
 def _stands(kernel: Kernel, dfid: str) -> bool:

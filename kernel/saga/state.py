@@ -1,6 +1,7 @@
 """A saga in the record (DIR 4.8): one parent flow, a child flow for each step, and rows of its own.
 
-    STEPS   the steps are decided one after the other; a step is done only when its order is settled SUCCESS
+    STEPS   the steps are decided one after the other; a step is done only when its order is settled SUCCESS. A step that the
+            outside has accepted and not carried out yet is waited for, however long that takes
     DIRTY   a later step came to nothing, or nobody knows: the parent is tagged PARTIAL_SUCCESS_DIRTY, no further step
             begins, and one decision out of the contract's fixed menu is asked for
     ENDED   the parent has its one DECIDED entry
@@ -16,24 +17,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from sds.kernel.canonical import canonical
+from sds.kernel.canonical import canonical, digest
 from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.sections import EventSpec, SagaSpec
 from sds.kernel.errors import StoreError, UsageError
-from sds.kernel.flow import decision_record, intake, undecided
-from sds.kernel.flow.adopted import is_adopted
-from sds.kernel.flow.commit import ALREADY_ORDERED
+from sds.kernel.flow import adopted, decision_record, intake, undecided
+from sds.kernel.flow.in_flight import accepted_as
 from sds.kernel.flow.intake import (
     Event,
-    begin,
     event_fields,
     event_in,
     masked,
-    refuse_another,
     saga_child,
-    write_event,
 )
-from sds.kernel.flow.states import ADOPTED, DECIDED_TAGS, SAGA_DIRTY, Answer, State, answer, move_on, transition
+from sds.kernel.flow.states import DECIDED_TAGS, SAGA_DIRTY, Answer, State, answer, move_on, transition
 from sds.kernel.storage import ledger
 from sds.kernel.storage.store import Reader, Store
 from sds.kernel.storage.vault import Texts
@@ -41,12 +38,10 @@ from sds.kernel.storage.vault import Texts
 DIRTY = SAGA_DIRTY
 COMPENSATED = "COMPENSATED"
 MOVED_ON = "SAGA_MOVED_ON"
-STEP_ADOPTED = "a step of this saga was already carried out outside: a new start would carry it out again"
-_STEP_ADOPTED = f"SELECT 1 FROM decision_flows WHERE parent_dfid = ? AND state = 'CLOSED' AND tag = '{ADOPTED}'"
 COMPENSATION = 0  # the number of the child that chooses from the menu; steps count from 1
 
 Phase = Literal["STEPS", "DIRTY", "ENDED"]
-Became = Literal["NOT_BEGUN", "OPEN", "RESTARTABLE", "NOTHING", "DONE", "UNKNOWN", "DIRTY"]
+Became = Literal["NOT_BEGUN", "OPEN", "RESTARTABLE", "NOTHING", "DONE", "ACCEPTED", "UNKNOWN", "DIRTY"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +90,16 @@ class Saga:
     @property
     def unclear(self) -> tuple[Child, ...]:
         """The steps that may have had their effect: only the executor or a human can tell."""
-        return tuple(child for child in self.steps if child.became in ("UNKNOWN", "DIRTY"))
+        return tuple(child for child in self.steps if child.became in ("ACCEPTED", "UNKNOWN", "DIRTY"))
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the outside has accepted a step and not carried it out or refused it yet."""
+        return any(child.became == "ACCEPTED" for child in self.steps)
 
     @property
     def open_child(self) -> bool:
-        return any(child.became == "OPEN" for child in (*self.steps, self.chooser))
+        return self.accepted or any(child.became == "OPEN" for child in (*self.steps, self.chooser))
 
     @property
     def choice(self) -> str | None:
@@ -120,67 +120,6 @@ def spec_of(contract: Contract, name: str) -> SagaSpec:
     return contract.sagas[name]
 
 
-def claim(
-    store: Store, contract: Contract, name: str, event: Event, *, now_ms: int, deadline_ms: int | None = None
-) -> str:
-    """Return the dfid of the event's saga: a new one, or the one that is known.
-
-    A saga that ended before anything was done, for a reason that says nothing about the case, is begun afresh as any
-    flow is; one of which a step was carried out all the same is a human's (UsageError). `deadline_ms`: kept with what is begun; past it no step is sent. Raises EventError when the event is known
-    with another body, as an ordinary decision or another saga.
-    """
-    trigger = _saga_trigger(event, name)
-    with store.transaction():
-        known = store.row(
-            "SELECT e.body_hash, f.dfid, f.state, f.tag, f.restarts FROM events e"
-            " JOIN decision_flows f ON f.dfid = e.dfid WHERE e.gate = ? AND e.event_id = ?",
-            (contract.gate, event.id),
-        )
-        last, restarts = None, 0
-        if known is not None:
-            fingerprint, last, state, tag, before = known
-            refuse_another(store, trigger, fingerprint, dfid=last)
-            if state != "ABORTED" or not undecided.has_restart(store, last, tag, contract.retry.restarts_max):
-                if state == "ACTIVE":  # its next step is taken only under a contract that still has it
-                    spec_of(contract, name)
-                return _begun(store, last)
-            restarts = before + 1
-        spec = spec_of(contract, name)
-        if last is not None and store.value(_STEP_ADOPTED, (last,)) is not None:
-            dfid = undecided.hand_over(store, last, ALREADY_ORDERED, STEP_ADOPTED, now_ms=now_ms)
-        else:
-            dfid = write_event(store, contract.gate, trigger, restarts)
-            begin(
-                store, contract, trigger, dfid, parent=last, restarts=restarts, now_ms=now_ms, deadline_ms=deadline_ms
-            )
-            _begin_steps(store, dfid, name, spec, now_ms)
-    return _begun(store, dfid)
-
-
-def _begun(store: Reader, dfid: str) -> str:
-    """Return the flow of a saga that was begun. Raises UsageError for one that is a human's instead."""
-    if store.value("SELECT 1 FROM sagas WHERE dfid = ?", (dfid,)) is None:
-        hint = f"sds escalations show {dfid}"
-        raise UsageError(STEP_ADOPTED, reason_code=ALREADY_ORDERED, hint=hint, dfid=dfid)
-    return dfid
-
-
-def _saga_trigger(event: Event, name: str) -> Event:
-    """Return an event as the trigger of a saga: as a decision, or as another saga, it would have another body."""
-    body, original = (
-        _body({**json.loads(text), "saga": name}) if text else "" for text in (event.body, event.original)
-    )
-    return replace(event, body=body, original=original)
-
-
-def _begin_steps(store: Store, dfid: str, name: str, spec: SagaSpec, now_ms: int) -> None:
-    """Write the row of a saga and its first SAGA entry, in the caller's transaction."""
-    steps, menu = canonical(spec.steps).decode(), canonical(spec.compensation).decode()
-    store.insert("sagas", dfid=dfid, name=name, steps=steps, menu=menu, phase="STEPS")
-    rows = decision_record.seal(store, dfid, decision_record.SAGA)
-    ledger.append(store, now_ms, "SAGA", dfid, {"phase": "STEPS", "name": name, "steps": spec.steps, "rows": rows})
-
-
 def load(store: Reader, contract: Contract, dfid: str) -> Saga:
     """Return a saga with its children as they stand. Raises StoreError when the record has none under this dfid."""
     row = store.row(
@@ -196,7 +135,7 @@ def load(store: Reader, contract: Contract, dfid: str) -> Saga:
     kinds, fields = enumerate(json.loads(steps), start=1), event_fields(store, dfid)
     if fields is None:
         raise StoreError(f"the trigger of saga `{dfid}` fits no registered contract", dfid=dfid)
-    return Saga(
+    found = Saga(
         dfid,
         name,
         event_in(Texts(store, dfid, shown=True), fields, event_id, body),
@@ -209,6 +148,23 @@ def load(store: Reader, contract: Contract, dfid: str) -> Saga:
         _child(store, contract, prefix, dfid, COMPENSATION, "COMPENSATION"),
         deadline_ms,
     )
+    return _with_adopted(store, contract, found)
+
+
+def _with_adopted(store: Reader, contract: Contract, found: Saga) -> Saga:
+    """Return a saga in which an adopted order stands for a step that nobody has begun since, or that came to nothing here."""
+    if not adopted.any_in(store, contract.gate):
+        return found
+    return replace(found, steps=tuple(_adopted_step(store, contract, found, child) for child in found.steps))
+
+
+def _adopted_step(store: Reader, contract: Contract, saga: Saga, child: Child) -> Child:
+    if child.became not in ("NOT_BEGUN", "RESTARTABLE"):
+        return child
+    event = child_event(saga, child.number)
+    flow = adopted.flow_of_event(store, contract.gate, event.id, digest(event.body))
+    said = answer(store, flow.dfid) if flow is not None and flow.settled else None
+    return child if said is None else replace(child, answer=said, became=_became(store, contract, said))
 
 
 def _child(store: Reader, contract: Contract, prefix: str, saga: str, number: int, kind: str) -> Child:
@@ -219,7 +175,7 @@ def _child(store: Reader, contract: Contract, prefix: str, saga: str, number: in
         (contract.gate, child_id(prefix, number)),
     )
     # an outside event may have this id; an adopted flow, though, can only stand for the event that has it
-    if row is None or (saga_child(row[1]) != (saga, number) and not is_adopted(row[1])):
+    if row is None or (saga_child(row[1]) != (saga, number) and not adopted.is_adopted(row[1])):
         return Child(number, kind, None, "NOT_BEGUN")
     found = answer(store, row[0])
     if found is None:
@@ -234,7 +190,7 @@ def _became(store: Reader, contract: Contract, found: Answer) -> Became:
     if found.execution == "DIRTY":
         return "DIRTY"
     if found.execution == "UNKNOWN":
-        return "UNKNOWN"
+        return "UNKNOWN" if accepted_as(store, found.dfid) is None else "ACCEPTED"
     if found.pending:
         return "OPEN"
     restarts = found.state == "ABORTED" and intake.child_restarts(store, contract, found.dfid, found.tag)

@@ -21,7 +21,7 @@ from sds.kernel.human.review import HumanReview, Resolution, attest
 from sds.kernel.operations import erasure, recovery
 from sds.kernel.registry import registry
 from sds.kernel.saga import driver
-from sds.kernel.saga import state as saga
+from sds.kernel.saga.claim import claim as claim_saga
 from sds.kernel.storage.store import Store
 from tests.kernel.authority import AGENT
 from tests.kernel.durable import (
@@ -273,7 +273,7 @@ class History:
         kernel, clock = self.kernel(store), self.world.clock
         name = self.rng.choice(["BOTH", "ALL", "NO_UNDOING"])
         event = self.event(kernel.contract, self.rng.choice(SAGA_EVENTS))
-        dfid = saga.claim(store, kernel.contract, name, event, now_ms=clock())
+        dfid = claim_saga(store, kernel.contract, name, event, now_ms=clock())
         driver.drive(kernel, dfid, self.ask, now_ms=clock)
 
     def recover(self, store: Store) -> None:

@@ -15,7 +15,7 @@ from sds.kernel.flow.intake import Event
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.flow.states import Answer
 from sds.kernel.saga import driver
-from sds.kernel.saga import state as saga
+from sds.kernel.saga.claim import claim as claim_saga
 from sds.kernel.saga.state import SagaAnswer
 from tests.kernel.durable import (
     Propose,
@@ -75,7 +75,16 @@ class Script:
         return self.said.get(name, most)(packet)
 
 
-def run(kernel: Kernel, world: World, script: Propose, name: str = "BOTH", event: str = "C1") -> SagaAnswer:
+def run(
+    kernel: Kernel,
+    world: World,
+    script: Propose,
+    name: str = "BOTH",
+    event: str = "C1",
+    *,
+    ticket: str = "T1",
+    deadline_ms: int | None = None,
+) -> SagaAnswer:
     """Bring a saga to its end, as the stream does."""
 
     def ask(child: Kernel, trigger: Event) -> Answer:
@@ -86,7 +95,9 @@ def run(kernel: Kernel, world: World, script: Propose, name: str = "BOTH", event
                 if error.reason_code != "FLOW_CLOSED":
                     raise
 
-    dfid = saga.claim(kernel.store, kernel.contract, name, world.event(event), now_ms=world.clock())
+    dfid = claim_saga(
+        kernel.store, kernel.contract, name, world.event(event, ticket), now_ms=world.clock(), deadline_ms=deadline_ms
+    )
     return driver.drive(kernel, dfid, ask, now_ms=world.clock)
 
 

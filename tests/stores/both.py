@@ -26,6 +26,7 @@ WHOLE = [
     "registry.test_aggregate_thresholds",
     "registry.test_authority",
     "registry.test_contract_versions",
+    "saga.test_accepted",
     "saga.test_compensation",
     "storage.test_transactions",
     "storage.test_vault",

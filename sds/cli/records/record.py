@@ -166,6 +166,7 @@ def recover(
     """Recover a gate after a crash. It ends flows whose lease is over, and resolves each order in flight by its key.
 
     A half-done saga is taken back or goes to a human, as the model chooses from the contract's menu.
+    A saga goes on after a step that the outside had only accepted at first.
 
     Example: sds recover
     """

@@ -14,7 +14,7 @@ from sds.kernel.executor.protocol import ExecutionIntent, Receipt
 from sds.kernel.flow.states import Answer, is_held
 from sds.kernel.human.review import HumanReview, Resolution
 from sds.kernel.operations.recovery import Recovered
-from sds.kernel.saga import state as saga
+from sds.kernel.saga.claim import claim as claim_saga
 from tests.kernel.durable import LEASE_MS, World, refund, see_through, whole
 from tests.kernel.humans import TERMS, escalated
 from tests.kernel.orders import left_hanging, recovered
@@ -127,7 +127,7 @@ def test_a_humans_order_of_a_clock_that_was_ahead_is_voided(folder: Path):
 
 
 def test_a_saga_of_a_clock_that_was_ahead_is_ended(ahead: World):
-    saga.claim(ahead.store, ahead.contract, "BOTH", ahead.event(), now_ms=ahead.clock())
+    claim_saga(ahead.store, ahead.contract, "BOTH", ahead.event(), now_ms=ahead.clock())
     ahead.clock.advance(-YEAR_MS)
     assert Recovered(sagas_ended=1) == recovered(ahead)
 

@@ -18,6 +18,7 @@ from sds.kernel.operations import recovery
 from sds.kernel.operations.recovery import Recovered
 from sds.kernel.registry import registry
 from sds.kernel.saga import state as saga
+from sds.kernel.saga.claim import claim as claim_saga
 from sds.kernel.saga.kernels import StepKernel
 from tests.kernel.authority import halt
 from tests.kernel.durable import CONTRACT, LEASE_MS, World, contract, counters, escalate, refund, whole
@@ -51,7 +52,7 @@ def without_refunds() -> Contract:
 
 def test_a_step_whose_kind_is_gone_is_recovered_with_everything_else(world: World):
     world.rail.misfortunes, world.rail.blind = ["lose"], True
-    dfid = saga.claim(world.store, world.contract, "BOTH", world.event(), now_ms=world.clock())
+    dfid = claim_saga(world.store, world.contract, "BOTH", world.event(), now_ms=world.clock())
     step = StepKernel(world.kernel, saga.load(world.store, world.contract, dfid), 1)
     packet = step.open(step.event)
     step.decide(packet, most(packet))  # type: ignore[arg-type]  # nobody has claimed it
@@ -69,7 +70,7 @@ def test_what_waits_for_a_human_is_still_listed_when_events_have_another_form(wo
 
 
 def test_a_saga_is_recovered_when_events_have_another_form(world: World):
-    saga.claim(world.store, world.contract, "BOTH", world.event(), now_ms=world.clock())
+    claim_saga(world.store, world.contract, "BOTH", world.event(), now_ms=world.clock())
     newer = deployed(world, terms(NEWER, OTHER_KEY))
     assert Recovered(sagas_ended=1) == recovery.recover(newer, now_ms=world.clock())
 

@@ -19,6 +19,7 @@ from sds.kernel.human import cases
 from sds.kernel.operations import erasure
 from sds.kernel.operations.erasure import Erased
 from sds.kernel.saga import state as saga
+from sds.kernel.saga.claim import claim as claim_saga
 from sds.kernel.storage import sqlite
 from sds.kernel.storage.store import Store
 from sds.kernel.storage.vault import Texts, destroy
@@ -291,7 +292,7 @@ def test_a_saga_is_erased_with_its_steps_and_no_step_alone(folder: Path):
 
 def test_a_saga_that_is_still_open_is_not_erased(folder: Path):
     world = World(folder, terms=terms())
-    saga.claim(world.store, world.contract, "BOTH", world.event(), now_ms=world.clock())
+    claim_saga(world.store, world.contract, "BOTH", world.event(), now_ms=world.clock())
     assert "ACTIVE" in str(refused(world))
     world.close()
 

@@ -21,7 +21,7 @@ from sds.kernel.flow import intake
 from sds.kernel.flow.states import Answer, answer
 from sds.kernel.human import cases
 from sds.kernel.registry import registry
-from sds.kernel.saga import state as saga
+from sds.kernel.saga.claim import claim as claim_saga
 from sds.kernel.storage.copying import keys_of_tables
 from sds.kernel.storage.keyring import Keyring, Signer
 from sds.kernel.storage.store import Store
@@ -339,7 +339,7 @@ def test_a_saga_that_an_older_version_began_goes_on(folder: Path, monkeypatch: p
     script = Script()
     monkeypatch.setattr(world, "event", lambda name: World.event(world, name, text=f"charge {CARD} back"))
     with writing_in_clear(monkeypatch):
-        dfid = saga.claim(world.store, world.contract, "BOTH", world.event("C1"), now_ms=world.clock())
+        dfid = claim_saga(world.store, world.contract, "BOTH", world.event("C1"), now_ms=world.clock())
     answered = run(world.kernel, world, script)
     assert (dfid, "CLOSED") == (answered.answer.dfid, answered.answer.state)
     assert all(packet.texts[-1] == "Claim: charge [card] back" for packet in script.packets)
