@@ -68,7 +68,7 @@ def test_a_long_queue_has_pages(office: Office, ada: Visitor) -> None:
 def test_of_more_cases_than_are_read_the_oldest_are_listed_and_it_says_so(
     office: Office, ada: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sds.service.console.queue.READ_MAX", 3)
+    monkeypatch.setattr("sds.service.console.queue.WAITING_MAX", 3)
     for number in range(3):
         office.hand_over(f"C-{number}")
     assert "only the oldest" not in ada.get("/console").text
@@ -296,13 +296,13 @@ def test_where_the_state_cannot_be_read_a_case_can_still_be_ended(office: Office
     assert 303 == ada.sends(path, decision="ABORT", reason="withdrawn").status_code
 
 
-def test_while_everything_is_halted_a_case_can_only_be_ended(office: Office, ada: Visitor) -> None:
+def test_while_everything_is_halted_a_case_can_only_be_returned_or_ended(office: Office, ada: Visitor) -> None:
     path = f"/console/cases/claims/{office.hand_over('C-1', refund('40.00'))}"
     registry.set_halted(office.claims.store, True, by="ops", reason="wrong fares", now_ms=office.clock())
     page = text(ada.get(path).text)
     assert "Halted: claims." in page
     assert "Now: an operator has halted the system" in page
-    assert "You can only end the case." in page
+    assert "You can only return the case to the agent or end it." in page
     answer = ada.sends(path, decision="OVERRIDE", reason="checked", acknowledge="yes")
     assert 409 == answer.status_code
     assert 303 == ada.sends(path, decision="ABORT", reason="withdrawn").status_code

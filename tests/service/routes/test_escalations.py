@@ -70,7 +70,7 @@ def test_a_case_shows_packet_marked_evidence_probabilities_and_what_may_be_decid
     assert {"DENY": 0.25, "WAIVE": 0.75} == case["alternatives"][0]["probabilities"]
     assert any("Claim:" in text for text in case["packet"])
     assert [] == case["changed"]
-    assert ["MODIFY", "MODIFY", "ABORT"] == [each["decision"] for each in case["choices"]]
+    assert ["MODIFY", "MODIFY", "RETURN", "ABORT"] == [each["decision"] for each in case["choices"]]
     waive = next(each for each in case["choices"] if each.get("action") == "WAIVE")
     assert ({"name": "amount", "lo": "1.00", "hi": "5.00", "step": "1.00"}, ["HIGH"]) == (
         waive["params"][0],
