@@ -119,9 +119,9 @@ WHERE f.gate = ?
 _CASE = f"SELECT {_HEAD}, {_MORE} {_FROM} AND f.dfid = ?"
 _PAGE = f"SELECT {{columns}} {_FROM} AND {{where}} AND ({_SINCE}, f.dfid) > (?, ?) ORDER BY 5, 1 LIMIT ?"
 
-# An escalated part of a saga is not listed: its saga waits.
+# An escalated part of a saga is not listed: its saga waits. Where the word does not occur, no JSON is parsed.
 _OF_SAGA = "CASE WHEN json_valid(f.trigger_event) THEN json_type(f.trigger_event, '$.saga') END"
-_ESCALATED = f"f.state = 'ESCALATED' AND COALESCE({_OF_SAGA}, '') <> 'array'"
+_ESCALATED = f"f.state = 'ESCALATED' AND (f.trigger_event NOT LIKE '%\"saga\"%' OR COALESCE({_OF_SAGA}, '') <> 'array')"
 
 # The second condition follows from the first, but without it SQLite does not use the index of unfinished flows.
 _UNKNOWN = "f.state = 'EXECUTING' AND f.state IN ('ACTIVE', 'EXECUTING') AND e.status = 'UNKNOWN'"
