@@ -12,7 +12,7 @@ from sds.kernel.executor.statement import Difference
 from sds.kernel.human.statement_cases import open_cases
 from sds.kernel.registry import registry
 from sds.service.console.taken import KEPT_MS
-from tests.kernel.durable import compensate, refund
+from tests.kernel.durable import compensate, escalate, refund
 from tests.service.console.office import ATTACK, Office, Visitor, busy, text
 
 
@@ -63,6 +63,17 @@ def test_a_long_queue_has_pages(office: Office, ada: Visitor) -> None:
     first, second = (ada.get(f"/console{query}").text for query in ("", "?page=2"))
     assert (50, 3) == (first.count('class="event"'), second.count('class="event"'))
     assert "?page=2" in first
+
+
+def test_pages_and_filters_reach_every_case(office: Office, ada: Visitor) -> None:
+    """Also those of which no page has shown the texts yet."""
+    for number in range(120):
+        office.hand_over(f"C-{number}", escalate if number != 117 else refund("40.00"))
+    assert "C-119" in ada.get("/console?page=3").text
+    page = text(ada.get("/console?impact=HIGH").text)
+    assert "1 of 120 cases" in page
+    assert "C-117 REFUND_TICKET 40.00 EUR" in page
+    assert "C-117" in ada.get("/console?sort=impact").text
 
 
 def test_of_more_cases_than_are_read_the_oldest_are_listed_and_it_says_so(
@@ -316,6 +327,19 @@ def test_what_there_is_not_is_answered_with_a_page(ada: Visitor) -> None:
         assert "<script>" not in answer.text
 
 
+def test_a_case_is_returned_to_the_agent(office: Office, ada: Visitor) -> None:
+    dfid = office.hand_over("C-1")
+    path = f"/console/cases/claims/{dfid}"
+    assert "Return to the agent" in ada.get(path).text
+    assert 303 == ada.sends(path, decision="RETURN", reason="the model is back").status_code
+    assert ("RETURN", "ada", True) == (
+        office.answer(dfid).resolution,
+        office.answer(dfid).resolved_by,
+        office.answer(dfid).retryable,
+    )
+    assert dfid != office.hand_over("C-1")
+
+
 def test_a_case_that_cannot_be_read_is_listed_and_hides_no_other(office: Office, ada: Visitor) -> None:
     damaged, whole = office.hand_over("C-1", refund()), office.hand_over("C-2", refund())
     with office.claims.store.transaction():
@@ -340,6 +364,7 @@ def test_a_difference_to_the_outside_can_only_be_ended(office: Office, ada: Visi
     shown = text(ada.get(path).text)
     assert "The record and the external system do not agree." in shown
     assert "outside: paid 50.00 <b>" in shown
+    assert "Return to the agent" not in shown
     assert "You can only end the case." in shown
     assert 303 == ada.sends(path, decision="ABORT", reason="settled by hand").status_code
 
