@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import asdict
-from typing import Annotated, Any, get_args
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -147,27 +147,61 @@ def _bounds(terms: Contract, kind: KindBound) -> str:
     return "; ".join([*numbers, f"{levels} impact", f"reasons {', '.join(kind.reasons)}"])
 
 
+@dataclass(frozen=True, slots=True)
+class ResolveOptions:
+    """What a human decided about a case, in words that were typed."""
+
+    override: Annotated[bool, typer.Option("--override", help="Carry out what the agent proposed.")] = False
+    modify: Annotated[
+        str | None, typer.Option("--modify", metavar="JSON", help="Decide this instead, in the form `show` prints.")
+    ] = None
+    return_: Annotated[
+        bool, typer.Option("--return", help="Return the case to the agent. Its event may be decided again.")
+    ] = False
+    abort: Annotated[bool, typer.Option("--abort", help="End the case. Nothing is carried out.")] = False
+    settled: Annotated[
+        str | None, typer.Option("--settled", metavar="REFERENCE", help="The UNKNOWN order was settled under this id.")
+    ] = None
+    rejected: Annotated[bool, typer.Option("--rejected", help="The UNKNOWN order was not carried out.")] = False
+    seen: Annotated[str, typer.Option("--seen", metavar="ID", help="The state you saw: `now` of `show`.")] = ""
+    acknowledge: Annotated[
+        bool, typer.Option("--acknowledge", help="Accept an impact that is HIGH and cannot be undone.")
+    ] = False
+
+    @property
+    def decision(self) -> Resolve:
+        """The only decision that was given. Raises UsageError where none or two were."""
+        given: dict[Resolve, bool] = {
+            "OVERRIDE": self.override,
+            "MODIFY": self.modify is not None,
+            "RETURN": self.return_,
+            "ABORT": self.abort,
+            "SETTLED": self.settled is not None,
+            "REJECTED": self.rejected,
+        }
+        wanted = [name for name, is_given in given.items() if is_given]
+        if len(wanted) != 1:
+            names = ", ".join(f"--{name.lower()}" for name in given)
+            raise UsageError(f"give exactly one of {names}", hint="sds escalations show DFID")
+        return wanted[0]
+
+    def of_several(self) -> None:
+        """Raise UsageError for what is decided of one case alone: what is carried out, and on which state it was decided."""
+        if self.decision not in TAGS or self.seen:
+            what = "seen" if self.decision in TAGS else self.decision.lower()
+            raise UsageError(f"--{what} is for one case", hint="only --return and --abort resolve several cases")
+
+    def decided(self, reason: str) -> HumanDecision:
+        given = self.modify or "", self.seen, self.settled or "", self.acknowledge
+        return HumanDecision(self.decision, operator(), reason, *given)
+
+
 def resolve(
     reason: Reason,
     dfid: Annotated[
         list[str] | None, typer.Argument(help="The flow's id, or its first characters.", metavar="DFID")
     ] = None,
-    override: Annotated[bool, typer.Option("--override", help="Carry out what the agent proposed.")] = False,
-    modify: Annotated[
-        str | None, typer.Option("--modify", metavar="JSON", help="Decide this instead, in the form `show` prints.")
-    ] = None,
-    return_: Annotated[
-        bool, typer.Option("--return", help="Return the case to the agent. Its event may be decided again.")
-    ] = False,
-    abort: Annotated[bool, typer.Option("--abort", help="End the case. Nothing is carried out.")] = False,
-    settled: Annotated[
-        str | None, typer.Option("--settled", metavar="REFERENCE", help="The UNKNOWN order was settled under this id.")
-    ] = None,
-    rejected: Annotated[bool, typer.Option("--rejected", help="The UNKNOWN order was not carried out.")] = False,
-    seen: Annotated[str, typer.Option("--seen", metavar="ID", help="The state you saw: `now` of `show`.")] = "",
-    acknowledge: Annotated[
-        bool, typer.Option("--acknowledge", help="Accept an impact that is HIGH and cannot be undone.")
-    ] = False,
+    options: ResolveOptions = ResolveOptions(),
     file: IdsFile = None,
     gate: OpenedGate = "refund",
     as_json: JsonFlag = False,
@@ -178,29 +212,19 @@ def resolve(
 
     Example: sds escalations resolve 550e8400 --abort --reason "the customer withdrew"
     """
-    wanted = _wanted(
-        OVERRIDE=override,
-        MODIFY=modify is not None,
-        RETURN=return_,
-        ABORT=abort,
-        SETTLED=settled is not None,
-        REJECTED=rejected,
-    )
-    dfids = ids_of(dfid, file, "DFID")
-    one = file is None and len(dfids) == 1
-    if not one and (wanted not in TAGS or seen):
-        what = f"--{wanted.lower()}" if wanted not in TAGS else "--seen"
-        raise UsageError(f"{what} is for one case", hint="several cases can be resolved only by --return and --abort")
+    wanted, dfids = options.decided(reason), ids_of(dfid, file, "DFID")
+    several = file is not None or len(dfids) > 1
+    if several:
+        options.of_several()
     definition = defined(gate)
     open_store(definition.name).close()
-    decided = HumanDecision(wanted, operator(), reason, modify or "", seen, settled or "", acknowledge)
     with recovery_kernel(definition, gate_home(definition.name)) as kernel:
-        if not one:
-            for_each(dfids, lambda each: _resolved(kernel, each, decided), as_json=as_json)
+        if several:
+            for_each(dfids, lambda each: _resolved(kernel, each, wanted), as_json=as_json)
             return
-        answer = _resolve(kernel, whole_dfid(kernel.store, dfids[0]), decided)
+        answer = _resolve(kernel, whole_dfid(kernel.store, dfids[0]), wanted)
         terms = human_contract(kernel.contract)
-    print_either(as_json, asdict(answer), _lines(terms, answer, wanted, definition.option))
+    print_either(as_json, asdict(answer), _lines(terms, answer, wanted.decision, definition.option))
 
 
 def _resolve(kernel: Kernel, dfid: str, decided: HumanDecision) -> Answer:
@@ -214,23 +238,14 @@ def _resolved(kernel: Kernel, given: str, decided: HumanDecision) -> Report:
     try:
         answer = _resolve(kernel, dfid, decided)
     except UsageError as error:
-        if (
-            error.reason_code != "FLOW_CLOSED"
-            or (answer := known_answer(kernel.store, dfid)).resolution != decided.decision
-        ):
+        if error.reason_code != "FLOW_CLOSED":
+            raise
+        answer = known_answer(kernel.store, dfid)
+        if answer.resolution != decided.decision:
             raise
         already = f"already, by {answer.resolved_by}"
     parts = (answer.dfid, plain(answer.event_id), answer.state, decided.decision, already)
     return asdict(answer) | {"already": bool(already)}, "  ".join(part for part in parts if part)
-
-
-def _wanted(**given: bool) -> Resolve:
-    wanted = [name for name in get_args(Resolve) if given[name]]
-    if len(wanted) != 1:
-        names = ", ".join(f"--{name.lower()}" for name in given)
-        raise UsageError(f"give exactly one of {names}", hint="sds escalations show DFID")
-    found: Resolve = wanted[0]
-    return found
 
 
 def _lines(terms: Contract, answer: Answer, wanted: Resolve, gate: str) -> Iterator[str]:
