@@ -20,7 +20,7 @@ from sds.kernel.flow.states import Answer
 from sds.kernel.human.cases import Case
 from sds.kernel.human.review import CaseView, HumanReview, Resolution, attest
 
-Resolve = Literal["OVERRIDE", "MODIFY", "ABORT", "SETTLED", "REJECTED"]
+Resolve = Literal["OVERRIDE", "MODIFY", "RETURN", "ABORT", "SETTLED", "REJECTED"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def resolve(
 ) -> Answer:
     """Carry out a human's decision, or record what they found out; return the flow's answer.
 
-    OVERRIDE, MODIFY and ABORT are for an escalated flow; SETTLED and REJECTED for an order that is UNKNOWN. Raises
+    OVERRIDE, MODIFY, RETURN and ABORT are for an escalated flow; SETTLED and REJECTED for an order that is UNKNOWN. Raises
     UsageError or WorldError when the decision is refused.
     """
     wanted, who, reason, acknowledged = decided.decision, decided.who, decided.reason, decided.acknowledge
@@ -97,7 +97,7 @@ def choices(terms: Contract, case: Case, look: CaseView) -> list[Choice]:
     for kind in envelope.kinds:
         if kind.kind != ESCALATE:
             found.append(Choice("MODIFY", (least_most := impacts(terms, kind))[0] == "HIGH", kind, least_most))
-    return [*found, Choice("ABORT")]
+    return [*found, Choice("RETURN"), Choice("ABORT")]
 
 
 def impacts(terms: Contract, kind: KindBound) -> tuple[Impact, Impact]:

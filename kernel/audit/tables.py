@@ -13,7 +13,7 @@ from sds.kernel.context.rationale import Explanations
 from sds.kernel.errors import NOT_AS_WRITTEN, ContractError
 from sds.kernel.flow import decision_record
 from sds.kernel.flow.undecided import is_named
-from sds.kernel.human.cases import SEALED_HUMAN
+from sds.kernel.human.decisions import SEALED_HUMAN
 from sds.kernel.storage.ledger import READ_AT_ONCE
 from sds.kernel.storage.store import Reader, Row
 from sds.kernel.storage.vault import fingerprint_in

@@ -1,38 +1,31 @@
-"""The cases that wait for a human, and the decisions of humans, as the record holds them.
-
-A flow has one DECIDED entry, which is the agent's. A human's decision about it is one row of `human_decisions` and one
-HUMAN entry, which seals that row. An order that follows from it is reserved and settled like any other.
-"""
+"""The cases that wait for a human, as the record holds them: one of them, their list in pages, and the heads of all."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from sds.kernel.canonical import canonical, sha256_hex
 from sds.kernel.contract.human_terms import Impact, human_contract, impact
 from sds.kernel.contract.schema import Contract
-from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.envelope.envelope import ESCALATE
 from sds.kernel.envelope.proposal import Proposal, parse_recorded
 from sds.kernel.envelope.state import Fields
 from sds.kernel.errors import NOT_AS_WRITTEN, StoreError, UsageError, unreadable
 from sds.kernel.flow.decision_record import SEALED, seal
 from sds.kernel.flow.intake import Event, event_fields, event_in
-from sds.kernel.flow.states import SAGA_DIRTY, State, move_on, numbers_of
+from sds.kernel.flow.states import numbers_of
 from sds.kernel.human.statement_cases import difference_in
 from sds.kernel.registry.contract_versions import registered_contract
-from sds.kernel.storage import ledger
-from sds.kernel.storage.store import Reader, Store
+from sds.kernel.storage.store import Reader, Row
 from sds.kernel.storage.vault import PROPOSAL, TRIGGER, Texts
 
-Decision = Literal["OVERRIDE", "MODIFY", "ABORT"]
+Decision = Literal["OVERRIDE", "MODIFY", "RETURN", "ABORT"]
 
-ABORT_TAG = "HUMAN_ABORTED"
-SEALED_HUMAN = {"human_decisions": "*"}
 WAITING_MAX = 10_000
+Place = tuple[int, str]  # of a case in the list: since when it waits, in milliseconds since 1970, and its flow
+BEFORE_ALL: Place = (-1, "")
 _EVENT = "SELECT event_id, trigger_event FROM decision_flows WHERE dfid = ?"
 
 
@@ -101,9 +94,14 @@ class Case:
         return impact(terms, self.action, self.numbers) if self.action else None
 
 
-_HEAD = """
-f.dfid, f.event_id, f.agent_id, f.state,
-CASE WHEN f.state = 'EXECUTING' THEN e.executed_at_ms ELSE COALESCE(v.evaluated_at_ms, d.at_ms) END, f.created_at_ms"""
+_SINCE = (
+    "COALESCE(CASE WHEN f.state = 'EXECUTING' THEN e.executed_at_ms ELSE COALESCE(v.evaluated_at_ms, d.at_ms) END,"
+    " f.created_at_ms)"
+)
+_HEAD = f"f.dfid, f.event_id, f.agent_id, f.state, {_SINCE}"
+_GROUNDS = """
+COALESCE(v.reason_code, CASE WHEN json_valid(d.body) THEN d.body ->> '$.reason_code' END),
+COALESCE(NULLIF(e.kind, ''), p.policy_kind), COALESCE(e.params, p.params)"""
 _MORE = """
 f.trigger_event, s.snapshot_id, s.body, p.proposal, COALESCE(e.params, p.params), v.reasons,
 COALESCE(v.reason_code, d.body ->> '$.reason_code'), p.confidence,
@@ -119,10 +117,11 @@ LEFT JOIN ledger d ON d.dfid = f.dfid AND d.kind = 'DECIDED'
 WHERE f.gate = ?
 """
 _CASE = f"SELECT {_HEAD}, {_MORE} {_FROM} AND f.dfid = ?"
+_PAGE = f"SELECT {{columns}} {_FROM} AND {{where}} AND ({_SINCE}, f.dfid) > (?, ?) ORDER BY 5, 1 LIMIT ?"
 
-# An escalated part of a saga is not listed: its saga waits.
+# An escalated part of a saga is not listed: its saga waits. Where the word does not occur, no JSON is parsed.
 _OF_SAGA = "CASE WHEN json_valid(f.trigger_event) THEN json_type(f.trigger_event, '$.saga') END"
-_ESCALATED = f"f.state = 'ESCALATED' AND COALESCE({_OF_SAGA}, '') <> 'array'"
+_ESCALATED = f"f.state = 'ESCALATED' AND (f.trigger_event NOT LIKE '%\"saga\"%' OR COALESCE({_OF_SAGA}, '') <> 'array')"
 
 # The second condition follows from the first, but without it SQLite does not use the index of unfinished flows.
 _UNKNOWN = "f.state = 'EXECUTING' AND f.state IN ('ACTIVE', 'EXECUTING') AND e.status = 'UNKNOWN'"
@@ -137,31 +136,85 @@ def count_waiting(store: Reader, gate: str) -> int:
     return int(store.value(_COUNT, (gate, gate)))
 
 
-def waiting(store: Reader, contract: Contract, *, limit: int = WAITING_MAX) -> list[Case]:
+def waiting(store: Reader, contract: Contract, *, limit: int = WAITING_MAX, after: Place = BEFORE_ALL) -> list[Case]:
     """Return the cases that wait for a human, oldest first: escalated flows, and orders whose end nobody knows.
 
+    `after`: the place of the last case of the page before. A page has fewer than `limit` cases only where the list ends.
     A case whose rows cannot be read is listed as `damaged`, and hides no other.
     """
+    found = list[Case]()
+    while True:
+        asked = limit - len(found)
+        heads = _heads(store, contract.gate, asked, after, _HEAD)
+        found += [case for head in heads if (case := _still_waiting(store, contract, *head[:5])) is not None]
+        if len(heads) < asked or len(found) == limit:
+            return found
+        after = heads[-1][4], heads[-1][0]
+
+
+@dataclass(frozen=True, slots=True)
+class CaseHead:
+    """Of a case that waits, what a list is sorted and filtered by. `action`: the kind that was ordered, else proposed."""
+
+    dfid: str
+    event_id: str
+    agent_id: str
+    state: str
+    since_ms: int
+    reason: str
+    action: str | None
+    numbers: Mapping[str, int]
+
+    def impact(self, terms: Contract) -> Impact | None:
+        """Return the impact of what is proposed, as `Case.impact` does."""
+        if self.state == "EXECUTING":
+            return "HIGH"
+        return impact(terms, self.action, self.numbers) if self.action else None
+
+
+def heads(store: Reader, contract: Contract, *, limit: int = WAITING_MAX) -> list[CaseHead]:
+    """Return the heads of the cases that wait, oldest first, in two statements however many there are."""
+    return [_head(*row) for row in _heads(store, contract.gate, limit, BEFORE_ALL, f"{_HEAD}, {_GROUNDS}")]
+
+
+def case_of(store: Reader, contract: Contract, head: CaseHead) -> Case | None:
+    """Return the case of a head, `damaged` when its rows cannot be read; None: it waits no longer."""
+    return _still_waiting(store, contract, head.dfid, head.event_id, head.agent_id, head.state, head.since_ms)
+
+
+def _head(
+    dfid: str, event_id: str, agent_id: str, state: str, since_ms: int, code: str | None, kind: str | None, said: str
+) -> CaseHead:
+    try:
+        numbers = numbers_of(said)
+    except NOT_AS_WRITTEN:  # its row in the list says so
+        kind, numbers = None, {}
+    reason = "UNKNOWN" if state == "EXECUTING" else code or ""
+    return CaseHead(dfid, event_id, agent_id, state, since_ms, reason, None if kind == ESCALATE else kind, numbers)
+
+
+def _heads(store: Reader, gate: str, limit: int, after: Place, columns: str) -> list[Row]:
+    """Return columns of the cases that wait after a place, oldest first. The first five are those of `_HEAD`."""
     found = [
-        case
+        row
         for where in (_ESCALATED, _UNKNOWN)
-        for head in store.rows(f"SELECT {_HEAD} {_FROM} AND {where} ORDER BY 5, f.dfid LIMIT ?", (contract.gate, limit))
-        if (case := _still_waiting(store, contract, head, where)) is not None
+        for row in store.rows(_PAGE.format(columns=columns, where=where), (gate, *after, limit))
     ]
-    return sorted(found, key=lambda case: (case.since_ms, case.dfid))[:limit]
+    return sorted(found, key=lambda row: (row[4], row[0]))[:limit]
 
 
-def _still_waiting(store: Reader, contract: Contract, head: tuple[Any, ...], where: str) -> Case | None:
-    """Return a case of the list, `damaged` when its rows cannot be read; None: it waits no longer."""
-    dfid, event_id, agent_id, state, since_ms, opened_ms = head
-    since_ms = since_ms or opened_ms
+def _still_waiting(
+    store: Reader, contract: Contract, dfid: str, event_id: str, agent_id: str, state: str, since_ms: int
+) -> Case | None:
+    """Return a case of the list, `damaged` when its rows cannot be read; None: it waits no longer. It keeps the place
+    that it was found at, also where recovery asked about its order meanwhile.
+    """
+    where = _UNKNOWN if state == "EXECUTING" else _ESCALATED
     try:
         row = store.row(f"{_CASE} AND {where}", (contract.gate, dfid))
-        if row is None or type(since_ms) is int:
-            return None if row is None else _case(store, row)
+        return None if row is None else replace(_case(store, row), since_ms=since_ms)
     except StoreError:
-        pass
-    return Case(dfid, event_id, agent_id, state, since_ms if type(since_ms) is int else 0, damaged=True)
+        return Case(dfid, event_id, agent_id, state, since_ms, damaged=True)
 
 
 def read_case(store: Reader, contract: Contract, dfid: str) -> Case:
@@ -188,8 +241,8 @@ def _case(store: Reader, row: tuple[Any, ...]) -> Case:
 
 
 def _parsed(store: Reader, row: tuple[Any, ...]) -> Case:
-    (dfid, event_id, agent_id, state, since_ms, opened_ms, trigger, snapshot_id, body, said, params) = row[:11]
-    reasons, reason_code, confidence, alternatives, ordered, execution, resolved, tag = row[11:]
+    (dfid, event_id, agent_id, state, since_ms, trigger, snapshot_id, body, said, params) = row[:10]
+    reasons, reason_code, confidence, alternatives, ordered, execution, resolved, tag = row[10:]
     texts = Texts(store, dfid, shown=True)
     event, snapshot = texts.fields(TRIGGER, _object(trigger)), _object(body or "{}")
     about = difference_in(event)
@@ -199,7 +252,7 @@ def _parsed(store: Reader, row: tuple[Any, ...]) -> Case:
         event_id=event_id,
         agent_id=agent_id,
         state=state,
-        since_ms=since_ms or opened_ms,
+        since_ms=since_ms,
         trigger=event,
         key=_text(snapshot.get("key") or (str(about["resource_key"]) if about else _key(store, dfid, event))),
         snapshot_id=snapshot_id or "",
@@ -271,67 +324,3 @@ def refuse_altered(store: Reader, dfid: str) -> None:
     sealed, now = json.loads(store.value(sql, (dfid,)) or "{}"), seal(store, dfid, SEALED)
     if any(sealed.get(name) != now[name] for name in SEALED):
         raise StoreError(f"the record of flow `{dfid}` was altered", hint="sds ledger verify", dfid=dfid)
-
-
-@dataclass(frozen=True, slots=True)
-class HumanDecision:
-    """Who decided what about a case, why, and on which state. `packet`: None for ABORT, which needs none.
-
-    `seen`: the id of the snapshot or of the live state that the human has looked at.
-    """
-
-    decision: Decision
-    who: str
-    reason: str
-    impact: Impact
-    acknowledged: bool
-    seen: str
-    contract_hash: str
-    lease_until_ms: int
-    packet: DecisionPacket | None = None
-    data: bytes = b""
-    action: str | None = None
-    numbers: tuple[tuple[str, int], ...] = ()
-    justification: str | None = None
-
-
-def write_human(store: Store, case: Case, made: HumanDecision, *, state: State, now_ms: int) -> None:
-    """Write a human's decision and its HUMAN entry, and move the flow, in the caller's transaction."""
-    tag = ABORT_TAG if made.decision == "ABORT" else None
-    tag = SAGA_DIRTY if case.tag == SAGA_DIRTY else tag  # the tag stays, because some of the saga's steps stand
-    envelope = canonical(made.packet.envelope.as_data()) if made.packet else None
-    facts: dict[str, Any] = {
-        "decision": made.decision,
-        "who": made.who,
-        "reason": made.reason,
-        "impact": made.impact,
-        "acknowledged": int(made.acknowledged),
-        "policy_kind": made.action,
-        "params": canonical(dict(made.numbers)).decode() if made.packet else None,
-        "justification": made.justification,
-        "seen": made.seen,
-        "snapshot_id": made.packet.snapshot.id if made.packet else None,
-        "envelope_hash": sha256_hex(envelope) if envelope else None,
-        "contract_hash": made.contract_hash,
-    }
-    store.insert(
-        "human_decisions",
-        dfid=case.dfid,
-        **facts,
-        proposal=made.data,
-        snapshot=made.packet.snapshot.body.decode() if made.packet else None,
-        envelope=envelope.decode() if envelope else None,
-        lease_until_ms=made.lease_until_ms,
-        decided_at_ms=now_ms,
-    )
-    move_on(store, "decision_flows", case.dfid, state, was=(case.state,), tag=tag)
-    body = {
-        **facts,
-        "agent_id": case.agent_id,
-        "outcome": "ACCEPTED" if made.packet else "REJECTED",
-        "proposal_sha256": sha256_hex(made.data),
-        "state": state,
-        "tag": tag,
-        "rows": seal(store, case.dfid, SEALED_HUMAN),
-    }
-    ledger.append(store, now_ms, "HUMAN", case.dfid, body)

@@ -32,7 +32,8 @@ from sds.kernel.flow.intake import saga_child
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.flow.states import Answer, State, known_answer, transition
 from sds.kernel.human import cases
-from sds.kernel.human.cases import Case, Decision, HumanDecision, read_case
+from sds.kernel.human.cases import Case, Decision, read_case
+from sds.kernel.human.decisions import TAGS, HumanDecision, write_human
 from sds.kernel.human.kernel import HumanKernel
 from sds.kernel.human.parsing import looked_at, moved_since, parse_change, said, seen_id, unacknowledged
 from sds.kernel.registry import registry
@@ -106,8 +107,8 @@ class HumanReview:
         wanted = replace(wanted, who=who, reason=why, seen=looked_at(wanted.seen))
         case = self.case(dfid)
         cases.refuse_unless_waiting(case)
-        if wanted.decision == "ABORT":
-            self._abort(case, wanted)
+        if wanted.decision in TAGS:
+            self._end(case, wanted)
         else:
             made, order = self._carried(case, wanted)
             if order is not None:
@@ -122,7 +123,13 @@ class HumanReview:
             cases.refuse_unless_waiting(self.case(case.dfid))
             raise
 
-    def _abort(self, case: Case, wanted: Resolution) -> None:
+    def _end(self, case: Case, wanted: Resolution) -> None:
+        """End a case with nothing carried out. After RETURN its event, sent again, gets a fresh flow from the agent."""
+        if wanted.decision == "RETURN" and not case.can_be_carried_out:
+            what = "a part of a saga" if case.of_saga else "a difference"
+            raise UsageError(
+                f"{what} cannot be returned to the agent", hint="end the case with --abort", dfid=case.dfid
+            )
         made = self._human_decision(wanted, "LOW", wanted.seen or case.snapshot_id)
         with self._store.transaction():
             self._write(case, made, transition("ESCALATED", "ABORTED"), self._now_ms())
@@ -272,7 +279,7 @@ class HumanReview:
     def _write(self, case: Case, made: HumanDecision, state: State, now_ms: int) -> None:
         """Write the decision, once, and reactivate an agent that was waiting for it."""
         cases.refuse_unless_waiting(self.case(case.dfid))
-        cases.write_human(self._store, case, made, state=state, now_ms=now_ms)
+        write_human(self._store, case, made, state=state, now_ms=now_ms)
         known = registry.lookup(self._store, case.agent_id)
         if known is not None and known.status == "ESCALATED" and self._waited_for(case):
             why = f"{made.decision} of {case.dfid}: {made.reason}"

@@ -23,7 +23,7 @@ from sds.kernel.flow import adopted, decision_record, intake, undecided
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.flow.states import ADOPTED, UNDECIDED_TAGS, move_on
 from sds.kernel.human import cases
-from sds.kernel.human.cases import HumanDecision
+from sds.kernel.human.decisions import ABORT_TAG, HumanDecision, write_human
 from sds.kernel.human.parsing import said
 from sds.kernel.human.statement_cases import case_of
 from sds.kernel.registry import reservations, spend
@@ -192,7 +192,7 @@ def _decide_event(store: Store, contract: Contract, dfid: str, by: Mapping[str, 
     (later,) = last
     _close_case(store, contract, later, by, now_ms)
     tag = store.value("SELECT tag FROM decision_flows WHERE dfid = ? AND state = 'ABORTED'", (later,))
-    if tag in UNDECIDED_TAGS or tag == cases.ABORT_TAG:
+    if tag in UNDECIDED_TAGS or tag == ABORT_TAG:
         with suppress(UsageError):  # erased: nobody can send it again
             if (event := cases.event_of(store, later)) is not None:
                 adopted.stand_for(store, dfid, contract.gate, event.id, digest(event.body))
@@ -204,4 +204,4 @@ def _close_case(store: Store, contract: Contract, dfid: str, by: Mapping[str, st
         return
     case = cases.read_case(store, contract, dfid)
     made = HumanDecision("ABORT", by["who"], f"adopted: {by['reason']}", "LOW", False, "", contract.hash, now_ms)
-    cases.write_human(store, case, made, state="ABORTED", now_ms=now_ms)
+    write_human(store, case, made, state="ABORTED", now_ms=now_ms)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.flow import undecided
@@ -20,6 +20,12 @@ from sds.kernel.storage import ledger, vault
 from sds.kernel.storage.store import Reader, Store
 
 _CHAIN = "SELECT event_id, state, tag, trigger_event, parent_dfid FROM decision_flows WHERE dfid = ?"
+_ERASURES = """
+SELECT x.event_id, x.erased_at_ms, x.who, x.reason FROM erasures x
+LEFT JOIN events e ON e.gate = x.gate AND e.event_id = x.event_id LEFT JOIN decision_flows f ON f.dfid = e.dfid
+WHERE x.gate = ? AND COALESCE(CASE WHEN json_valid(f.trigger_event) THEN json_type(f.trigger_event, '$.saga') END, '') <> 'array'
+ORDER BY x.erased_at_ms, x.event_id
+"""
 _MENDS = {
     "ESCALATED": "end the case first: sds escalations resolve {dfid} --abort --reason TEXT",
     "EXECUTING": "run `sds recover`: it asks the executor what became of the order",
@@ -40,6 +46,16 @@ class Erased:
 
 
 @dataclass(frozen=True, slots=True)
+class Erasure:
+    """One case that was erased: its event, when in milliseconds since 1970, by whom and why."""
+
+    event_id: str
+    at_ms: int
+    who: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class _Flow:
     dfid: str
     event_id: str
@@ -49,7 +65,21 @@ class _Flow:
 
 
 def erase(store: Store, gate: str, event_id: str, *, who: str, reason: str, now_ms: int) -> Erased:
-    """Destroy the key of a case, in one transaction with its ERASED entry. Nothing brings it back.
+    """Do what `destroy` does, and then `overwrite`."""
+    done = destroy(store, gate, event_id, who=who, reason=reason, now_ms=now_ms)
+    return replace(done, overwritten=overwrite(store))
+
+
+def overwrite(store: Store) -> bool:
+    """Overwrite on disk the keys that were destroyed. Return False while others read: `Store.remains` says what stays."""
+    with suppress(StoreError):  # they are destroyed even if the log cannot be emptied
+        return store.truncate_log()
+    return False
+
+
+def destroy(store: Store, gate: str, event_id: str, *, who: str, reason: str, now_ms: int) -> Erased:
+    """Destroy the key of a case, in one transaction with its ERASED entry. Nothing brings it back. What held the key is
+    not overwritten yet: see `overwrite`, which is enough after the last of several.
 
     Raises UsageError when there is no such case, it has not ended, or its texts lie under no key; ErasedError: it was
     erased.
@@ -65,10 +95,12 @@ def erase(store: Store, gate: str, event_id: str, *, who: str, reason: str, now_
         tag = _mark_erased(store, flows[0])
         body = {"gate": gate, "event_id": event_id, "events": events, "who": who, "reason": reason, "tag": tag}
         ledger.append(store, now_ms, "ERASED", flows[0].dfid, body)
-    overwritten = False
-    with suppress(StoreError):  # the case is erased even if the log cannot be emptied
-        overwritten = store.truncate_log()
-    return Erased(flows[0].dfid, events, in_clear, overwritten)
+    return Erased(flows[0].dfid, events, in_clear, overwritten=False)
+
+
+def erasures(store: Reader, gate: str) -> list[Erasure]:
+    """Return what was erased of a gate, oldest first. A saga is listed once, without its steps."""
+    return [Erasure(*row) for row in store.rows(_ERASURES, (gate,))]
 
 
 def _mark_erased(store: Store, flow: _Flow) -> str | None:

@@ -95,6 +95,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "eval": evaluate.evaluate,
     "label": label.label,
     "erase": erase.erase,
+    "erasures": erase.erasures,
     "backup": backup.backup,
     "restore": backup.restore,
     "serve": serve.serve,

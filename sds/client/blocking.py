@@ -92,8 +92,8 @@ class DecisionClient:
         return self._run(self._calls.listed("/v1/gates", "gates"))
 
     def escalations(self, *, gate: str | None = None, limit: int | None = None) -> Sequence[Mapping[str, Any]]:
-        """List the cases that wait for a human, oldest first."""
-        return self._run(self._calls.listed("/v1/escalations", "escalations", gate=gate, limit=limit))
+        """List the cases that wait for a human, oldest first: all, or `limit` at most. `taken_by`: who has taken a case."""
+        return self._run(self._calls.cases(gate, limit))
 
     def case(self, dfid: str) -> Mapping[str, Any]:
         """Return one case as it is now, with the decisions that are possible."""

@@ -18,6 +18,7 @@ Event = Mapping[str, object] | str | bytes
 DEADLINE = "Deadline-Ms"
 JSON = {"Content-Type": "application/json"}
 KEY_CHARS_MAX = 255
+CASES_OF_PAGE = 1_000  # the most that the service lists at once
 ATTEMPT_S_MAX = 60.0  # a request without a reply by then is sent again
 
 
@@ -52,6 +53,16 @@ class Calls:
 
     def page(self, path: str, name: str, **params: str | int | None) -> Steps[ListPage]:
         return page_of((yield from self._read(path, params)), name)
+
+    def cases(self, gate: str | None, limit: int | None) -> Steps[tuple[Mapping[str, Any], ...]]:
+        """Return the cases that wait for a human, oldest first: `limit` at most, or all, in as many pages as are needed."""
+        found, after = list[Mapping[str, Any]](), None
+        while True:
+            left = CASES_OF_PAGE if limit is None else min(limit - len(found), CASES_OF_PAGE)
+            page = yield from self.page("/v1/escalations", "escalations", gate=gate, limit=left, cursor=after)
+            found += page.items
+            if (after := page.after) is None or len(found) == limit:
+                return tuple(found)
 
     def one(self, path: str) -> Steps[Mapping[str, Any]]:
         """Return the object at a path."""

@@ -23,7 +23,7 @@ from sds.kernel.errors import NOT_AS_WRITTEN, UsageError, WorldError
 from sds.kernel.flow.intake import event_fields
 from sds.kernel.flow.states import Answer
 from sds.kernel.human import cases
-from sds.kernel.human.cases import Case
+from sds.kernel.human.cases import BEFORE_ALL, Case, Place
 from sds.kernel.human.review import CaseView
 from sds.kernel.registry import registry
 from sds.kernel.registry.registry import Status
@@ -52,10 +52,13 @@ def has_agent(gate: Gate, agent_id: str) -> bool:
     return can_be_held(agent_id) and gate.kernel.store.value(sql, (agent_id,)) is not None
 
 
-def waiting(gate: Gate, *, limit: int, now_ms: int) -> list[dict[str, Any]]:
-    """Return the cases that wait for a human at a gate, oldest first, without texts: age, impact, reason, proposal."""
+def waiting(gate: Gate, *, limit: int, now_ms: int, after: Place = BEFORE_ALL) -> list[tuple[Place, dict[str, Any]]]:
+    """Return the cases that wait for a human at a gate after a place of the list, oldest first, each with its own place and
+    without texts: age, impact, reason, proposal.
+    """
     terms = human_contract(gate.contract)
-    return [_listed(gate, terms, case, now_ms) for case in cases.waiting(gate.kernel.store, terms, limit=limit)]
+    found = cases.waiting(gate.kernel.store, terms, limit=limit, after=after)
+    return [((case.since_ms, case.dfid), _listed(gate, terms, case, now_ms)) for case in found]
 
 
 def count_waiting(gate: Gate) -> int:

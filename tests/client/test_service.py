@@ -115,6 +115,16 @@ def test_a_case_is_looked_at_and_resolved_once(asking: Bed) -> None:
             client.resolve(dfid, "ABORT", reason="again")
 
 
+def test_all_cases_are_listed_in_as_many_pages_as_are_needed(asking: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sds.client.calls.CASES_OF_PAGE", 2)
+    with client_of(asking) as client:
+        dfids = [client.decide("toll", EVENT | {"trip_id": f"T-{number}"}).dfid for number in range(5)]
+        listed = [case["dfid"] for case in client.escalations()]
+        assert sorted(dfids) == sorted(listed)
+        assert listed[:3] == [case["dfid"] for case in client.escalations(limit=3)]
+        assert 5 == len(awaited(asking, lambda client: client.escalations(gate="toll")))
+
+
 def test_a_case_is_resolved_from_an_event_loop_too(asking: Bed) -> None:
     async def run(client: AsyncDecisionClient) -> str | None:
         answer = await client.decide("toll", EVENT)

@@ -18,6 +18,8 @@ WHOLE = [
     "executor.test_late_executor",
     "flow.test_lease",
     "human.test_attestation",
+    "human.test_returned",
+    "human.test_waiting",
     "operations.test_accepted",
     "operations.test_adopted_events",
     "operations.test_adopted_rows",

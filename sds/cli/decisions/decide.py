@@ -12,6 +12,7 @@ from rich.table import Table
 
 from sds.cli.common import ChosenGate, EventFile, JsonFlag, OpenedGate, defined, open_store, read_event_text, whole_dfid
 from sds.cli.engines import NO_OPTIONS, EngineOptions, opened_engine
+from sds.cli.many import IdsFile, for_each, ids_of
 from sds.cli.render import number_range, print_json
 from sds.gates.opening import preview_kernel
 from sds.host.paths import gate_home
@@ -50,22 +51,33 @@ def decide(
 
 
 def retry(
-    dfid: Annotated[str, typer.Argument(help="The flow's id, as `sds flows --undecided` lists it.", metavar="DFID")],
+    dfid: Annotated[
+        list[str] | None,
+        typer.Argument(help="The flow's id, as `sds flows --undecided` lists it.", metavar="DFID"),
+    ] = None,
+    file: IdsFile = None,
     gate: OpenedGate = "refund",
     options: EngineOptions = NO_OPTIONS,
 ) -> None:
     """Decide an undecided case again. Its flow ended without a decision. The answer is printed as JSON.
 
+    Of several cases each has a line of its own.
+
     Example: sds retry 550e8400-e29b-81d4-a716-446655440000
     """
-    definition = defined(gate)
+    definition, dfids = defined(gate), ids_of(dfid, file, "DFID")
     from sds.gate import Gate  # noqa: PLC0415  imports the model's libraries
 
+    one = file is None and len(dfids) == 1
     with closing(open_store(definition.name)) as store:
-        dfid = whole_dfid(store, dfid)
-        undecided.refuse_unless_undecided(store, dfid)
+        if one:  # refused before the model is opened
+            dfids = [whole_dfid(store, dfids[0])]
+            undecided.refuse_unless_undecided(store, dfids[0])
     with opened_engine(options, brief=True, gate=definition) as engine, Gate.load(definition, engine=engine) as opened:
-        print_json(opened.retry(dfid).as_data())
+        if one:
+            print_json(opened.retry(dfids[0]).as_data())
+        else:
+            for_each(dfids, lambda each: (opened.retry(whole_dfid(opened.store, each)).as_data(), ""), as_json=True)
 
 
 def events(

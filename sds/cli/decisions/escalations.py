@@ -5,13 +5,14 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from sds.cli.common import GateOption, JsonFlag, OpenedGate, Reason, defined, open_store, operator, whole_dfid
+from sds.cli.many import IdsFile, Report, for_each, ids_of
 from sds.cli.render import number_range, plain, print_either, print_json
 from sds.escalations import HumanDecision, Resolve, choices, decision_text, described, impacts, summary
 from sds.escalations import resolve as resolve_case
@@ -23,9 +24,11 @@ from sds.kernel.contract.human_terms import human_contract
 from sds.kernel.contract.schema import Contract
 from sds.kernel.envelope.envelope import ESCALATE, KindBound, format_literal
 from sds.kernel.errors import UsageError
-from sds.kernel.flow.states import Answer
+from sds.kernel.flow.kernel import Kernel
+from sds.kernel.flow.states import Answer, known_answer
 from sds.kernel.human import cases
 from sds.kernel.human.cases import Case
+from sds.kernel.human.decisions import TAGS
 from sds.kernel.human.review import CaseView, HumanReview
 
 Dfid = Annotated[str, typer.Argument(help="The flow's id, or its first characters.", metavar="DFID")]
@@ -81,6 +84,7 @@ def _commands(terms: Contract, case: Case, look: CaseView, gate: str) -> list[st
     lines = {
         "OVERRIDE": f"--override {why}{seen}",
         "MODIFY": f"--modify {{}} {why}{seen}",
+        "RETURN": f"--return {why}",
         "ABORT": f"--abort {why}",
         "SETTLED": f"--settled REFERENCE {why}",
         "REJECTED": f"--rejected {why}",
@@ -143,57 +147,110 @@ def _bounds(terms: Contract, kind: KindBound) -> str:
     return "; ".join([*numbers, f"{levels} impact", f"reasons {', '.join(kind.reasons)}"])
 
 
-def resolve(
-    dfid: Dfid,
-    reason: Reason,
-    override: Annotated[bool, typer.Option("--override", help="Carry out what the agent proposed.")] = False,
+@dataclass(frozen=True, slots=True)
+class ResolveOptions:
+    """What a human decided about a case, in words that were typed."""
+
+    override: Annotated[bool, typer.Option("--override", help="Carry out what the agent proposed.")] = False
     modify: Annotated[
         str | None, typer.Option("--modify", metavar="JSON", help="Decide this instead, in the form `show` prints.")
-    ] = None,
-    abort: Annotated[bool, typer.Option("--abort", help="End the case. Nothing is carried out.")] = False,
+    ] = None
+    return_: Annotated[
+        bool, typer.Option("--return", help="Return the case to the agent. Its event may be decided again.")
+    ] = False
+    abort: Annotated[bool, typer.Option("--abort", help="End the case. Nothing is carried out.")] = False
     settled: Annotated[
         str | None, typer.Option("--settled", metavar="REFERENCE", help="The UNKNOWN order was settled under this id.")
-    ] = None,
-    rejected: Annotated[bool, typer.Option("--rejected", help="The UNKNOWN order was not carried out.")] = False,
-    seen: Annotated[str, typer.Option("--seen", metavar="ID", help="The state you saw: `now` of `show`.")] = "",
+    ] = None
+    rejected: Annotated[bool, typer.Option("--rejected", help="The UNKNOWN order was not carried out.")] = False
+    seen: Annotated[str, typer.Option("--seen", metavar="ID", help="The state you saw: `now` of `show`.")] = ""
     acknowledge: Annotated[
         bool, typer.Option("--acknowledge", help="Accept an impact that is HIGH and cannot be undone.")
-    ] = False,
+    ] = False
+
+    @property
+    def decision(self) -> Resolve:
+        """The only decision that was given. Raises UsageError where none or two were."""
+        given: dict[Resolve, bool] = {
+            "OVERRIDE": self.override,
+            "MODIFY": self.modify is not None,
+            "RETURN": self.return_,
+            "ABORT": self.abort,
+            "SETTLED": self.settled is not None,
+            "REJECTED": self.rejected,
+        }
+        wanted = [name for name, is_given in given.items() if is_given]
+        if len(wanted) != 1:
+            names = ", ".join(f"--{name.lower()}" for name in given)
+            raise UsageError(f"give exactly one of {names}", hint="sds escalations show DFID")
+        return wanted[0]
+
+    def of_several(self) -> None:
+        """Raise UsageError for what is decided of one case alone: what is carried out, and on which state it was decided."""
+        if self.decision not in TAGS or self.seen:
+            what = "seen" if self.decision in TAGS else self.decision.lower()
+            raise UsageError(f"--{what} is for one case", hint="only --return and --abort resolve several cases")
+
+    def decided(self, reason: str) -> HumanDecision:
+        given = self.modify or "", self.seen, self.settled or "", self.acknowledge
+        return HumanDecision(self.decision, operator(), reason, *given)
+
+
+def resolve(
+    reason: Reason,
+    dfid: Annotated[
+        list[str] | None, typer.Argument(help="The flow's id, or its first characters.", metavar="DFID")
+    ] = None,
+    options: ResolveOptions = ResolveOptions(),
+    file: IdsFile = None,
     gate: OpenedGate = "refund",
     as_json: JsonFlag = False,
 ) -> None:
-    """Resolve a case, once. Give exactly one of --override, --modify, --abort, --settled and --rejected.
+    """Resolve a case, once. Give exactly one of --override, --modify, --return, --abort, --settled and --rejected.
+
+    With --return and --abort several cases may be given. Each is resolved by itself and has a line of its own.
 
     Example: sds escalations resolve 550e8400 --abort --reason "the customer withdrew"
     """
-    wanted = _wanted(override=override, modify=modify, abort=abort, settled=settled, rejected=rejected)
+    wanted, dfids = options.decided(reason), ids_of(dfid, file, "DFID")
+    several = file is not None or len(dfids) > 1
+    if several:
+        options.of_several()
     definition = defined(gate)
     open_store(definition.name).close()
     with recovery_kernel(definition, gate_home(definition.name)) as kernel:
-        decided = HumanDecision(wanted, operator(), reason, modify or "", seen, settled or "", acknowledge)
-        answer = resolve_case(kernel, whole_dfid(kernel.store, dfid), decided, now_ms=now_ms, log=kernel.log)
+        if several:
+            for_each(dfids, lambda each: _resolved(kernel, each, wanted), as_json=as_json)
+            return
+        answer = _resolve(kernel, whole_dfid(kernel.store, dfids[0]), wanted)
         terms = human_contract(kernel.contract)
-    print_either(as_json, asdict(answer), _lines(terms, answer, wanted, definition.option))
+    print_either(as_json, asdict(answer), _lines(terms, answer, wanted.decision, definition.option))
 
 
-def _wanted(*, override: bool, modify: str | None, abort: bool, settled: str | None, rejected: bool) -> Resolve:
-    given: dict[Resolve, bool] = {
-        "OVERRIDE": override,
-        "MODIFY": modify is not None,
-        "ABORT": abort,
-        "SETTLED": settled is not None,
-        "REJECTED": rejected,
-    }
-    wanted = [name for name, is_given in given.items() if is_given]
-    if len(wanted) != 1:
-        names = ", ".join(f"--{name.lower()}" for name in given)
-        raise UsageError(f"give exactly one of {names}", hint="sds escalations show DFID")
-    return wanted[0]
+def _resolve(kernel: Kernel, dfid: str, decided: HumanDecision) -> Answer:
+    return resolve_case(kernel, dfid, decided, now_ms=now_ms, log=kernel.log)
+
+
+def _resolved(kernel: Kernel, given: str, decided: HumanDecision) -> Report:
+    """Resolve one case of several. One that was resolved in this way before, as by a call that was stopped, is no failure."""
+    dfid = whole_dfid(kernel.store, given)
+    already = ""
+    try:
+        answer = _resolve(kernel, dfid, decided)
+    except UsageError as error:
+        if error.reason_code != "FLOW_CLOSED":
+            raise
+        answer = known_answer(kernel.store, dfid)
+        if answer.resolution != decided.decision:
+            raise
+        already = f"already, by {answer.resolved_by}"
+    parts = (answer.dfid, plain(answer.event_id), answer.state, decided.decision, already)
+    return asdict(answer) | {"already": bool(already)}, "  ".join(part for part in parts if part)
 
 
 def _lines(terms: Contract, answer: Answer, wanted: Resolve, gate: str) -> Iterator[str]:
     done = decision_text(terms, answer.action, answer.params) if answer.action else "-"
-    done = "nothing is carried out" if wanted == "ABORT" else done
+    done = "nothing is carried out" if wanted in TAGS else done
     became = " ".join(part for part in (answer.execution, answer.reference) if part)
     yield "  ".join(part for part in (answer.dfid, answer.state, wanted, done, became) if part)
     if answer.execution == "UNKNOWN":

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Mapping
+from typing import get_args
 from urllib.parse import parse_qsl
 
 from starlette.requests import ClientDisconnect, Request
@@ -18,7 +19,7 @@ from sds.service.state import service
 
 FIELDS_MAX = 64
 NUMBER = "number."  # prefix of a form's fields for the numbers of a decision
-_RESOLUTIONS: dict[str, Resolve] = {name: name for name in ("OVERRIDE", "MODIFY", "ABORT", "SETTLED", "REJECTED")}
+_RESOLUTIONS: dict[str, Resolve] = {name: name for name in get_args(Resolve)}
 _DECIMAL = re.compile(r"(-?(?:0|[1-9][0-9]{0,15}))(?:\.([0-9]{1,6}))?")
 
 

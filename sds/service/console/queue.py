@@ -14,12 +14,11 @@ from sds.gate import Gate
 from sds.kernel.contract.human_terms import Impact, human_contract
 from sds.kernel.contract.schema import Contract
 from sds.kernel.human import cases
-from sds.kernel.human.cases import Case
+from sds.kernel.human.cases import WAITING_MAX, Case, CaseHead
 from sds.service.console import words
 from sds.service.console.case import leaning, numbers
 from sds.service.console.taken import Taken
 
-READ_MAX = 500  # waiting cases of one gate that are read, oldest first
 PAGE = 50  # rows on a page
 
 TEXT_CHARS_MAX = 200
@@ -49,6 +48,15 @@ class QueueRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Waiting:
+    """A waiting case before its page is known: its head, and the impact of what is proposed."""
+
+    gate: str
+    head: CaseHead
+    impact: Impact | None
+
+
+@dataclass(frozen=True, slots=True)
 class Wanted:
     """What a link of the queue asks for. An empty filter lets all cases pass. `page` counts from 1."""
 
@@ -75,11 +83,11 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """The content of a page. `found`: number of rows after filtering; `waiting`: number of cases read; `more`: whether a gate
-    has more than `READ_MAX`. `gates`, `impacts`, `reasons`: the values to filter by, with the number of cases of each.
+    """The cases of a page. `found`: number of cases after filtering; `waiting`: number of cases; `more`: whether a gate has
+    more than `WAITING_MAX`. `gates`, `impacts`, `reasons`: the values to filter by, with the number of cases of each.
     """
 
-    rows: tuple[QueueRow, ...]
+    cases: tuple[Waiting, ...]
     found: int
     waiting: int
     more: bool
@@ -90,25 +98,31 @@ class Queue:
     pages: int
 
 
-def waiting(name: str, gate: Gate, currency: str, taken: Mapping[str, Taken]) -> list[QueueRow]:
-    """Return the rows of one gate, oldest first. `taken`: by dfid. Raises StoreError."""
+def waiting(name: str, gate: Gate) -> list[Waiting]:
+    """Return the cases of one gate, oldest first: one more than `WAITING_MAX` where there are more. Raises StoreError."""
     terms = human_contract(gate.contract)
-    found = cases.waiting(gate.store, terms, limit=READ_MAX + 1)
-    return [
-        QueueRow(
-            gate=name,
-            dfid=case.dfid,
-            event_id=words.plain(case.event_id),
-            since_ms=case.since_ms,
-            reason=_reason(case),
-            proposed=_proposed(terms, case, currency),
-            leaning="" if case.damaged else leaning(case, gate.contract, currency),
-            impact=case.impact(terms),
-            damaged=case.damaged,
-            taken=taken.get(case.dfid),
-        )
-        for case in found
-    ]
+    found = cases.heads(gate.store, terms, limit=WAITING_MAX + 1)
+    return [Waiting(name, head, head.impact(terms)) for head in found]
+
+
+def row(of: Waiting, gate: Gate, currency: str, taken: Mapping[str, Taken]) -> QueueRow | None:
+    """Return the row of a case; None: it waits no longer. `taken`: by dfid. Raises StoreError."""
+    terms, head = human_contract(gate.contract), of.head
+    case = cases.case_of(gate.store, terms, head)
+    if case is None:
+        return None
+    return QueueRow(
+        gate=of.gate,
+        dfid=head.dfid,
+        event_id=words.plain(head.event_id),
+        since_ms=head.since_ms,
+        reason="RECORD_DAMAGED" if case.damaged else head.reason,
+        proposed=_proposed(terms, case, currency),
+        leaning="" if case.damaged else leaning(case, gate.contract, currency),
+        impact=None if case.damaged else of.impact,
+        damaged=case.damaged,
+        taken=taken.get(head.dfid),
+    )
 
 
 def _proposed(terms: Contract, case: Case, currency: str) -> str:
@@ -116,42 +130,33 @@ def _proposed(terms: Contract, case: Case, currency: str) -> str:
     return " ".join((action, *(text for _, text in numbers(terms, action, case.numbers, currency)))) if action else ""
 
 
-def _reason(case: Case) -> str:
-    return "RECORD_DAMAGED" if case.damaged else "UNKNOWN" if case.unknown else case.reason_code or ""
-
-
-def queue(waiting: Sequence[QueueRow], wanted: Wanted) -> Queue:
-    """Return one page of rows, filtered and sorted. `waiting`: of each gate at most one row more than are listed."""
-    more = any(count > READ_MAX for count in Counter(row.gate for row in waiting).values())
-    waiting = [row for _, rows in groupby(waiting, lambda row: row.gate) for row in islice(rows, READ_MAX)]
-    rows = [row for row in waiting if _fits(row, wanted)]
-    rows.sort(key=lambda row: (_sort_key(row, wanted.sort), row.since_ms, row.dfid))
-    pages = max(1, -(-len(rows) // PAGE))
+def queue(waiting: Sequence[Waiting], wanted: Wanted) -> Queue:
+    """Return one page of cases, filtered and sorted. `waiting`: of each gate at most one case more than are listed."""
+    more = any(count > WAITING_MAX for count in Counter(each.gate for each in waiting).values())
+    waiting = [each for _, of_gate in groupby(waiting, lambda each: each.gate) for each in islice(of_gate, WAITING_MAX)]
+    found = sorted((each for each in waiting if _fits(each, wanted)), key=lambda each: _sort_key(each, wanted.sort))
+    pages = max(1, -(-len(found) // PAGE))
     page = min(wanted.page, pages)
-    by_gate = _counts(row.gate for row in waiting)
     return Queue(
-        rows=tuple(rows[(page - 1) * PAGE : page * PAGE]),
-        found=len(rows),
+        cases=tuple(found[(page - 1) * PAGE : page * PAGE]),
+        found=len(found),
         waiting=len(waiting),
         more=more,
-        gates=by_gate,
-        impacts=_counts(row.impact or "none" for row in waiting),
-        reasons=_counts(row.reason for row in waiting),
+        gates=_counts(each.gate for each in waiting),
+        impacts=_counts(each.impact or "none" for each in waiting),
+        reasons=_counts(each.head.reason for each in waiting),
         page=page,
         pages=pages,
     )
 
 
-def _sort_key(row: QueueRow, sort: Sort) -> str:
-    """Return the sort key that comes before age."""
-    return {"age": "", "impact": _IMPACTS[row.impact], "reason": row.reason}[sort]
+def _sort_key(of: Waiting, sort: Sort) -> tuple[str, int, str]:
+    return {"age": "", "impact": _IMPACTS[of.impact], "reason": of.head.reason}[sort], of.head.since_ms, of.head.dfid
 
 
-def _fits(row: QueueRow, wanted: Wanted) -> bool:
-    return all(
-        not asked or asked == has
-        for asked, has in ((wanted.gate, row.gate), (wanted.impact, row.impact or "none"), (wanted.reason, row.reason))
-    )
+def _fits(of: Waiting, wanted: Wanted) -> bool:
+    has = ((wanted.gate, of.gate), (wanted.impact, of.impact or "none"), (wanted.reason, of.head.reason))
+    return all(not asked or asked == value for asked, value in has)
 
 
 def _counts(values: Iterable[str]) -> dict[str, int]:

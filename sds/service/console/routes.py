@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any
 
@@ -17,12 +17,12 @@ from sds.service import review
 from sds.service.console import live, taken
 from sds.service.console.case import case_page
 from sds.service.console.decision import decision_page
-from sds.service.console.queue import QueueRow, Wanted, queue, waiting
+from sds.service.console.queue import QueueRow, Waiting, Wanted, queue, row, waiting
 from sds.service.console.rendering import STATIC, ConsoleRoute, Refusal, render, static
 from sds.service.console.session import PATH, ConsoleSession, LoggedOutError, Sessions, cookie_of
 from sds.service.gates import OpenGate
 from sds.service.problems import Problem
-from sds.service.state import service
+from sds.service.state import Service, service
 
 SESSION = "sds_session"
 FIND_CHARS_MAX = 200
@@ -63,15 +63,33 @@ def waiting_page(request: Request, me: Me) -> Response:
     """Show the cases that wait for a human, sorted and filtered by the query."""
     if "review" not in me.roles:
         return RedirectResponse(f"{PATH}/live", 303)
-    wanted, rows, failures = Wanted.read(request.query_params), list[QueueRow](), list[str]()
-    state = service(request)
-    for name, opened in state.gates_of(me.caller).items():
+    wanted, found, failures = Wanted.read(request.query_params), list[Waiting](), list[str]()
+    gates = service(request).gates_of(me.caller)
+    for name, opened in gates.items():
         try:
-            of_gate = taken.of_gate(state.database, name, state.now_ms())
-            rows += waiting(name, opened.gate, opened.definition.demo.currency, of_gate)
+            found += waiting(name, opened.gate)
         except SdsError as error:  # the other gates are shown all the same
             failures.append(f"{name}: {error}")
-    return render(request, "queue.html", here="queue", queue=queue(rows, wanted), wanted=wanted, failures=failures)
+    page = queue(found, wanted)
+    rows = _rows(service(request), gates, page.cases, failures)
+    return render(request, "queue.html", here="queue", queue=page, rows=rows, wanted=wanted, failures=failures)
+
+
+def _rows(
+    state: Service, gates: Mapping[str, OpenGate], listed: Sequence[Waiting], failures: list[str]
+) -> list[QueueRow]:
+    """Return the rows of a page. A gate that cannot be read is named in `failures` and has none."""
+    rows = dict[tuple[str, str], QueueRow]()
+    for name in dict.fromkeys(each.gate for each in listed):
+        opened, currency = gates[name].gate, gates[name].definition.demo.currency
+        try:
+            holders = taken.of_gate(state.database, name, state.now_ms())
+            made = [row(each, opened, currency, holders) for each in listed if each.gate == name]
+            rows |= {(name, each.dfid): each for each in made if each is not None}
+        except SdsError as error:
+            failures.append(f"{name}: {error}")
+    places = ((each.gate, each.head.dfid) for each in listed)
+    return [rows[place] for place in places if place in rows]
 
 
 @router.get("/cases/{gate}/{dfid}")

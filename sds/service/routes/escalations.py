@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, get_args
 
 from fastapi import APIRouter, Query, Request
@@ -9,11 +10,16 @@ from starlette.concurrency import run_in_threadpool
 
 from sds.escalations import HumanDecision, Resolve
 from sds.gate import Gate
+from sds.host.clock import when
+from sds.kernel.human.cases import BEFORE_ALL, Place
 from sds.service import review
 from sds.service.callers import Caller, Reviewer, Viewer
+from sds.service.console import taken
+from sds.service.console.taken import KEPT_MS, Taken
 from sds.service.fields import FLAG, OBJECT, TEXT, as_written, body_schema, read_fields
 from sds.service.problems import Problem
-from sds.service.state import service
+from sds.service.routes.looking import Cursor
+from sds.service.state import Service, service
 
 LIMIT_MAX = 1_000
 
@@ -28,23 +34,38 @@ async def waiting(
     request: Request,
     who: Viewer,
     gate: str | None = None,
+    cursor: Annotated[str | None, Query(description="`next` of the previous page.")] = None,
     limit: Annotated[int, Query(ge=1, le=LIMIT_MAX)] = 100,
 ) -> dict[str, Any]:
-    """List the cases that wait for a human at the gates of the key, the oldest first: age, impact, reason, proposal.
+    """List the cases that wait for a human at the gates of the key, the oldest first: age, impact, reason, proposal, and
+    who has taken it.
 
-    `waiting`: how many there are, listed or not.
+    `waiting`: how many there are, listed or not. `next`: the cursor of the next page, or null.
     """
     state = service(request)
     who.check("read", gate)
-    gates = [state.gate(gate)] if gate is not None else state.gates_of(who).values()
+    gates = [state.gate(gate).gate] if gate is not None else [each.gate for each in state.gates_of(who).values()]
+    after = Cursor.parse(cursor) if cursor is not None else None
+    place = (after.at_ms, after.dfid) if after else BEFORE_ALL
+    return await run_in_threadpool(_waiting, state, gates, limit, place)
 
-    def read() -> dict[str, Any]:
-        now_ms = state.now_ms()
-        listed = [case for each in gates for case in review.waiting(each.gate, limit=limit, now_ms=now_ms)]
-        oldest = sorted(listed, key=lambda case: (-case["age_ms"], case["dfid"]))[:limit]
-        return {"escalations": oldest, "waiting": sum(review.count_waiting(each.gate) for each in gates)}
 
-    return await run_in_threadpool(read)
+def _waiting(state: Service, gates: Sequence[Gate], limit: int, after: Place) -> dict[str, Any]:
+    now_ms = state.now_ms()
+    listed = [case for gate in gates for case in review.waiting(gate, limit=limit, now_ms=now_ms, after=after)]
+    page = sorted(listed, key=lambda each: each[0])[:limit]
+    holders = {gate.contract.gate: taken.of_gate(state.database, gate.contract.gate, now_ms) for gate in gates}
+    return {
+        "escalations": [case | _taken(holders[case["gate"]], case["dfid"]) for _, case in page],
+        "waiting": sum(review.count_waiting(gate) for gate in gates),
+        "next": str(Cursor(*page[-1][0])) if len(page) == limit else None,
+    }
+
+
+def _taken(holders: Mapping[str, Taken], dfid: str) -> dict[str, str | None]:
+    """Return who has taken a case and until when, both None where nobody has. Anybody may decide it all the same."""
+    by = holders.get(dfid)
+    return {"taken_by": by.who if by else None, "taken_until": when(by.at_ms + KEPT_MS) if by else None}
 
 
 @router.get("/{dfid}")
@@ -53,15 +74,17 @@ async def show(request: Request, dfid: str, who: Reviewer) -> dict[str, Any]:
     state = service(request)
 
     def read() -> dict[str, Any]:
-        return review.case(_gate_of(request, who, dfid), dfid, now_ms=state.now_ms())
+        gate, now_ms = _gate_of(request, who, dfid), state.now_ms()
+        holders = taken.of_gate(state.database, gate.contract.gate, now_ms)
+        return review.case(gate, dfid, now_ms=now_ms) | _taken(holders, dfid)
 
     return await run_in_threadpool(read)
 
 
 @router.post("/{dfid}/resolution", openapi_extra=body_schema(_REQUIRED, _OPTIONAL))
 async def resolve(request: Request, dfid: str, who: Reviewer) -> dict[str, Any]:
-    """Resolve a case, once. `decision`: OVERRIDE, MODIFY (with `change`) or ABORT; for an UNKNOWN order SETTLED (with
-    `reference`) or REJECTED. `seen`: the `now.id` of the case as shown. `acknowledge`: true accepts HIGH impact.
+    """Resolve a case, once. `decision`: OVERRIDE, MODIFY (with `change`), RETURN or ABORT; for an UNKNOWN order SETTLED
+    (with `reference`) or REJECTED. `seen`: the `now.id` of the case as shown. `acknowledge`: true accepts HIGH impact.
     """
     given = await read_fields(request, _REQUIRED, _OPTIONAL)
     decided = _decision(given, who)

@@ -260,7 +260,7 @@ def test_a_gate_of_ones_own_is_resolved_in_code(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        ((), 2, "give exactly one of --override, --modify, --abort, --settled, --rejected"),
+        ((), 2, "give exactly one of --override, --modify, --return, --abort, --settled, --rejected"),
         (("--abort", "--override"), 2, "give exactly one of"),
         (("--override",), 2, "the agent proposed nothing that could be carried out"),
         (("--modify", "pay"), 2, "the decision is not JSON"),

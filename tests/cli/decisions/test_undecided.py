@@ -43,6 +43,18 @@ def test_what_waits_is_listed_and_decided_anew(shell: Shell, waiting: str) -> No
     )
 
 
+def test_several_are_decided_anew_with_a_line_each_and_one_that_cannot_be_stops_no_other(
+    shell: Shell, waiting: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "flows"
+    file.write_text(f"no-such-flow\n{waiting}\n")
+    done = shell("retry", "--file", str(file))
+    refused, answer = (json.loads(line) for line in done.stdout.splitlines())
+    assert (1, "error: 1 of 2 were not done") == (done.returncode, done.stderr.splitlines()[0])
+    assert ("no-such-flow", "there is no flow `no-such-flow` in the record") == (refused["id"], refused["error"])
+    assert (waiting, False) == (answer["parent_dfid"], answer["retryable"])
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [

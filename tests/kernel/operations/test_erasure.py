@@ -281,6 +281,9 @@ def test_a_saga_is_erased_with_its_steps_and_no_step_alone(folder: Path):
     assert ("event `C1/1` is a step of a saga", "erase the whole saga: --event C1") == (str(error), error.hint)
     assert (("C1", "C1/1", "C1/2"), ()) == ((found := erase(world)).events, found.in_clear)
     assert ["C1/3"] == world.column("SELECT event_id FROM case_keys")
+    assert [("C1", "ada", world.clock())] == [
+        (each.event_id, each.who, each.at_ms) for each in erasure.erasures(world.store, world.contract.gate)
+    ]
     assert [None, "[erased]"] == [
         Texts(world.store, dfid, shown=True).text("", "enc1:") if dfid else None
         for dfid in ("", done.steps[0].dfid if done.steps[0] else "")

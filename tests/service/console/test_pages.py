@@ -5,15 +5,13 @@ from __future__ import annotations
 import html
 import re
 
-import pytest
-
 from sds.kernel.audit.verify import verify
 from sds.kernel.executor.statement import Difference
 from sds.kernel.human.statement_cases import open_cases
 from sds.kernel.registry import registry
 from sds.service.console.taken import KEPT_MS
 from tests.kernel.durable import compensate, refund
-from tests.service.console.office import ATTACK, Office, Visitor, busy, text
+from tests.service.console.office import ATTACK, Office, Visitor, text
 
 
 def seen(ada: Visitor, path: str) -> str:
@@ -21,89 +19,6 @@ def seen(ada: Visitor, path: str) -> str:
     found = re.search(r'name="seen" value="([^"]*)"', ada.get(path).text)
     assert found is not None
     return found[1]
-
-
-# --- the queue ---------------------------------------------------------------------------------------------------------
-
-
-def test_the_queue_shows_what_waits_oldest_first_with_its_reason_in_words(office: Office, ada: Visitor) -> None:
-    flows = busy(office)
-    page = ada.get("/console").text
-    places = [page.index(f"/{dfid}") for dfid in flows.values()]
-    assert sorted(places) == places
-    shown = text(page)
-    assert "C-1002 REFUND_TICKET 12.50 EUR The contract asks a human to approve what the agent proposed." in shown
-    assert "C-1004 no proposal, likeliest: REFUND_TICKET (0.58) The agent handed the case to a human." in shown
-    assert "H-2001 REFUND_TICKET 40.00 EUR An order was sent, and nobody knows what became of it." in shown
-
-
-QUERIES = {
-    "": ["C-1001", "C-1002", "C-1003", "C-1004", "H-2001"],
-    "?sort=impact": ["C-1001", "C-1002", "C-1003", "H-2001", "C-1004"],
-    "?sort=reason": ["C-1001", "C-1002", "C-1003", "C-1004", "H-2001"],
-    "?gate=holds": ["H-2001"],
-    "?impact=none": ["C-1004"],
-    "?reason=APPROVAL_REQUIRED&sort=impact": ["C-1001", "C-1002", "C-1003"],
-    "?gate=nowhere": [],
-    "?sort=x&page=99": ["C-1001", "C-1002", "C-1003", "C-1004", "H-2001"],
-}
-
-
-def test_links_sort_and_filter_the_queue(office: Office, ada: Visitor) -> None:
-    busy(office)
-    shown = {
-        query: re.findall(r'class="event" href="[^"]*">([^<]*)<', ada.get(f"/console{query}").text) for query in QUERIES
-    }
-    assert QUERIES == shown
-
-
-def test_a_long_queue_has_pages(office: Office, ada: Visitor) -> None:
-    for number in range(53):
-        office.hand_over(f"C-{number}")
-    first, second = (ada.get(f"/console{query}").text for query in ("", "?page=2"))
-    assert (50, 3) == (first.count('class="event"'), second.count('class="event"'))
-    assert "?page=2" in first
-
-
-def test_of_more_cases_than_are_read_the_oldest_are_listed_and_it_says_so(
-    office: Office, ada: Visitor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sds.service.console.queue.READ_MAX", 3)
-    for number in range(3):
-        office.hand_over(f"C-{number}")
-    assert "only the oldest" not in ada.get("/console").text
-    office.hand_over("C-3")
-    page = ada.get("/console").text
-    assert (3, True) == (page.count('class="event"'), "3 cases; only the oldest" in page)
-    assert "C-3" not in page
-
-
-def test_only_cases_of_gates_that_the_key_is_for_are_shown(office: Office) -> None:
-    flows = busy(office)
-    with Visitor(office) as bob:
-        bob.log_in(office.key("bob", "review", gates=("holds",)))
-        page = bob.get("/console").text
-        assert "H-2001" in page
-        assert "C-1001" not in page
-        assert 403 == bob.get(f"/console/cases/claims/{flows['open']}").status_code
-
-
-def test_nothing_waits_is_said(ada: Visitor) -> None:
-    assert "No case waits for a human." in ada.get("/console").text
-
-
-def test_who_may_not_review_sees_what_is_decided_instead(office: Office) -> None:
-    dfid = office.hand_over("C-1")
-    with Visitor(office) as reader:
-        reader.log_in(office.key("reader", "read"))
-        assert "/console/live" == reader.get("/console").headers["location"]
-        assert 403 == reader.get(f"/console/cases/claims/{dfid}").status_code
-        assert (
-            403
-            == reader.sends(f"/console/cases/claims/{dfid}", "/console/live", decision="ABORT", reason="x").status_code
-        )
-        assert 403 == reader.sends("/console/live/claims", "/console/live", act="halt", reason="x").status_code
-        assert "Stop and start" not in reader.get("/console/live").text
 
 
 # --- taking ------------------------------------------------------------------------------------------------------------
@@ -296,13 +211,13 @@ def test_where_the_state_cannot_be_read_a_case_can_still_be_ended(office: Office
     assert 303 == ada.sends(path, decision="ABORT", reason="withdrawn").status_code
 
 
-def test_while_everything_is_halted_a_case_can_only_be_ended(office: Office, ada: Visitor) -> None:
+def test_while_everything_is_halted_a_case_can_only_be_returned_or_ended(office: Office, ada: Visitor) -> None:
     path = f"/console/cases/claims/{office.hand_over('C-1', refund('40.00'))}"
     registry.set_halted(office.claims.store, True, by="ops", reason="wrong fares", now_ms=office.clock())
     page = text(ada.get(path).text)
     assert "Halted: claims." in page
     assert "Now: an operator has halted the system" in page
-    assert "You can only end the case." in page
+    assert "You can only return the case to the agent or end it." in page
     answer = ada.sends(path, decision="OVERRIDE", reason="checked", acknowledge="yes")
     assert 409 == answer.status_code
     assert 303 == ada.sends(path, decision="ABORT", reason="withdrawn").status_code
@@ -314,6 +229,19 @@ def test_what_there_is_not_is_answered_with_a_page(ada: Visitor) -> None:
         assert 404 == answer.status_code
         assert answer.headers["content-type"].startswith("text/html")
         assert "<script>" not in answer.text
+
+
+def test_a_case_is_returned_to_the_agent(office: Office, ada: Visitor) -> None:
+    dfid = office.hand_over("C-1")
+    path = f"/console/cases/claims/{dfid}"
+    assert "Return to the agent" in ada.get(path).text
+    assert 303 == ada.sends(path, decision="RETURN", reason="the model is back").status_code
+    assert ("RETURN", "ada", True) == (
+        office.answer(dfid).resolution,
+        office.answer(dfid).resolved_by,
+        office.answer(dfid).retryable,
+    )
+    assert dfid != office.hand_over("C-1")
 
 
 def test_a_case_that_cannot_be_read_is_listed_and_hides_no_other(office: Office, ada: Visitor) -> None:
@@ -340,6 +268,7 @@ def test_a_difference_to_the_outside_can_only_be_ended(office: Office, ada: Visi
     shown = text(ada.get(path).text)
     assert "The record and the external system do not agree." in shown
     assert "outside: paid 50.00 <b>" in shown
+    assert "Return to the agent" not in shown
     assert "You can only end the case." in shown
     assert 303 == ada.sends(path, decision="ABORT", reason="settled by hand").status_code
 

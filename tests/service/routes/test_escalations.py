@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from sds.host.clock import when
 from sds.kernel.decision.packet import Decoding
 from sds.kernel.errors import StoreError
 from sds.kernel.registry import registry
+from sds.service.console.taken import KEPT_MS, Taken, take
 from tests.kernel.durable import proposal
 from tests.proposers import Says
 from tests.service.operations.waiting import wait_until
@@ -62,6 +64,45 @@ def test_a_list_says_age_impact_and_reason_and_no_text(asking: Bed) -> None:
     assert ([dfid], 2) == ([case["dfid"] for case in found["escalations"]], found["waiting"])
 
 
+def test_pages_follow_one_another_by_their_cursor_and_together_are_all(asking: Bed) -> None:
+    dfids = [escalated(asking, HOSTILE | {"trip_id": f"T-{number}"}) for number in range(5)]
+    found, path = list[str](), "/v1/escalations?limit=2"
+    page = asking.client.get(path).json()
+    resolved(asking, dfids[0], decision="ABORT", reason="withdrawn")  # what is resolved moves no page
+    while True:
+        found += [case["dfid"] for case in page["escalations"]]
+        if page["next"] is None:
+            break
+        page = asking.client.get(f"{path}&cursor={page['next']}").json()
+    assert sorted(dfids) == sorted(found)
+    assert 4 == page["waiting"]
+    wrong = asking.client.get(f"{path}&cursor=nonsense")
+    assert (400, "CURSOR_INVALID") == (wrong.status_code, wrong.json()["reason_code"])
+
+
+def test_a_list_and_a_case_say_who_has_taken_it_and_until_when(asking: Bed) -> None:
+    first, second = escalated(asking), escalated(asking, HOSTILE | {"trip_id": "T-2"})
+    now_ms = asking.clock()
+    asking.clock = lambda: now_ms
+    take(asking.database, "toll", second, Taken("ada", "digest", now_ms))
+    listed = {case["dfid"]: case for case in asking.client.get("/v1/escalations").json()["escalations"]}
+    until = when(now_ms + KEPT_MS)
+    assert (None, None) == (listed[first]["taken_by"], listed[first]["taken_until"])
+    assert ("ada", until) == (listed[second]["taken_by"], listed[second]["taken_until"])
+    case = asking.client.get(f"/v1/escalations/{second}").json()
+    assert ("ada", until) == (case["taken_by"], case["taken_until"])
+    asking.clock = lambda: now_ms + KEPT_MS
+    assert None is asking.client.get(f"/v1/escalations/{second}").json()["taken_by"]
+
+
+def test_a_returned_case_is_decided_afresh_when_its_event_is_sent_again(asking: Bed) -> None:
+    dfid = escalated(asking)
+    answer = resolved(asking, dfid, decision="RETURN", reason="the model is back").json()
+    assert ("ABORTED", "NOT_DECIDED", True) == (answer["state"], answer["tag"], answer["retryable"])
+    again = asking.post(HOSTILE).json()
+    assert ("ESCALATED", dfid) == (again["state"], again["parent_dfid"])
+
+
 def test_a_case_shows_packet_marked_evidence_probabilities_and_what_may_be_decided(asking: Bed) -> None:
     case = asking.client.get(f"/v1/escalations/{escalated(asking)}").json()
     marked = [part for part in case["evidence"]["parts"] if part["patterns"]]
@@ -70,7 +111,7 @@ def test_a_case_shows_packet_marked_evidence_probabilities_and_what_may_be_decid
     assert {"DENY": 0.25, "WAIVE": 0.75} == case["alternatives"][0]["probabilities"]
     assert any("Claim:" in text for text in case["packet"])
     assert [] == case["changed"]
-    assert ["MODIFY", "MODIFY", "ABORT"] == [each["decision"] for each in case["choices"]]
+    assert ["MODIFY", "MODIFY", "RETURN", "ABORT"] == [each["decision"] for each in case["choices"]]
     waive = next(each for each in case["choices"] if each.get("action") == "WAIVE")
     assert ({"name": "amount", "lo": "1.00", "hi": "5.00", "step": "1.00"}, ["HIGH"]) == (
         waive["params"][0],
