@@ -27,7 +27,7 @@ from sds.service.reasons import REASONS
 SHARED = "PROMETHEUS_MULTIPROC_DIR"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # The shared files of one process, and the bytes of disk that each has from the start.
-RESERVED_BYTES = {"counter": 1 << 17, "histogram": 1 << 20} | dict.fromkeys(
+RESERVED_BYTES = {"counter": 1 << 17, "histogram": 1 << 21} | dict.fromkeys(
     ("gauge_livesum", "gauge_livemax", "gauge_livemin"), 1 << 17
 )
 _USED = struct.Struct("i")  # at the head of a shared file: how many of its bytes are used
@@ -161,12 +161,16 @@ def shared_values() -> Iterator[None]:
 def _reserve(folder: Path) -> None:
     """Make this process's shared files and reserve their room on the disk. Raises SdsError.
 
-    They are memory-mapped: a write to a page for which a full disk has no room would end the process by SIGBUS.
+    They are memory-mapped: a write to a page for which a full disk has no room would end the process by SIGBUS. A file gets its
+    name once it has its size, since a scrape of another process fails on an empty one.
     """
     try:
         for kind, size in RESERVED_BYTES.items():
-            with (folder / f"{kind}_{os.getpid()}.db").open("ab") as file:
-                os.posix_fallocate(file.fileno(), 0, size)
+            file = folder / f"{kind}_{os.getpid()}.db"
+            made = file if file.exists() else file.with_suffix(".new")  # it exists where an ended process had this id
+            with made.open("ab") as opened:
+                os.posix_fallocate(opened.fileno(), 0, size)
+            made.rename(file)
     except OSError as error:
         hint = "make room where temporary files are, or set TMPDIR to a folder that has room"
         raise SdsError(f"the metrics cannot be kept in `{folder}`: {cause_of(error)}", hint=hint) from error
