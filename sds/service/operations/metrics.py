@@ -32,7 +32,7 @@ RESERVED_BYTES = {"counter": 1 << 17, "histogram": 1 << 21} | dict.fromkeys(
 )
 _USED = struct.Struct("i")  # at the head of a shared file: how many of its bytes are used
 
-_MS = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000)
+_MS = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000)
 _S = tuple(ms / 1_000 for ms in (0.5, *_MS))
 _TOKENS = (16, 32, 64, 128, 256, 512, 1_024, 2_048, 4_096, 8_192)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
