@@ -28,7 +28,7 @@ class Operations:
         self.streams = Counter[str]()
         service.traced = self.spans.asked
         self.health = Health(service)
-        self.standing = Standing(service, self.metrics, self.streams)
+        self.standing = Standing(service, self.metrics, self.health, self.streams)
         self.tail = Tail(
             lambda: {name: each.gate.store for name, each in service.gates.items()},
             every_s=service.settings.follow_every_s,

@@ -39,10 +39,14 @@ class Background:
             ("sweep", settings.sweep_every_s, self._sweep),
         ]
         for name, each in service.gates.items():
+            metrics.recovery_errors.labels(name)
+            metrics.recovered.labels(name, "unknown")
             works.append((f"recover-{name}", settings.recover_every_s, partial(self._recover, each.gate)))
             deliverer = Deliverer(service, name, metrics, self._stopping)
             works.append((f"webhooks-{name}", settings.webhooks_every_s, deliverer.run))
         self._works = works
+        for work, _, _ in works:
+            metrics.store_errors.labels(_kind(work))
 
     def start(self) -> None:
         for name, every_s, work in self._works:
@@ -63,8 +67,7 @@ class Background:
             try:
                 work()
             except Exception as error:  # noqa: BLE001  whatever it is, the next time may go well
-                kind = name.partition("-")[0]
-                self._metrics.store_errors.labels(kind).inc()
+                self._metrics.store_errors.labels(_kind(name)).inc()
                 code = error.reason_code if isinstance(error, SdsError) else type(error).__name__
                 self._service.log("service.background_failed", {"work": name, "reason_code": code})
             self._stopping.wait(every_s)
@@ -100,3 +103,8 @@ class Background:
             self._service.kept.forget_erased(each.gate)
         while self._service.kept.sweep() == SWEPT_MAX and not self._stopping.is_set():
             pass
+
+
+def _kind(work: str) -> str:
+    """Return what a work's name begins with: `recover` of `recover-refund`."""
+    return work.partition("-")[0]

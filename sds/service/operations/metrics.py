@@ -8,32 +8,51 @@ the service's database are read at the scrape, by the process that answers it.
 from __future__ import annotations
 
 import os
+import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.registry import Collector
 
+from sds.kernel.errors import SdsError, cause_of
+from sds.service.reasons import REASONS
+
 SHARED = "PROMETHEUS_MULTIPROC_DIR"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+# The shared files of one process, and the bytes of disk that each has from the start.
+RESERVED_BYTES = {"counter": 1 << 17, "histogram": 1 << 21} | dict.fromkeys(
+    ("gauge_livesum", "gauge_livemax", "gauge_livemin"), 1 << 17
+)
+_USED = struct.Struct("i")  # at the head of a shared file: how many of its bytes are used
 
-_MS = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000)
+_MS = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000)
 _S = tuple(ms / 1_000 for ms in (0.5, *_MS))
 _TOKENS = (16, 32, 64, 128, 256, 512, 1_024, 2_048, 4_096, 8_192)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+
+# A second series for each counter and histogram: several workers do not have it either.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 STAGES = ("open", "propose", "decide", "dispatch")
 
 
 class Metrics:
-    """The metrics of one process, counted where things happen; `render` returns them all."""
+    """The metrics of one process, counted where things happen; `render` returns them all.
+
+    A counter that an alarm is on is 0 from the start: `increase` does not see one that is first scraped with its first event.
+    Raises SdsError where the disk has no room for the shared files.
+    """
 
     def __init__(self) -> None:
+        if folder := os.environ.get(SHARED):
+            _reserve(Path(folder))
         self._registry = CollectorRegistry()
         self._read = list[Callable[[], Iterable[Metric]]]()
         self._put_off = deque[Callable[[], object]]()
@@ -61,14 +80,18 @@ class Metrics:
         self.request_s = self._histogram("sds_http_seconds", "One request", ("route", "method", "status"), _S)
         self._shed_s = self.request_s.labels("none", "POST", "503")
         self.refused = self._counter("sds_refusals", "Requests answered with a problem", ("code",))
+        for code in REASONS:
+            self.refused.labels(code)
         self.queued = self._gauge(
             "sds_queue_decisions", "Decisions that wait for a thread, or are being decided", ("gate", "of")
         )
         self.in_hand = self._gauge("sds_admission_in_hand", "Requests for decisions in hand", ())
         self.expected_s = self._gauge(
-            "sds_admission_expected_seconds", "Expected time of one more decision", ("gate",), largest=True
+            "sds_admission_expected_seconds", "Expected time of one more decision", ("gate",), "livemax"
         )
         self.streams = self._gauge("sds_streams", "Open streams of changes", ())
+        self.processes = self._gauge("sds_processes", "Processes that serve", ())
+        self.check_ok = self._gauge("sds_check_ok", "1: the check of /readyz is ok", ("check", "gate"), "livemin")
 
     def _of_work(self) -> None:
         self.recovered = self._counter("sds_recovered", "Flows and orders that recovery ended", ("gate", "became"))
@@ -100,8 +123,9 @@ class Metrics:
     def _histogram(self, name: str, what: str, labels: tuple[str, ...], buckets: tuple[float, ...]) -> Histogram:
         return Histogram(name, what, labels, buckets=buckets, registry=self._registry)
 
-    def _gauge(self, name: str, what: str, labels: tuple[str, ...], *, largest: bool = False) -> Gauge:
-        how: Literal["livemax", "livesum"] = "livemax" if largest else "livesum"
+    def _gauge(
+        self, name: str, what: str, labels: tuple[str, ...], how: Literal["livesum", "livemax", "livemin"] = "livesum"
+    ) -> Gauge:
         return Gauge(name, what, labels, registry=self._registry, multiprocess_mode=how)
 
     def read_at_scrape(self, read: Callable[[], Iterable[Metric]]) -> None:
@@ -134,9 +158,31 @@ def shared_values() -> Iterator[None]:
                 os.environ[SHARED] = before
 
 
+def _reserve(folder: Path) -> None:
+    """Make this process's shared files and reserve their room on the disk. Raises SdsError.
+
+    They are memory-mapped: a write to a page for which a full disk has no room would end the process by SIGBUS. A file gets its
+    name once it has its size, since a scrape of another process fails on an empty one.
+    """
+    try:
+        for kind, size in RESERVED_BYTES.items():
+            file = folder / f"{kind}_{os.getpid()}.db"
+            made = file if file.exists() else file.with_suffix(".new")  # it exists where an ended process had this id
+            with made.open("ab") as opened:
+                os.posix_fallocate(opened.fileno(), 0, size)
+            made.rename(file)
+    except OSError as error:
+        hint = "make room where temporary files are, or set TMPDIR to a folder that has room"
+        raise SdsError(f"the metrics cannot be kept in `{folder}`: {cause_of(error)}", hint=hint) from error
+
+
 def forget_process(pid: int) -> None:
-    """Remove the gauges of a process that has ended from the sums; its counters and histograms stay."""
-    mark_process_dead(pid, os.environ.get(SHARED))  # type: ignore[no-untyped-call]
+    """Remove the gauges of a process that has ended from the sums. Its counters and histograms stay, in the bytes they use."""
+    mark_process_dead(pid, folder := os.environ[SHARED])  # type: ignore[no-untyped-call]
+    for kind in ("counter", "histogram"):
+        file = Path(folder) / f"{kind}_{pid}.db"
+        with suppress(OSError), file.open("rb+") as opened:
+            opened.truncate(max(_USED.size, *_USED.unpack(opened.read(_USED.size))))
 
 
 class _AtScrape(Collector):

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
+from sds.kernel.errors import ModelError
 from sds.service.operations.metrics import STAGES, Metrics
 
 FLOWS_MAX = 4_096  # flows measured at once; one more drops the oldest
@@ -66,6 +67,7 @@ class Observer:
         self._stage_s = {stage: metrics.stage_s.labels(gate, stage) for stage in STAGES}
         self._validation_ms = {kind: metrics.validation_ms.labels(gate, kind) for kind in ("hard", "soft")}
         self._saved, self._stale = metrics.saved.labels(gate), metrics.stale.labels(gate)
+        metrics.escalations.labels(agent_id, ModelError.reason_code)
         self._decision_s, self._tokens = metrics.decision_s.labels(gate), metrics.tokens.labels(gate)
         self._heard = {
             "stage.begun": self._begun,
