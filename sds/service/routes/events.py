@@ -26,6 +26,7 @@ from sds.service.operations.following import Tail
 from sds.service.problems import Problem
 from sds.service.state import Service, service
 
+BEGINNING = "position"  # the type of a stream's first event, which holds where the stream begins, and no change
 SEND_S_MAX = 30.0  # a client that reads nothing for this time is disconnected
 
 # The service ends its streams itself when it drains. The library's own way would stay in force for the whole process.
@@ -112,7 +113,8 @@ async def _sent(
 ) -> AsyncIterator[ServerSentEvent]:
     """Yield the changes after `positions`, which move on with them, until the key is revoked or the service drains."""
     check_s = state.settings.stream_check_s
-    yield ServerSentEvent(id=write_positions(positions), retry=2_000)
+    # A browser dispatches no event whose data is empty, but keeps its id. Other readers keep an id only beside data.
+    yield ServerSentEvent("", event=BEGINNING, id=write_positions(positions), retry=2_000)
     async with tail.followed():
         while not state.draining:
             try:
