@@ -13,18 +13,28 @@ from sds.service import review
 from sds.service.callers import Caller, Reviewer, Viewer
 from sds.service.fields import FLAG, OBJECT, TEXT, as_written, body_schema, read_fields
 from sds.service.problems import Problem
+from sds.service.routes.described import ok
+from sds.service.schemas import cases, decisions
 from sds.service.state import service
 
 LIMIT_MAX = 1_000
 
 _REQUIRED = {"decision": TEXT, "reason": TEXT}
 _OPTIONAL = {"change": OBJECT, "seen": TEXT, "reference": TEXT, "acknowledge": FLAG}
+_SAID: dict[str, dict[str, Any]] = {
+    "decision": {"enum": list(get_args(Resolve))},
+    "reason": {"description": "Why, for the record."},
+    "change": {"description": "With MODIFY: the other decision, as the `example` of a choice."},
+    "seen": {"description": "The `now.id` of the case as it was shown."},
+    "reference": {"description": "With SETTLED: the external system's id of what was carried out."},
+    "acknowledge": {"description": "The person knows that the decision is of HIGH impact."},
+}
 
 router = APIRouter(prefix="/v1/escalations", tags=["escalations"])
 
 
-@router.get("")
-async def waiting(
+@router.get("", responses=ok(cases.WaitingCases))
+async def list_escalations(
     request: Request,
     who: Viewer,
     gate: str | None = None,
@@ -47,8 +57,8 @@ async def waiting(
     return await run_in_threadpool(read)
 
 
-@router.get("/{dfid}")
-async def show(request: Request, dfid: str, who: Reviewer) -> dict[str, Any]:
+@router.get("/{dfid}", responses=ok(cases.ShownCase))
+async def get_escalation(request: Request, dfid: str, who: Reviewer) -> dict[str, Any]:
     """Show one case with everything needed to decide it: packet, evidence, alternatives, and what changed since."""
     state = service(request)
 
@@ -58,8 +68,10 @@ async def show(request: Request, dfid: str, who: Reviewer) -> dict[str, Any]:
     return await run_in_threadpool(read)
 
 
-@router.post("/{dfid}/resolution", openapi_extra=body_schema(_REQUIRED, _OPTIONAL))
-async def resolve(request: Request, dfid: str, who: Reviewer) -> dict[str, Any]:
+@router.post(
+    "/{dfid}/resolution", responses=ok(decisions.AnswerSchema), openapi_extra=body_schema(_REQUIRED, _OPTIONAL, _SAID)
+)
+async def resolve_escalation(request: Request, dfid: str, who: Reviewer) -> dict[str, Any]:
     """Resolve a case, once. `decision`: OVERRIDE, MODIFY (with `change`) or ABORT; for an UNKNOWN order SETTLED (with
     `reference`) or REJECTED. `seen`: the `now.id` of the case as shown. `acknowledge`: true accepts HIGH impact.
     """

@@ -24,6 +24,7 @@ from sds.service.operations import operations
 from sds.service.operations.changes import Change, head, parse_positions, read_changes, write_positions
 from sds.service.operations.following import Tail
 from sds.service.problems import Problem
+from sds.service.routes.described import CHANGES
 from sds.service.state import Service, service
 
 BEGINNING = "position"  # the type of a stream's first event, which holds where the stream begins, and no change
@@ -59,13 +60,13 @@ async def place(request: Request, who: Viewer) -> AsyncIterator[None]:
             del streams[who.name]
 
 
-@router.get("", response_class=EventSourceResponse, dependencies=[Depends(place, scope="request")])
-async def events(
+@router.get("", response_class=EventSourceResponse, responses=CHANGES, dependencies=[Depends(place, scope="request")])
+async def stream_events(
     request: Request,
     who: Viewer,
     gate: Annotated[list[str] | None, Query()] = None,
     after: str | None = None,
-    last_event_id: Annotated[str | None, Header()] = None,
+    last_event_id: Annotated[str | None, Header(alias="Last-Event-ID")] = None,
 ) -> ChangeStream:
     """Stream the changes at the gates that the key may see, or at those that `gate` names, as server-sent events.
 
