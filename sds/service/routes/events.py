@@ -27,6 +27,7 @@ from sds.service.problems import Problem
 from sds.service.routes.described import CHANGES
 from sds.service.state import Service, service
 
+END_OF_LINE = "\n"  # readers that are no whole parsers look for an empty line as "\n\n"
 BEGINNING = "position"  # the type of a stream's first event, which holds where the stream begins, and no change
 SEND_S_MAX = 30.0  # a client that reads nothing for this time is disconnected
 
@@ -40,7 +41,7 @@ class ChangeStream(EventSourceResponse):
     """A stream of events that ends without an error where its client is gone or does not read. `ping_s`: of heartbeats."""
 
     def __init__(self, content: AsyncIterator[ServerSentEvent], ping_s: float) -> None:
-        super().__init__(content, ping=ping_s, send_timeout=SEND_S_MAX)
+        super().__init__(content, ping=ping_s, send_timeout=SEND_S_MAX, sep=END_OF_LINE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with suppress(SendTimeoutError):
@@ -115,7 +116,7 @@ async def _sent(
     """Yield the changes after `positions`, which move on with them, until the key is revoked or the service drains."""
     check_s = state.settings.stream_check_s
     # A browser dispatches no event whose data is empty, but keeps its id. Other readers keep an id only beside data.
-    yield ServerSentEvent("", event=BEGINNING, id=write_positions(positions), retry=2_000)
+    yield ServerSentEvent("", event=BEGINNING, id=write_positions(positions), retry=2_000, sep=END_OF_LINE)
     async with tail.followed():
         while not state.draining:
             try:
@@ -127,7 +128,7 @@ async def _sent(
             for change in page:
                 positions[change.gate] = change.idx
                 data = orjson.dumps(change.as_data()).decode()
-                yield ServerSentEvent(data, event=change.kind.lower(), id=write_positions(positions))
+                yield ServerSentEvent(data, event=change.kind.lower(), id=write_positions(positions), sep=END_OF_LINE)
             if not page:
                 await tail.grown(positions, check_s)
 

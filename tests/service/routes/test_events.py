@@ -136,6 +136,20 @@ def test_the_first_event_has_a_data_line_so_that_every_reader_keeps_its_id(strea
     assert [f"id: toll:{entries(bed)}", "event: position", "data: ", "retry: 2000"] == first
 
 
+def test_events_changes_and_heartbeats_end_with_an_empty_line_of_newlines_alone(streaming: tuple[Bed, str]) -> None:
+    """Readers that split at two newlines find no event in a stream with carriage returns."""
+    bed, url = streaming
+    headers, sent = {"Authorization": f"Bearer {bed.key}"}, ""
+    with httpx2.Client(timeout=5) as client, client.stream("GET", f"{url}/v1/events", headers=headers) as response:
+        decided(bed, 1)
+        for text in response.iter_text():
+            sent += text
+            if all(part in sent for part in ("event: position", "event: settled", ": ping")):
+                break
+    assert "\n\n" in sent
+    assert "\r" not in sent
+
+
 def test_a_stream_that_has_nothing_to_say_says_that_it_lives(streaming: tuple[Bed, str]) -> None:
     bed, url = streaming
     headers = {"Authorization": f"Bearer {bed.key}"}
