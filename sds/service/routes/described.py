@@ -196,7 +196,6 @@ def event_schema(gate: OpenGate) -> Schema:
         "type": "string",
         "minLength": 1,
         "maxLength": ID_CHARS_MAX,
-        "format": "identifier",
         "description": "Printable, in Unicode's NFC, with no digits but 0 to 9, no blanks at the ends.",
     }
     properties: Schema = {event.id: identifier, event.key: identifier}

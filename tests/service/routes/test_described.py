@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import jsonschema
@@ -91,6 +92,11 @@ def test_no_parameter_may_be_null_for_a_client_would_send_the_word(document: Any
     given = [each["schema"] for said in operations(document).values() for each in said.get("parameters", ())]
     assert given
     assert [] == [schema for schema in given if "null" in str(schema)]
+
+
+def test_every_format_is_one_of_json_schema(document: Any) -> None:
+    """Strict validators, Ajv's among them, refuse a schema with a format that they do not know."""
+    assert {"date-time", "uri-reference"} == set(re.findall(r'"format": "([^"]*)"', json.dumps(document)))
 
 
 def test_numbers_that_are_whole_are_integers(document: Any) -> None:
