@@ -109,8 +109,10 @@ METRICS: Responses = {
 }
 CHANGES: Responses = {
     200: {
-        "description": "Server-sent events. The schema is that of an event's `data`. The first event is `position`, without data.",
-        "content": {"text/event-stream": {"schema": _of(changes.ChangeEvent)}},
+        "description": "Server-sent events. The data of each is a `ChangeEvent`; the first event, `position`, has no data.",
+        "content": {
+            "text/event-stream": {}
+        },  # OpenAPI 3.1 cannot describe an event, and generators differ in what they expect
     }
 }
 NO_KEY: Schema = {"security": []}
@@ -264,8 +266,8 @@ def _complete(path: str, operation: Schema) -> None:
         each["schema"] = _untitled(_given(each["schema"]))
     for response in operation["responses"].values():
         for content in response.get("content", {}).values():
-            schema = content["schema"]  # that of the return type, updated by the one that is described
-            content["schema"] = {"$ref": schema["$ref"]} if "$ref" in schema else schema
+            if "$ref" in (schema := content.get("schema", {})):  # that of the return type, updated by the one described
+                content["schema"] = {"$ref": schema["$ref"]}
     described = operation["responses"]
     described.pop("422", None)  # FastAPI's own, which this service never answers
     for status in sorted(_statuses(path, operation)):
