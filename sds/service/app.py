@@ -135,8 +135,9 @@ def create_app(
     """
     app = Application(
         lifespan=_lifespan,
-        title="Sovereign Decision Stream",
+        **described.ABOUT,
         version=version("sovereign-decision-stream"),
+        generate_unique_id_function=described.operation_name,
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
@@ -147,9 +148,9 @@ def create_app(
     app.state.token = token
     problems.add_to(app)
     for module in (catalog, decisions, looking, escalations, agents, halt, events):
-        app.include_router(module.router, responses=described.PROBLEMS, dependencies=[Depends(check_query)])
+        app.include_router(module.router, dependencies=[Depends(check_query)])
     for module in (health, console):
-        app.include_router(module.router, responses=described.PROBLEMS)
+        app.include_router(module.router)
     described.describe(app, gates)
     metrics = app.state.operations.metrics
     app.add_middleware(Outermost, log=log, token=token, metrics=metrics, body_within_s=settings.body_within_s)

@@ -28,10 +28,12 @@ class Number(str):
     __slots__ = ()
 
 
-def body_schema(required: Mapping[str, str], optional: Mapping[str, str]) -> dict[str, Any]:
-    """Return the OpenAPI description of a body with these fields, by name and JSON Schema type."""
+def body_schema(
+    required: Mapping[str, str], optional: Mapping[str, str], said: Mapping[str, Mapping[str, Any]] | None = None
+) -> dict[str, Any]:
+    """Return the OpenAPI description of a body with these fields, by name and JSON Schema type. `said`: more of some of them."""
     kinds = {**required, **optional}
-    properties = {name: {"type": kind} for name, kind in kinds.items()}
+    properties = {name: {"type": kind, **(said or {}).get(name, {})} for name, kind in kinds.items()}
     schema = {"type": "object", "properties": properties, "required": sorted(required), "additionalProperties": False}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
@@ -49,7 +51,7 @@ def check_query(request: Request) -> None:
     for name, times in given.items():
         if name not in known:
             raise unknown_parameter(name, known)
-        if times > 1 and "array" not in {form.get("type") for form in known[name].get("anyOf", ())}:
+        if times > 1 and known[name].get("type") != "array":
             raise Problem("USAGE", f"the parameter `{name}` is given twice")
 
 

@@ -36,6 +36,7 @@ SAFE_HEADERS = {  # security headers for browsers, on every response
 DETAIL_CHARS_MAX = 300
 SAFE = tuple((name.encode(), value.encode()) for name, value in SAFE_HEADERS.items())
 RETRY_AFTER_S = 1.0
+RETRIED = frozenset({404, 409, 429, 503, 504})  # statuses whose problems have `Retry-After` where they are retryable
 _BY_STATUS = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "BODY_TOO_LARGE", 415: "MEDIA_TYPE", 400: "USAGE"}
 # Codes that reading raises because the gate has just been closed
 _WHILE_CLOSING = frozenset({"USAGE", "STORE_UNAVAILABLE", "INTERNAL"})
@@ -118,7 +119,7 @@ def response_of(problem: Problem, *, instance: str = "") -> Response:
     headers = dict(problem.headers)
     if reason.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    if problem.retryable and reason.status in (404, 409, 429, 503, 504):
+    if problem.retryable and reason.status in RETRIED:
         wait_s = RETRY_AFTER_S if problem.retry_after_s is None else problem.retry_after_s
         headers["Retry-After"] = str(max(1, math.ceil(wait_s)))
     return Response(orjson.dumps(data), reason.status, headers, MEDIA_TYPE)

@@ -23,12 +23,15 @@ from sds.service.reasons import REASONS
 from sds.service.settings import ServiceSettings
 from tests.gates.own import GATE, written
 from tests.proposers import Greedy
+from tests.service.described import Description
 
 EVENT = {"trip_id": "T-1", "car_id": "CAR-1", "text": "Please."}
 
 
 class Bed:
-    """`client` asks with a key that may do everything, unless a request names another."""
+    """`client` asks with a key that may do everything, unless a request names another, and checks that every answer is as
+    /openapi.json describes it.
+    """
 
     def __init__(self, opened: ExitStack, gates: OpenGates, database: Database, settings: ServiceSettings) -> None:
         self.gates, self.database, self.settings = gates, database, settings
@@ -46,6 +49,8 @@ class Bed:
         self.client = opened.enter_context(
             TestClient(self.app, headers={"Authorization": f"Bearer {self.key}"}, raise_server_exceptions=False)
         )
+        self.description = Description(self.app)
+        self.client.event_hooks = {"response": [self.description.check]}
 
     def _now_ms(self) -> int:
         return self.clock()

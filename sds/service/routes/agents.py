@@ -13,6 +13,8 @@ from sds.service.callers import Caller, Operator, Viewer
 from sds.service.fields import TEXT, body_schema, read_fields
 from sds.service.problems import Problem
 from sds.service.review import Move
+from sds.service.routes.described import ok
+from sds.service.schemas.agents import AgentList, AgentRecord
 from sds.service.state import service
 
 _REQUIRED = {"reason": TEXT}
@@ -20,8 +22,8 @@ _REQUIRED = {"reason": TEXT}
 router = APIRouter(prefix="/v1/agents", tags=["agents"])
 
 
-@router.get("")
-async def agents(request: Request, who: Viewer) -> dict[str, list[dict[str, Any]]]:
+@router.get("", responses=ok(AgentList))
+async def list_agents(request: Request, who: Viewer) -> dict[str, list[dict[str, Any]]]:
     """List the agents of the gates that the key may see, each with its state and its contract."""
     gates = service(request).gates_of(who).values()
 
@@ -31,8 +33,8 @@ async def agents(request: Request, who: Viewer) -> dict[str, list[dict[str, Any]
     return {"agents": await run_in_threadpool(read)}
 
 
-@router.get("/{agent_id}")
-async def agent(request: Request, agent_id: str, who: Viewer) -> dict[str, Any]:
+@router.get("/{agent_id}", responses=ok(AgentRecord))
+async def get_agent(request: Request, agent_id: str, who: Viewer) -> dict[str, Any]:
     """Show one agent: its owner, its state (since when, by whom and why), its contracts and its history."""
     state = service(request)
 
@@ -42,8 +44,8 @@ async def agent(request: Request, agent_id: str, who: Viewer) -> dict[str, Any]:
     return await run_in_threadpool(read)
 
 
-@router.post("/{agent_id}/{move}", openapi_extra=body_schema(_REQUIRED, {}))
-async def move(request: Request, agent_id: str, move: Move, who: Operator) -> dict[str, Any]:
+@router.post("/{agent_id}/{move}", responses=ok(AgentRecord), openapi_extra=body_schema(_REQUIRED, {}))
+async def move_agent(request: Request, agent_id: str, move: Move, who: Operator) -> dict[str, Any]:
     """Suspend, reactivate or retire an agent. The record keeps the `reason`."""
     given = await read_fields(request, _REQUIRED, {})
     state = service(request)

@@ -10,13 +10,15 @@ from starlette.responses import PlainTextResponse
 from sds.service.callers import Viewer
 from sds.service.gates import OpenGate
 from sds.service.reasons import page
+from sds.service.routes.described import ok
+from sds.service.schemas.decisions import GateList
 from sds.service.state import service
 
 router = APIRouter(tags=["catalog"])
 
 
-@router.get("/v1/gates")
-async def gates(request: Request, who: Viewer) -> dict[str, list[dict[str, Any]]]:
+@router.get("/v1/gates", responses=ok(GateList))
+async def list_gates(request: Request, who: Viewer) -> dict[str, list[dict[str, Any]]]:
     """List the gates that the key may see, each with its contract, its kinds and the fields of its event."""
     return {"gates": [described(gate) for gate in service(request).gates_of(who).values()]}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, get_args
 
@@ -16,21 +17,40 @@ from sds.service import review
 from sds.service.callers import Caller, Reviewer, Viewer
 from sds.service.console import taken
 from sds.service.console.taken import KEPT_MS, Taken
-from sds.service.fields import FLAG, OBJECT, TEXT, as_written, body_schema, read_fields
+from sds.service.fields import FLAG, OBJECT, TEXT, Number, as_written, body_schema, read_fields
 from sds.service.problems import Problem
+from sds.service.routes.described import ok
 from sds.service.routes.looking import Cursor
+from sds.service.schemas import cases, decisions
 from sds.service.state import Service, service
 
 LIMIT_MAX = 1_000
+_DECIMAL = re.compile(r"-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,18})?")
 
 _REQUIRED = {"decision": TEXT, "reason": TEXT}
 _OPTIONAL = {"change": OBJECT, "seen": TEXT, "reference": TEXT, "acknowledge": FLAG}
+_SAID: dict[str, dict[str, Any]] = {
+    "decision": {"enum": list(get_args(Resolve))},
+    "reason": {"description": "Why, for the record."},
+    "change": {
+        "description": "With MODIFY: the other decision. The numbers of `params` with all their decimals, best as text: `5.00`.",
+        "properties": {
+            "action": {"type": TEXT},
+            "params": {"type": OBJECT, "additionalProperties": {"type": [TEXT, "number"]}},
+            "reason": {"type": TEXT, "description": "A reason code of the choice."},
+        },
+        "required": ["action", "reason"],
+    },
+    "seen": {"description": "The `now.id` of the case as it was shown."},
+    "reference": {"description": "With SETTLED: the external system's id of what was carried out."},
+    "acknowledge": {"description": "The person knows that the decision is of HIGH impact."},
+}
 
 router = APIRouter(prefix="/v1/escalations", tags=["escalations"])
 
 
-@router.get("")
-async def waiting(
+@router.get("", responses=ok(cases.WaitingCases))
+async def list_escalations(
     request: Request,
     who: Viewer,
     gate: str | None = None,
@@ -68,8 +88,8 @@ def _taken(holders: Mapping[str, Taken], dfid: str) -> dict[str, str | None]:
     return {"taken_by": by.who if by else None, "taken_until": when(by.at_ms + KEPT_MS) if by else None}
 
 
-@router.get("/{dfid}")
-async def show(request: Request, dfid: str, who: Reviewer) -> dict[str, Any]:
+@router.get("/{dfid}", responses=ok(cases.ShownCase))
+async def get_escalation(request: Request, dfid: str, who: Reviewer) -> dict[str, Any]:
     """Show one case with everything needed to decide it: packet, evidence, alternatives, and what changed since."""
     state = service(request)
 
@@ -81,8 +101,10 @@ async def show(request: Request, dfid: str, who: Reviewer) -> dict[str, Any]:
     return await run_in_threadpool(read)
 
 
-@router.post("/{dfid}/resolution", openapi_extra=body_schema(_REQUIRED, _OPTIONAL))
-async def resolve(request: Request, dfid: str, who: Reviewer) -> dict[str, Any]:
+@router.post(
+    "/{dfid}/resolution", responses=ok(decisions.AnswerSchema), openapi_extra=body_schema(_REQUIRED, _OPTIONAL, _SAID)
+)
+async def resolve_escalation(request: Request, dfid: str, who: Reviewer) -> dict[str, Any]:
     """Resolve a case, once. `decision`: OVERRIDE, MODIFY (with `change`), RETURN or ABORT; for an UNKNOWN order SETTLED
     (with `reference`) or REJECTED. `seen`: the `now.id` of the case as shown. `acknowledge`: true accepts HIGH impact.
     """
@@ -102,11 +124,23 @@ def _decision(given: dict[str, Any], who: Caller) -> HumanDecision:
         decision=given["decision"],
         who=who.name,
         reason=given["reason"],
-        change=as_written(given["change"]) if "change" in given else "",
+        change=_change(given["change"]) if "change" in given else "",
         seen=given.get("seen", ""),
         reference=given.get("reference", ""),
         acknowledge=given.get("acknowledge", False),
     )
+
+
+def _change(given: dict[str, Any]) -> str:
+    """Return the JSON of a change. A number of its `params` may be a text: many programs write the number 5.00 as 5."""
+    params = given.get("params")
+    if not isinstance(params, dict):
+        return as_written(given)
+    numbers = {
+        name: Number(each) if isinstance(each, str) and _DECIMAL.fullmatch(each) else each
+        for name, each in params.items()
+    }
+    return as_written({**given, "params": numbers})
 
 
 def _gate_of(request: Request, who: Caller, dfid: str) -> Gate:

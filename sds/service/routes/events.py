@@ -24,8 +24,11 @@ from sds.service.operations import operations
 from sds.service.operations.changes import Change, head, parse_positions, read_changes, write_positions
 from sds.service.operations.following import Tail
 from sds.service.problems import Problem
+from sds.service.routes.described import CHANGES
 from sds.service.state import Service, service
 
+END_OF_LINE = "\n"  # readers that are no whole parsers look for an empty line as "\n\n"
+BEGINNING = "position"  # the type of a stream's first event, which holds where the stream begins, and no change
 SEND_S_MAX = 30.0  # a client that reads nothing for this time is disconnected
 
 # The service ends its streams itself when it drains. The library's own way would stay in force for the whole process.
@@ -38,7 +41,7 @@ class ChangeStream(EventSourceResponse):
     """A stream of events that ends without an error where its client is gone or does not read. `ping_s`: of heartbeats."""
 
     def __init__(self, content: AsyncIterator[ServerSentEvent], ping_s: float) -> None:
-        super().__init__(content, ping=ping_s, send_timeout=SEND_S_MAX)
+        super().__init__(content, ping=ping_s, send_timeout=SEND_S_MAX, sep=END_OF_LINE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with suppress(SendTimeoutError):
@@ -58,13 +61,13 @@ async def place(request: Request, who: Viewer) -> AsyncIterator[None]:
             del streams[who.name]
 
 
-@router.get("", response_class=EventSourceResponse, dependencies=[Depends(place, scope="request")])
-async def events(
+@router.get("", response_class=EventSourceResponse, responses=CHANGES, dependencies=[Depends(place, scope="request")])
+async def stream_events(
     request: Request,
     who: Viewer,
     gate: Annotated[list[str] | None, Query()] = None,
     after: str | None = None,
-    last_event_id: Annotated[str | None, Header()] = None,
+    last_event_id: Annotated[str | None, Header(alias="Last-Event-ID")] = None,
 ) -> ChangeStream:
     """Stream the changes at the gates that the key may see, or at those that `gate` names, as server-sent events.
 
@@ -112,7 +115,8 @@ async def _sent(
 ) -> AsyncIterator[ServerSentEvent]:
     """Yield the changes after `positions`, which move on with them, until the key is revoked or the service drains."""
     check_s = state.settings.stream_check_s
-    yield ServerSentEvent(id=write_positions(positions), retry=2_000)
+    # A browser dispatches no event whose data is empty, but keeps its id. Other readers keep an id only beside data.
+    yield ServerSentEvent("", event=BEGINNING, id=write_positions(positions), retry=2_000, sep=END_OF_LINE)
     async with tail.followed():
         while not state.draining:
             try:
@@ -124,7 +128,7 @@ async def _sent(
             for change in page:
                 positions[change.gate] = change.idx
                 data = orjson.dumps(change.as_data()).decode()
-                yield ServerSentEvent(data, event=change.kind.lower(), id=write_positions(positions))
+                yield ServerSentEvent(data, event=change.kind.lower(), id=write_positions(positions), sep=END_OF_LINE)
             if not page:
                 await tail.grown(positions, check_s)
 

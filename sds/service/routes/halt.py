@@ -10,6 +10,8 @@ from starlette.concurrency import run_in_threadpool
 from sds.service import review
 from sds.service.callers import Operator, Viewer
 from sds.service.fields import FLAG, TEXT, body_schema, read_fields
+from sds.service.routes.described import ok
+from sds.service.schemas.agents import HaltResults, HaltStates
 from sds.service.state import service
 
 _REQUIRED = {"halted": FLAG, "reason": TEXT}
@@ -18,15 +20,15 @@ _OPTIONAL = {"gate": TEXT}
 router = APIRouter(prefix="/v1/halt", tags=["halt"])
 
 
-@router.get("")
-async def halted(request: Request, who: Viewer) -> dict[str, list[dict[str, Any]]]:
+@router.get("", responses=ok(HaltStates))
+async def get_halt(request: Request, who: Viewer) -> dict[str, list[dict[str, Any]]]:
     """Say for each gate that the key may see whether it is halted, since when, by whom and why."""
     gates = service(request).gates_of(who).values()
     return {"gates": await run_in_threadpool(lambda: [review.halt_state(each.gate) for each in gates])}
 
 
-@router.put("", openapi_extra=body_schema(_REQUIRED, _OPTIONAL))
-async def set_halted(request: Request, who: Operator) -> dict[str, list[dict[str, Any]]]:
+@router.put("", responses=ok(HaltResults), openapi_extra=body_schema(_REQUIRED, _OPTIONAL))
+async def set_halt(request: Request, who: Operator) -> dict[str, list[dict[str, Any]]]:
     """Halt (`halted`: true) or resume (`halted`: false) one `gate`. Without `gate`: all gates of the key.
 
     Of several gates, one that fails has its reason code in `error`. The others are halted or resumed all the same.

@@ -13,21 +13,24 @@ from sds.host.machine import is_loopback
 from sds.service.operations import operations
 from sds.service.operations.metrics import CONTENT_TYPE
 from sds.service.problems import Problem, response_of
+from sds.service.routes import described
+from sds.service.routes.described import ok
+from sds.service.schemas.health import Live, Ready
 from sds.service.state import came_through_proxy, service
 
 router = APIRouter(tags=["health"])
 
 
 @router.head("/livez", include_in_schema=False)  # health checks of balancers often ask by HEAD
-@router.get("/livez")
-async def livez() -> dict[str, str]:
+@router.get("/livez", responses=ok(Live), openapi_extra=described.NO_KEY)
+async def get_livez() -> dict[str, str]:
     """Answer 200 while the process lives."""
     return {"status": "live"}
 
 
 @router.head("/readyz", include_in_schema=False)
-@router.get("/readyz", responses={503: {"description": "Not ready"}})
-async def readyz(request: Request) -> Response:
+@router.get("/readyz", responses=ok(Ready) | described.NOT_READY, openapi_extra=described.NO_KEY)
+async def get_readyz(request: Request) -> Response:
     """Say whether the service can decide, by the last result of each check."""
     health = operations(request).health
     checks = health.checks()
@@ -39,8 +42,8 @@ async def readyz(request: Request) -> Response:
     return response
 
 
-@router.get("/metrics", response_class=Response)
-async def metrics(request: Request) -> Response:
+@router.get("/metrics", response_class=Response, responses=described.METRICS, openapi_extra=described.KEY_OR_NONE)
+async def get_metrics(request: Request) -> Response:
     """Return the metrics for Prometheus. The key needs the role `read` at every gate that is served. With `--metrics-open`,
     requests from this machine need no key.
     """

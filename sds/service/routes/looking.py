@@ -21,7 +21,8 @@ from sds.kernel.storage.store import Reader
 from sds.service.callers import Viewer
 from sds.service.gates import OpenGate
 from sds.service.problems import Problem
-from sds.service.routes.described import LISTED, SHOWN
+from sds.service.routes.described import ok
+from sds.service.schemas.decisions import DecisionList, ShownDecision
 from sds.service.state import service
 
 LIMIT, LIMIT_MAX = 50, 200
@@ -54,8 +55,8 @@ PAGE = (
 router = APIRouter(tags=["decisions"])
 
 
-@router.get("/v1/decisions/{dfid}", responses=SHOWN)
-async def decision(request: Request, dfid: str, who: Viewer) -> dict[str, Any]:
+@router.get("/v1/decisions/{dfid}", responses=ok(ShownDecision))
+async def get_decision(request: Request, dfid: str, who: Viewer) -> dict[str, Any]:
     """Show one decision as it stands now, with its audit facts.
 
     With the role `review` the answer also has `record`: the whole record of the decision, with its texts.
@@ -64,8 +65,8 @@ async def decision(request: Request, dfid: str, who: Viewer) -> dict[str, Any]:
     return await run_in_threadpool(_shown, gates, dfid, texts="review" in who.roles)
 
 
-@router.get("/v1/decisions", responses=LISTED)
-async def decisions(
+@router.get("/v1/decisions", responses=ok(DecisionList))
+async def list_decisions(
     request: Request,
     who: Viewer,
     gate: Annotated[str | None, Query(description="Only decisions of this gate.", max_length=64)] = None,

@@ -122,6 +122,7 @@ def test_what_another_version_answered_is_replayed_although_it_said_less(bed: Be
         said = {name: value for name, value in orjson.loads(body).items() if name not in ("confidence", "resolution")}
         older = orjson.dumps(said)
         connection.execute(idempotency.update().values(body=older))
+    bed.client.event_hooks = {}  # the older version's description fits this answer
     again = bed.post(headers=KEY)
     assert (200, older, "true") == (again.status_code, again.content, again.headers["idempotent-replayed"])
 

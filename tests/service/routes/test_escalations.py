@@ -190,6 +190,21 @@ UNREADABLE = (
 )
 
 
+def test_a_number_of_a_change_may_be_text_with_all_its_decimals(asking: Bed) -> None:
+    """A program that parses and writes JSON sends 2.00 as 2 or 2.0, which might mean 2 cents, and is refused."""
+    dfid = escalated(asking)
+
+    def changed(amount: object) -> Any:
+        change = {"action": "WAIVE", "params": {"amount": amount}, "reason": "EMERGENCY"}
+        return resolved(asking, dfid, decision="MODIFY", reason="hardship", change=change, acknowledge=True)
+
+    for wrong in (2, 2.0, "2", "2.0", "200", "+2.00", " 2.00", "2.00e0", "02.00", "\u0662.00", "2.00,", ["2.00"], None):
+        assert (400, "USAGE") == ((refused := changed(wrong)).status_code, refused.json()["reason_code"])
+    assert [] == entries(asking, "HUMAN")
+    done = changed("2.00")
+    assert (200, {"amount": 200}, "MODIFY") == (done.status_code, done.json()["params"], done.json()["resolution"])
+
+
 def test_a_body_that_cannot_be_read_is_refused_and_changes_nothing(asking: Bed) -> None:
     dfid = escalated(asking)
     resolution = f"/v1/escalations/{dfid}/resolution"

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,31 @@ def test_whoever_comes_back_goes_on_where_they_were_with_no_loss_and_nothing_twi
 
 def entries(bed: Bed) -> int:
     return int(bed.gate.store.value("SELECT MAX(idx) FROM ledger"))
+
+
+def test_the_first_event_has_a_data_line_so_that_every_reader_keeps_its_id(streaming: tuple[Bed, str]) -> None:
+    """The parser of npm's `eventsource` drops an event without data, with its id: a reader whose stream broke before its
+    first change would come back without an id, and miss what happened meanwhile.
+    """
+    bed, url = streaming
+    headers = {"Authorization": f"Bearer {bed.key}"}
+    with httpx2.Client(timeout=5) as client, client.stream("GET", f"{url}/v1/events", headers=headers) as response:
+        first = list(takewhile(bool, response.iter_lines()))
+    assert [f"id: toll:{entries(bed)}", "event: position", "data: ", "retry: 2000"] == first
+
+
+def test_events_changes_and_heartbeats_end_with_an_empty_line_of_newlines_alone(streaming: tuple[Bed, str]) -> None:
+    """Readers that split at two newlines find no event in a stream with carriage returns."""
+    bed, url = streaming
+    headers, sent = {"Authorization": f"Bearer {bed.key}"}, ""
+    with httpx2.Client(timeout=5) as client, client.stream("GET", f"{url}/v1/events", headers=headers) as response:
+        decided(bed, 1)
+        for text in response.iter_text():
+            sent += text
+            if all(part in sent for part in ("event: position", "event: settled", ": ping")):
+                break
+    assert "\n\n" in sent
+    assert "\r" not in sent
 
 
 def test_a_stream_that_has_nothing_to_say_says_that_it_lives(streaming: tuple[Bed, str]) -> None:
