@@ -124,7 +124,8 @@ def _policy(gate: GateDefinition, *, brief: bool) -> Engine | None:
     def open_model() -> Engine:
         return _open(None, None, {}, brief=brief)
 
-    return open_policy(contract, fitted_readers(gate.name, gate.readers), open_model=open_model, now_ms=now_ms)
+    readers = fitted_readers(gate.name, gate.readers)
+    return open_policy(contract, readers, open_model=open_model, now_ms=now_ms, gate=gate.argument)
 
 
 def check_asked(engine: Engine, contract: Contract) -> None:
