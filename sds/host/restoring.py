@@ -7,6 +7,7 @@ statement keep it from paying twice (`kernel.executor.wholeness`).
 
 from __future__ import annotations
 
+import shlex
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
@@ -50,7 +51,8 @@ def restore(source: Path, folder: Path, *, gate: str, public: PublicKeys | None 
     paths.make_private(folder)
     with unpacked(source, folder) as backup:
         if backup.manifest.gate != gate:
-            raise UsageError(f"`{source}` is a backup of gate `{backup.manifest.gate}`, not of `{gate}`")
+            hint = f"sds restore --gate {backup.manifest.gate} --from {shlex.quote(str(source))}"
+            raise UsageError(f"`{source}` is a backup of gate `{backup.manifest.gate}`, not of `{gate}`", hint=hint)
         key = _key_to_put(backup, folder)
         known = public or _public_of(key, backup, folder)
         verified(backup.record, known, lambda _: None, backup.manifest.expected)

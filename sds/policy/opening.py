@@ -36,9 +36,7 @@ def open_policy(
     notices = judgement.notices if judgement else ()
     if uncalibrated := [name for name in unfitted if _calibration(name, judgement, model) is None]:
         which = ", ".join(f"`{name}`" for name in uncalibrated)
-        notices += (
-            f"no reader is fitted for {which}: the uncalibrated language model reads it (sds fit {gate})",
-        )
+        notices += (f"no reader is fitted for {which}: the uncalibrated language model reads it (sds fit {gate})",)
     return PolicyEngine(
         contract,
         answers,
