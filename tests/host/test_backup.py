@@ -190,8 +190,11 @@ def test_a_backup_that_another_key_signed_is_refused_beside_the_gates_own(tmp_pa
     backup(other, tmp_path / "copy", with_key=False)
     backup(other, tmp_path / "with", with_key=True)
     (bed.own / "decisions.db").unlink()
-    with pytest.raises(StoreError, match="the record is damaged: "):
+    with pytest.raises(StoreError, match="the record is damaged: ") as refused:
         put_back(bed, tmp_path / "copy")
+    assert "restore another backup; if other keys than those here signed this one, name them with --public-key" == (
+        refused.value.hint
+    )
     with pytest.raises(UsageError, match="differ from those of the backup"):
         put_back(bed, tmp_path / "with")
     with pytest.raises(UsageError, match="a backup of gate `attack`, not of `refund`") as caught:
