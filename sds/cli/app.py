@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +223,7 @@ def _run(args: list[str]) -> int:
     except _TyperError as error:
         return _say_usage(error, named)
     except SdsError as error:
+        error.hint = _at_gate(error.hint, args)
         return _say(error, _mend(error, named))
     except SystemExit as end:  # rich exits where its output's reader is gone
         if isinstance(end.__context__, BrokenPipeError):
@@ -241,6 +244,22 @@ def _named(args: list[str]) -> str:
     if group in GROUPS:
         return f"sds {group} {command}" if command in GROUPS[group][1] else f"sds {group}"
     return f"sds {group}" if group in COMMANDS else "sds"
+
+
+def _at_gate(hint: str, args: list[str]) -> str:
+    """Return a hint that is one command, with the option `--gate` that was typed: the kernel's hints name no gate."""
+    gate = next((each for before, each in pairwise(args) if before == "--gate"), "")
+    gate = gate or next((each.removeprefix("--gate=") for each in args if each.startswith("--gate=")), "")
+    name, *words = hint.split() or [""]
+    if not gate or name != "sds":
+        return hint
+    command: Any = typer.main.get_command(app)
+    while words and words[0] in getattr(command, "commands", ()):
+        command = command.commands[words.pop(0)]
+    takes = {option for each in command.params for option in each.opts}
+    unknown = [each for each in words if each.startswith("--") and each not in takes]
+    is_command = "--gate" in takes and len(words) <= 1 and not unknown
+    return f"{hint} --gate {shlex.quote(gate)}" if is_command else hint
 
 
 def _mend(error: SdsError, named: str) -> str:
