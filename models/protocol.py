@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Dtype = Literal["fp32", "bf16", "fp16", "int8", "int8-bf16", "int16"]
 Library = str  # the name of a backend, one of `models.catalog.backends`
 
-FOLDER_HINT = "name a GGUF file, or use --library transformers for a folder"
+FOLDER_HINT = "name a GGUF file: only the library transformers runs folders"
 CONTEXT_TOKENS = 4096  # of a slot, by default
 SLOTS_MAX = 64
 CARD_SLOTS_MAX = 256  # of transformers: on a GPU a pass of many rows costs little more than one of few

@@ -143,8 +143,18 @@ def _folder(path: Path) -> Inspected:
         turn=turn,
         splits_digits=splits_digits(words),
         turn_refused=turn_refused,
+        unfit=_folder_unfit(path),
     )
     return Inspected(card, words)
+
+
+def _folder_unfit(path: Path) -> str:
+    """Return why transformers cannot run the folder; "" also where it cannot be imported, which a command that runs it says."""
+    try:
+        from sds.models.transformers_.loading import unfit_folder  # noqa: PLC0415  torch is loaded for folders only
+    except ImportError:
+        return ""
+    return unfit_folder(path)
 
 
 def _folder_words(path: Path, size: int) -> tuple[Tokenizer, str | None, str]:

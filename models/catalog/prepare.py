@@ -127,7 +127,9 @@ class Preparation:
                 with tempfile.TemporaryDirectory(dir=self.cache, prefix=_UNFINISHED) as folder:
                     return self._prepare(source, card, layers, Path(folder)), True
         except OSError as error:
-            raise BackendError(f"`{self.cache}` cannot be used: {cause_of(error)}") from error
+            raise BackendError(
+                f"`{self.cache}` cannot be used: {cause_of(error)}", hint="set SDS_CACHE to a folder"
+            ) from error
 
     def _found(self, source: Path, layers: int | None) -> Prepared | None:
         try:

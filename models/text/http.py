@@ -117,8 +117,10 @@ def _failure(error: Exception, timeout_s: float) -> BackendError:
         return error
     if isinstance(error, (TimeoutError, httpx2.TimeoutException)):
         found = BackendError(f"the server did not answer within {round(timeout_s * 1000)} ms")
+    elif isinstance(error, (httpx2.ReadError, httpx2.WriteError, httpx2.CloseError)):
+        found = BackendError("the server closed the connection before it had answered")
     elif isinstance(error, (httpx2.NetworkError, OSError)):
-        said = _UNSHOWN.sub(" ", str(error) or type(error).__name__).lower()
+        said = _UNSHOWN.sub(" ", str(error) or "it closed the connection").lower()
         found = BackendError(f"the server cannot be reached: {said[:SHOWN_CHARS]}")
     elif isinstance(error, httpx2.ProtocolError):
         found = BackendError("the server does not speak HTTP, or closed the connection")

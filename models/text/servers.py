@@ -64,7 +64,7 @@ class RemoteWriter:
         try:
             text = self._ask(system, user, grammar, tokens_max)
         except Exception as error:
-            raise self._wire.failure or _unexpected(error) from error
+            raise self._wire.failure or _unexpected(error, self._wire) from error
         if not isinstance(text, str):
             raise BackendError("the server's answer holds no text")
         cut, tokens = self._wire.reported(text, grammar)
@@ -87,20 +87,21 @@ class _Wire:
         self.address = address
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout_s = 0.0
-        self._answer = b""
+        self._answer, self.answered = b"", False
         self.failure: BackendError | None = None
 
     def begin(self, timeout_s: float) -> None:
-        self._timeout_s, self._answer, self.failure = timeout_s, b"", None
+        self._timeout_s, self._answer, self.answered, self.failure = timeout_s, b"", False, None
 
     def post(self, path: str, body: bytes) -> bytes:
-        if self._answer or self.failure:
+        if self.answered or self.failure:
             raise BackendError("a question may send only one request")
         try:
             self._answer = post(self.address, path, body, self._headers, timeout_s=self._timeout_s)
         except BackendError as error:
             self.failure = error
             raise
+        self.answered = True
         return self._answer
 
     def reported(self, text: str, grammar: Grammar) -> tuple[bool, int]:
@@ -222,7 +223,9 @@ class _TgiClient:
             raise self._wire.failure from error
 
 
-def _unexpected(error: Exception) -> BackendError:
+def _unexpected(error: Exception, wire: _Wire) -> BackendError:
     if isinstance(error, BackendError):
         return error
-    return BackendError(f"the server's answer could not be read: {type(error).__name__}")
+    if wire.answered:
+        return BackendError("the server's answer is not a chat completion")
+    return BackendError(f"the question could not be put to the server: {type(error).__name__}")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 from transformers.modeling_gguf_pytorch_utils import TensorProcessor, get_gguf_hf_weights_map, load_gguf_checkpoint
 from transformers.utils.logging import set_verbosity
 
@@ -41,6 +41,19 @@ def fingerprint_of(path: Path) -> str:
     if (path / "adapter_config.json").exists():
         raise BackendError(f"`{path}` is an adapter, not a model", hint="merge it into its model first")
     return read_safetensors(path).sha256
+
+
+def unfit_folder(folder: Path) -> str:
+    """Return why transformers cannot run a checkpoint folder, as far as its config.json tells; "" where nothing does."""
+    read: Any = AutoConfig.from_pretrained
+    try:
+        with _quiet():
+            config = read(folder, local_files_only=True, trust_remote_code=False)
+    except Exception:  # noqa: BLE001  what it raises, it raises when the model is loaded, too
+        return "transformers does not know this architecture, or cannot read its config.json"
+    return (
+        "" if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else "transformers has no model of this kind that writes text"
+    )
 
 
 def loaded(

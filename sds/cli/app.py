@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -209,7 +211,7 @@ def main() -> None:
 
 def _run(args: list[str]) -> int:
     """Run one command and return its exit code. Typer's own entry would handle mistakes and closed pipes differently."""
-    named = " ".join(["sds", *args[: 2 if args and args[0] in GROUPS else 1]])
+    named = _named(args)
     try:
         _refuse_empty(args)
         command = typer.main.get_command(app)
@@ -220,8 +222,9 @@ def _run(args: list[str]) -> int:
     except typer.Abort:
         return EXIT_WORLD
     except _TyperError as error:
-        return _say_usage(error)
+        return _say_usage(error, named)
     except SdsError as error:
+        error.hint = _at_gate(error.hint, args)
         return _say(error, _mend(error, named))
     except SystemExit as end:  # rich exits where its output's reader is gone
         if isinstance(end.__context__, BrokenPipeError):
@@ -234,6 +237,30 @@ def _run(args: list[str]) -> int:
             raise OSError(errno.EAGAIN, "no thread can be started") from error
         return _say(_unforeseen(error))
     return 0
+
+
+def _named(args: list[str]) -> str:
+    """Return the command that was typed, as far as there is one."""
+    group, command = [*args, "", ""][:2]
+    if group in GROUPS:
+        return f"sds {group} {command}" if command in GROUPS[group][1] else f"sds {group}"
+    return f"sds {group}" if group in COMMANDS else "sds"
+
+
+def _at_gate(hint: str, args: list[str]) -> str:
+    """Return a hint that is one command, with the option `--gate` that was typed: the kernel's hints name no gate."""
+    gate = next((each for before, each in pairwise(args) if before == "--gate"), "")
+    gate = gate or next((each.removeprefix("--gate=") for each in args if each.startswith("--gate=")), "")
+    name, *words = hint.split() or [""]
+    if not gate or name != "sds":
+        return hint
+    command: Any = typer.main.get_command(app)
+    while words and words[0] in getattr(command, "commands", ()):
+        command = command.commands[words.pop(0)]
+    takes = {option for each in command.params for option in each.opts}
+    unknown = [each for each in words if each.startswith("--") and each not in takes]
+    is_command = "--gate" in takes and len(words) <= 1 and not unknown
+    return f"{hint} --gate {shlex.quote(gate)}" if is_command else hint
 
 
 def _mend(error: SdsError, named: str) -> str:
@@ -283,13 +310,13 @@ def _forget_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _say_usage(error: Any) -> int:
-    """Print a mistake in the words typed and where help is, or a group's help; return the exit code."""
+def _say_usage(error: Any, named: str) -> int:
+    """Print a mistake in the words typed and where help is, or a group's help; return the exit code. `named`: the command."""
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
     else:
         message = " ".join(error.format_message().replace("Value error, ", "").split())
-        where = error.ctx.command_path if getattr(error, "ctx", None) else "sds"
+        where = error.ctx.command_path if getattr(error, "ctx", None) else named
         _say(UsageError(message, hint=f"{where} --help"))
     return int(error.exit_code)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -124,7 +124,8 @@ def _policy(gate: GateDefinition, *, brief: bool) -> Engine | None:
     def open_model() -> Engine:
         return _open(None, None, {}, brief=brief)
 
-    return open_policy(contract, fitted_readers(gate.name, gate.readers), open_model=open_model, now_ms=now_ms)
+    readers = fitted_readers(gate.name, gate.readers)
+    return open_policy(contract, readers, open_model=open_model, now_ms=now_ms, gate=gate.argument)
 
 
 def check_asked(engine: Engine, contract: Contract) -> None:
@@ -153,11 +154,11 @@ def _open(model: Path | None, engines: Path | None, given: dict[str, Any], *, br
         nowhere = Lines()
         nowhere[()] = 0  # options have no line in a file
         _, message = say(error.errors()[0], nowhere)
-        raise UsageError(message, hint=_mend(error.errors()[0], kind)) from error
+        raise UsageError(message, hint=_mend(error.errors()[0], kind, given)) from error
     return open_engine_of(spec, now_ms=now_ms, skip_warmup=brief)
 
 
-def _mend(error: Any, kind: str) -> str:
+def _mend(error: Any, kind: str, given: Mapping[str, Any]) -> str:
     """Return the option that corrects a contradiction between options; "" where none is known."""
     cause = error.get("ctx", {}).get("error")
     path = cause.path if isinstance(cause, ContradictionError) else ()
@@ -165,7 +166,7 @@ def _mend(error: Any, kind: str) -> str:
     if named == "backend" and kind == "native":
         return "add --engine outlines"
     if named == "dtype":
-        return "choose another --dtype or another --library"
+        return "choose another --dtype or another --library" if "library" in given else "add --library NAME"
     if named == "device" and kind == "native":
         return "use --library transformers or llamacpp"
     if named in {"backend", "device"}:

@@ -127,10 +127,10 @@ def _json(text: str) -> str:
     try:
         if isinstance(json.loads(text), dict):
             return text
-    except (ValueError, RecursionError):
+    except (TypeError, ValueError, RecursionError):
         pass
     raise UsageError(
-        "`change` must be a JSON object",
+        "`change` must be a JSON object, as text",
         hint="""for example {"action": "VOUCHER", "params": {"amount": 150.00}, "reason": "GOODWILL"}""",
     )
 

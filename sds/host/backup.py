@@ -146,20 +146,22 @@ def verified(
     public: PublicKeys | None,
     signed: Callable[[Store], Checkpoint | None],
     expected: Head | Checkpoint | None = None,
+    *,
+    hint: str = "sds ledger verify --gate GATE",
 ) -> tuple[Head, Checkpoint | None]:
     """Verify a whole copy of a record; return its head and the result of `signed`. Raises StoreError where it is damaged."""
     with closing(SqliteStore(record)) as copy:
         found = verify.verify(copy, expected, public)
-        refuse_damaged(found)
+        refuse_damaged(found, hint)
         asked = signed(copy)
         copy.truncate_log()
     return found.head, asked
 
 
-def refuse_damaged(found: verify.Report) -> None:
+def refuse_damaged(found: verify.Report, hint: str) -> None:
     if found.faults:
         more = f", and {len(found.faults) - 1} more" if len(found.faults) > 1 else ""
-        raise StoreError(f"the record is damaged: {found.faults[0]}{more}", hint="sds ledger verify --gate GATE")
+        raise StoreError(f"the record is damaged: {found.faults[0]}{more}", hint=hint)
 
 
 def _signed_head(copy: Store, folder: Path, now_ms: int) -> Checkpoint | None:

@@ -7,6 +7,7 @@ statement keep it from paying twice (`kernel.executor.wholeness`).
 
 from __future__ import annotations
 
+import shlex
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
@@ -26,6 +27,7 @@ from sds.kernel.storage.sqlite import SqliteReader, SqliteStore
 from sds.kernel.storage.store import Reader
 
 LOCKED_S = 1.0
+_DAMAGED = "restore another backup; if other keys than those here signed this one, name them with --public-key"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +52,11 @@ def restore(source: Path, folder: Path, *, gate: str, public: PublicKeys | None 
     paths.make_private(folder)
     with unpacked(source, folder) as backup:
         if backup.manifest.gate != gate:
-            raise UsageError(f"`{source}` is a backup of gate `{backup.manifest.gate}`, not of `{gate}`")
+            hint = f"sds restore --gate {backup.manifest.gate} --from {shlex.quote(str(source))}"
+            raise UsageError(f"`{source}` is a backup of gate `{backup.manifest.gate}`, not of `{gate}`", hint=hint)
         key = _key_to_put(backup, folder)
         known = public or _public_of(key, backup, folder)
-        verified(backup.record, known, lambda _: None, backup.manifest.expected)
+        verified(backup.record, known, lambda _: None, backup.manifest.expected, hint=_DAMAGED)
         with _placing(folder, backup, known) as replace:
             if key is not None:
                 replace_private_file(paths.key_path(folder), key.read_bytes())
@@ -113,7 +116,7 @@ def _making_schema(url: str, schema: str, backup: Unpacked, public: PublicKeys |
         with closing(SqliteStore(backup.record)) as copy, closing(PostgresStore(url, aside)) as made:
             with copy.frozen() as source:
                 copying.copy(source, made)
-            refuse_damaged(verify.verify(made, backup.manifest.expected, public))
+            refuse_damaged(verify.verify(made, backup.manifest.expected, public), _DAMAGED)
         yield lambda: put_in_place(url, aside, schema)
     finally:
         drop(url, aside)

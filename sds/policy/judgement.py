@@ -92,11 +92,11 @@ class Judgement:
         self.closing.close()
 
 
-def refuse_unread_scores(contract: Contract, judgement: Judgement | None) -> None:
+def refuse_unread_scores(contract: Contract, judgement: Judgement | None, *, gate: str = "GATE") -> None:
     """Raise UsageError where a score has no fitted reader: a language model cannot give a score."""
     for name, spec in contract.readings.items():
         if spec.score and (judgement is None or name not in judgement.readers):
-            raise UsageError(f"the score `{name}` has no fitted reader", hint=f"sds fit {contract.gate}")
+            raise UsageError(f"the score `{name}` has no fitted reader", hint=f"sds fit {gate}")
 
 
 def readings_hash(contract: Contract) -> str:
@@ -147,15 +147,18 @@ def read_manifest(folder: Path) -> tuple[Manifest, str]:
         raise _refused(folder, f"{FILE} is not JSON") from error
 
 
-def open_judgement(folder: Path, contract: Contract) -> Judgement:
-    """Open a fitted folder for a contract. Raises UsageError where it belongs to another contract, or was changed."""
+def open_judgement(folder: Path, contract: Contract, *, gate: str = "GATE") -> Judgement:
+    """Open a fitted folder for a contract. Raises UsageError where it belongs to another contract, or was changed.
+
+    `gate`: the argument that names the gate to a command, for the notice.
+    """
     manifest, sha256 = read_manifest(folder)
     if manifest.gate != contract.gate:
         raise _refused(folder, f"it was fitted for gate `{manifest.gate}`, not `{contract.gate}`")
     if manifest.readings != readings_hash(contract) or {*manifest.readers, *manifest.models} - set(contract.readings):
         raise _refused(folder, "it was fitted for other readings than the contract's")
     same_rules = manifest.rules == rules_hash(contract)
-    notices = () if same_rules or not contract.max_error else (OTHER_RULES.format(contract.gate),)
+    notices = () if same_rules or not contract.max_error else (OTHER_RULES.format(gate),)
     with ExitStack() as opened:
         readers = dict[str, Reader]()
         for name, expected in manifest.readers.items():

@@ -15,15 +15,21 @@ from sds.policy.readers import Answers, FittedAnswers, ModelReader
 
 
 def open_policy(
-    contract: Contract, folder: Path | None, *, open_model: Callable[[], Engine], now_ms: Callable[[], int]
+    contract: Contract,
+    folder: Path | None,
+    *,
+    open_model: Callable[[], Engine],
+    now_ms: Callable[[], int],
+    gate: str = "GATE",
 ) -> PolicyEngine:
     """Open the policy of a contract. `folder`: of fitted readers; None: the language model reads, with a notice.
+    `gate`: the argument that names the gate to a command, for notices and hints.
 
     Raises UsageError where the folder is refused, or where a score has no fitted reader.
     """
-    judgement = open_judgement(folder, contract) if folder is not None else None
+    judgement = open_judgement(folder, contract, gate=gate) if folder is not None else None
     unfitted = [name for name in contract.readings if judgement is None or name not in judgement.readers]
-    refuse_unread_scores(contract, judgement)
+    refuse_unread_scores(contract, judgement, gate=gate)
     chosen = any(line.otherwise == "MODEL" for line in contract.policy)
     needed = bool(unfitted) or chosen or bool(contract.explanation_chars_max)
     breaker = Breaker(whole_ms=contract.budget.ttl_ms, now_ms=now_ms)
@@ -32,9 +38,7 @@ def open_policy(
     notices = judgement.notices if judgement else ()
     if uncalibrated := [name for name in unfitted if _calibration(name, judgement, model) is None]:
         which = ", ".join(f"`{name}`" for name in uncalibrated)
-        notices += (
-            f"no reader is fitted for {which}: the uncalibrated language model reads it (sds fit {contract.gate})",
-        )
+        notices += (f"no reader is fitted for {which}: the uncalibrated language model reads it (sds fit {gate})",)
     return PolicyEngine(
         contract,
         answers,

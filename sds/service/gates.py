@@ -120,6 +120,6 @@ def _engine_of(
     if not contract.policy or settings.engines is not None:
         return model.get()
     readers = paths.fitted_readers(definition.name, definition.readers)
-    policy = open_policy(contract, readers, open_model=model.get, now_ms=now_ms)
+    policy = open_policy(contract, readers, open_model=model.get, now_ms=now_ms, gate=definition.argument)
     engines.callback(policy.close)
     return policy

@@ -77,6 +77,25 @@ def test_a_human_is_told_what_to_type_for_a_gate_of_this_path(cli: Cli, monkeypa
     assert "ABORT" in cli.ok(*abort[1:], "--reason", "withdrawn")
 
 
+@pytest.mark.parametrize(
+    ("typed", "mend"),
+    [
+        (("retry", "none"), "sds flows --undecided --gate ./toll"),
+        (("replay", "none"), "sds flows --gate ./toll"),
+        (("escalations", "show", "none"), "sds escalations list --gate ./toll"),
+        (("agents", "show", "none"), "sds agents list --gate ./toll"),
+        (("agents", "revoke", "toll-agent", "9.9.9", "--reason", "x"), "sds agents show toll-agent --gate ./toll"),
+        (("erase", "--event", "none", "--reason", "x"), "sds flows --gate ./toll"),
+        (("audit", " "), "sds flows lists them"),
+    ],
+)
+def test_a_hint_that_is_a_command_works_on_the_gate_that_was_typed(cli: Cli, typed: tuple[str, ...], mend: str) -> None:
+    cli.ok("run", "./toll", "--limit", "1")
+    for option in (("--gate", "./toll"), ("--gate=./toll",)):
+        code, _, err = cli(*typed, *option)
+        assert (2, f"mend:  {mend}") == (code, err.splitlines()[1])
+
+
 def test_a_halt_takes_the_name_and_runs_no_code_of_the_gate(cli: Cli) -> None:
     cli.ok("run", "./toll", "--limit", "1")
     written(Path("toll"), "raise SystemExit(3)")

@@ -30,6 +30,8 @@ COMMAND = [sys.executable, "-m", "sds.cli.app"]
         (["ledger", "--help"], 0, []),
         (["fly"], 2, ["error: No such command 'fly'.", "mend:  sds --help"]),
         (["ledger", "burn"], 2, ["error: No such command 'burn'.", "mend:  sds ledger --help"]),
+        (["run", "refund", "--limit"], 2, ["error: Option '--limit' requires an argument.", "mend:  sds run --help"]),
+        (["ledger", "verify", "--head"], 2, ["error: Option '--head' requires an argument.", "mend:  sds ledger verify --help"]),
         (["halt"], 2, ["error: Missing option '--reason'.", "mend:  sds halt --help"]),
         (
             ["run", "refund", "--chaos", "fire"],

@@ -221,10 +221,16 @@ MISTAKES = [
     (
         ("contracts", "check", "sds/gates/refund/contract.yaml", "--model", "tests"),
         2,
-        "mend:  name a GGUF file, or use --library transformers",
+        "mend:  name a GGUF file: only the library transformers runs folders",
     ),
     (("run", "refund", "--backend", "llguidance"), 2, "error: `native` has no use for `backend`"),
     (("run", "refund", "--engine", "outlines", "--mode", "exact"), 2, "mend:  leave out --mode"),
+    (("run", "refund", "--dtype", "bf16"), 2, "mend:  add --library NAME"),
+    (
+        ("run", "refund", "--dtype", "bf16", "--library", "llamacpp"),
+        2,
+        "mend:  choose another --dtype or another --library",
+    ),
     (("run", "refund", "--device", "cuda:99"), 1, "error: llama.cpp finds no GPU 99 here"),
     (("run", "refund", "--engines", "nowhere.yaml"), 2, "error: `nowhere.yaml` cannot be read"),
     (

@@ -135,8 +135,8 @@ def test_a_case_is_resolved_from_an_event_loop_too(asking: Bed) -> None:
     assert "HUMAN_ABORTED" == awaited(asking, run)
 
 
-@pytest.mark.parametrize("change", ["{", "[1]", "1"])
-def test_a_change_that_is_no_object_is_refused_before_it_is_sent(change: str, bed: Bed) -> None:
+@pytest.mark.parametrize("change", ["{", "[1]", "1", {"action": "VOUCHER"}])
+def test_a_change_that_is_no_object_is_refused_before_it_is_sent(change: Any, bed: Bed) -> None:
     with client_of(bed) as client, pytest.raises(UsageError, match="`change` must be a JSON object"):
         client.resolve("019a", "MODIFY", reason="why not", change=change)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+import struct
 import threading
 import time
 from pathlib import Path
@@ -280,10 +281,25 @@ def test_what_a_failing_server_says_is_shown_on_one_line() -> None:
         _written(angry)
 
 
-def _written(misdeed: Misdeed) -> None:
+def _written(misdeed: Misdeed, kind: Server = "llama-server") -> None:
     with misbehaving(misdeed) as (url, _):
-        writer = RemoteWriter("llama-server", url=url, model="m")
-        writer.write("s", "u", grammar_of(refund_language(), "gbnf"), tokens_max=40, timeout_s=20)
+        writer = RemoteWriter(kind, url=url, model="m")
+        writer.write("s", "u", grammar_of(refund_language(), FORMS[kind]), tokens_max=40, timeout_s=20)
+
+
+def test_a_connection_that_is_reset_is_said_in_plain_words() -> None:
+    def reset(connection: socket.socket, _request: bytes) -> None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    with pytest.raises(BackendError, match=r"^the server closed the connection before it had answered$"):
+        _written(reset)
+
+
+@pytest.mark.parametrize("kind", ["llama-server", "vllm", "openai"])
+@pytest.mark.parametrize("body", [b"", b"<h1>Welcome</h1>", b"[]", b"{}", b'{"choices": []}', b'{"choices": [7]}'])
+def test_a_reply_that_is_no_answer_is_said_in_plain_words(kind: Server, body: bytes) -> None:
+    with pytest.raises(BackendError, match=r"^the server's answer (is not a chat completion|holds no text)$"):
+        _written(lambda connection, _: reply(connection, body), kind)
 
 
 @pytest.mark.parametrize(

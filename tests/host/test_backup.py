@@ -190,12 +190,16 @@ def test_a_backup_that_another_key_signed_is_refused_beside_the_gates_own(tmp_pa
     backup(other, tmp_path / "copy", with_key=False)
     backup(other, tmp_path / "with", with_key=True)
     (bed.own / "decisions.db").unlink()
-    with pytest.raises(StoreError, match="the record is damaged: "):
+    with pytest.raises(StoreError, match="the record is damaged: ") as refused:
         put_back(bed, tmp_path / "copy")
+    assert "restore another backup; if other keys than those here signed this one, name them with --public-key" == (
+        refused.value.hint
+    )
     with pytest.raises(UsageError, match="differ from those of the backup"):
         put_back(bed, tmp_path / "with")
-    with pytest.raises(UsageError, match="a backup of gate `attack`, not of `refund`"):
+    with pytest.raises(UsageError, match="a backup of gate `attack`, not of `refund`") as caught:
         restore(tmp_path / "with", tmp_path / "refund", gate="refund")
+    assert f"sds restore --gate attack --from {tmp_path / 'with'}" == caught.value.hint
 
 
 def test_a_record_that_knows_more_or_other_things_is_not_overwritten(tmp_path: Path) -> None:

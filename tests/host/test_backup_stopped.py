@@ -60,7 +60,7 @@ def test_what_is_killed_in_the_middle_leaves_no_texts_and_keys_behind_once_it_is
     def left() -> list[Path]:
         return [*tmp_path.glob(".*/kernel.key"), *bed.own.glob(".*/kernel.key")]
 
-    def killed(*_: object) -> None:
+    def killed(*_: object, **__: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     with monkeypatch.context() as dies:

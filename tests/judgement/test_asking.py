@@ -82,7 +82,7 @@ def test_what_is_calibrated_reads_with_its_thresholds_and_another_model_without(
             contract(), tmp_path / "out", open_model=lambda model=model: Boasts(model), now_ms=lambda: 1
         )
         with closing(opened) as engine:
-            uncalibrated = "no reader is fitted for `cause`: the uncalibrated language model reads it (sds fit claims)"
+            uncalibrated = "no reader is fitted for `cause`: the uncalibrated language model reads it (sds fit GATE)"
             assert calibrated == (uncalibrated not in engine.notices)
             assert calibrated == (engine._thresholds is not None)
             assert f"policy: cause by model:{model}" == engine.model

@@ -133,7 +133,7 @@ def test_without_fitted_readers_the_model_reads_and_says_so(tiny_path: Callable[
     how = {"open_model": lambda: open_engine(tiny_path(1), now_ms=lambda: world.NOW_MS, skip_warmup=True)}
     with closing(open_policy(terms, None, now_ms=lambda: world.NOW_MS, **how)) as engine:
         assert (
-            "no reader is fitted for `mood`: the uncalibrated language model reads it (sds fit till)" in engine.notices
+            "no reader is fitted for `mood`: the uncalibrated language model reads it (sds fit GATE)" in engine.notices
         )
         packet = replace(world.packet(terms, evidence="late"), expires_at_ms=world.NOW_MS + 60_000)
         data, decoding = engine.propose(packet, tokens_max=4096)

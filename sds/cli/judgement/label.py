@@ -49,7 +49,10 @@ def label(gate: ChosenGate, out: Out = None, cases: CasesFile = None, reading: R
     definition = gate.find()
     contract = definition.load_contract()
     if not contract.readings:
-        raise UsageError(f"the contract of gate `{definition.name}` has no readings", hint="docs/judgement.md")
+        raise UsageError(
+            f"the contract of gate `{definition.name}` has no readings",
+            hint="docs/judgement.md says how to declare readings",
+        )
     from sds.judgement.labelling import queue  # noqa: PLC0415
 
     name = reading or next(iter(contract.readings))

@@ -122,10 +122,10 @@ def _readers(gate: GateDefinition, running: list[str]) -> str:
 
     folder = fitted_readers(gate.name, gate.readers)
     if folder is None:
-        refuse_unread_scores(contract, None)
+        refuse_unread_scores(contract, None, gate=gate.argument)
         return f"none is fitted: the language model reads, uncalibrated (sds fit {gate.argument})"
-    with closing(open_judgement(folder, contract)) as judgement:
-        refuse_unread_scores(contract, judgement)
+    with closing(open_judgement(folder, contract, gate=gate.argument)) as judgement:
+        refuse_unread_scores(contract, judgement, gate=gate.argument)
         named = [_read_by(name, judgement, running, gate) for name in contract.readings]
         return "; ".join([", ".join(named), *judgement.notices])
 

@@ -55,6 +55,17 @@ def test_the_language_model_is_calibrated_and_measured_in_the_place_of_a_fitted_
     assert (2, "error: --head and --language-model exclude each other") == (code, err.splitlines()[0])
 
 
+def test_a_notice_names_a_gate_of_ones_own_by_its_path(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sds.cli.engines._open", lambda *_, **__: Boasts())
+    event = tmp_path / "event.json"
+    event.write_text(json.dumps({"claim_id": "C", "trip_id": "TRIP-1", "text": "engine smoke"}))
+    _, _, err = cli("decide", "./claims", "--event", str(event))
+    unfitted = "no reader is fitted for `cause`: the uncalibrated language model reads it (sds fit ./claims)"
+    assert unfitted == err.splitlines()[0]
+
+
 def test_doctor_says_which_language_model_is_calibrated_and_refuses_another(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:

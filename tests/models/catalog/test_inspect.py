@@ -6,7 +6,9 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,9 @@ import pytest
 from sds.models.catalog.catalog import embedded_model, models_in
 from sds.models.catalog.inspect import inspect_model
 from sds.models.protocol import Backend, BackendError, ChatFrame
+from sds.models.transformers_.backend import HfBackend
 from tests.hostile import TINY_VOCABULARY
+from tests.model_fixtures import TINY_THREADS
 from tests.small_models import sentencepiece_gguf
 
 CHATML = ChatFrame("<|im_start|>system\n", "<|im_end|>\n<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n")
@@ -79,6 +83,31 @@ def test_a_tokenizer_that_joins_digits_and_has_no_template_is_told_apart(tmp_pat
         card.splits_digits,
         card.has_chat_template,
     )
+
+
+@pytest.mark.parametrize(
+    ("model_type", "why"),
+    [
+        ("llama", ""),
+        ("of_tomorrow", "transformers does not know this architecture, or cannot read its config.json"),
+        ("vit", "transformers has no model of this kind that writes text"),
+    ],
+)
+def test_a_folder_that_transformers_cannot_run_is_unfit(model_type: str, why: str, folder: Path):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": model_type}))
+    with inspect_model(folder) as model:
+        assert why == model.card.unfit
+    with nullcontext() if not why else pytest.raises(BackendError, match="of a kind that transformers does not know"):
+        HfBackend(folder, threads=TINY_THREADS).close()
+
+
+def test_without_torch_nothing_is_said_of_a_folder(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "sds.models.transformers_.loading")
+    (folder / "config.json").write_text(json.dumps({"model_type": "vit", "vocab_size": TINY_VOCABULARY}))
+    with inspect_model(folder) as model:
+        assert "" == model.card.unfit
 
 
 def test_after_the_inspection_its_words_are_gone():

@@ -76,7 +76,7 @@ def test_a_missing_file_is_one_clear_line(tmp_path: Path):
 def test_a_folder_is_not_a_model(tmp_path: Path):
     with pytest.raises(BackendError, match=r"cannot be read: is a directory") as refused:
         LlamaBackend(tmp_path)
-    assert "name a GGUF file, or use --library transformers for a folder" == refused.value.hint
+    assert "name a GGUF file: only the library transformers runs folders" == refused.value.hint
 
 
 def test_a_file_of_another_kind_is_refused_before_it_is_loaded(tmp_path: Path):
