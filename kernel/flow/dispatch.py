@@ -113,7 +113,7 @@ class Dispatcher:
 
     def _send(self, intent: ExecutionIntent, send_s: float) -> Receipt:
         """Send an order once, with `send_s` seconds to carry it out, and look it up unless the executor has settled or accepted
-        it. A look-up that contradicts a refusal makes it `unknown`. An executor that did not answer in time is not asked again.
+        it, or was late. A look-up that contradicts a refusal makes it `unknown`; `pending` where the look-up says that.
         """
 
         def send() -> Receipt:
@@ -131,8 +131,10 @@ class Dispatcher:
             return receipt
         known = self._lookup(intent)
         if receipt.status in ("rejected", "unsent"):
-            contradiction = f"the executor answered {receipt.status}, but its look-up says settled"
-            return replace(known, status="unknown", detail=contradiction) if known.status == "settled" else receipt
+            if known.status not in ("settled", "pending"):
+                return receipt
+            contradiction = f"the executor answered {receipt.status}, but its look-up says {known.status}"
+            return replace(known, status="unknown" if known.status == "settled" else "pending", detail=contradiction)
         if not receipt.detail:
             return known
         found = f"looked up: {known.status}{': ' if known.detail else ''}{known.detail}"
@@ -248,13 +250,10 @@ class Dispatcher:
         if not self.executor.voids:
             return
         with self._store.transaction():
-            if self._status(intent) in _IN_FLIGHT and not self._void_announced(intent):
+            announced = in_flight.is_void_announced(self._store, intent.dfid)
+            if self._status(intent) in _IN_FLIGHT and not announced:
                 body = {"idempotency_key": intent.idempotency_key}
                 ledger.append(self._store, self._now_ms(), "VOIDING", intent.dfid, body)
-
-    def _void_announced(self, intent: ExecutionIntent) -> bool:
-        sql = "SELECT 1 FROM ledger WHERE dfid = ? AND kind = 'VOIDING'"
-        return self._store.value(sql, (intent.dfid,)) is not None
 
     def attest(self, intent: ExecutionIntent, stated: Receipt, *, by: Mapping[str, object]) -> str:
         """Settle an UNKNOWN order as a human found it outside. `by`: who says so and why, for the ledger.
@@ -267,18 +266,22 @@ class Dispatcher:
         known = self._lookup(intent, accepted or "") if intent.is_signed_by(self._signer) else Receipt("unknown")
         if known.status == "absent" and (doubt := self._doubt_of_absent(intent.dfid, accepted)) is not None:
             known = Receipt("unknown", detail=doubt)
-        if (why := _AT_ODDS.get((known.status, stated.status))) is not None:
-            raise UsageError(why, hint="sds recover", dfid=intent.dfid)
+        _refuse_at_odds(known, stated, intent.dfid)
         if known.status == "absent":
             known = self._void(intent)
+            _refuse_at_odds(known, stated, intent.dfid)
         if known.status in ("settled", "rejected"):
             return self.settle(intent, known)
         return self.settle(intent, cleaned(stated), by=by)
 
     def _void(self, intent: ExecutionIntent) -> Receipt:
-        """Void an order. If it was carried out after all, the look-up compares it, unless it is late and still says `absent`."""
+        """Void an order. If it was carried out after all, the look-up compares it, unless it is late and still says `absent`.
+        What the look-up does not confirm is `pending`: nobody is to call it absent again.
+        """
         receipt = self._ask(intent, "voiding", lambda: self.executor.void(intent.idempotency_key, self._deadline_s))
-        return receipt if receipt.status != "settled" or (known := self._lookup(intent)).status == "absent" else known
+        if receipt.status != "settled" or (known := self._lookup(intent)).status == "absent":
+            return receipt
+        return known if known.status == "settled" else replace(known, status="pending")
 
     def statement(self, since_ms: int, until_ms: int) -> tuple[StatementLine, ...]:
         """Return what the executor lists of a time. Raises UsageError when it lists nothing, WorldError: unreadable."""
@@ -308,8 +311,8 @@ class Dispatcher:
         """Record what became of an order, or that it was accepted; return its status. Twice the same changes nothing.
 
         An order settled as FAILED that was carried out after all becomes DIRTY: what it took is taken again, and a human
-        must look at it. The same holds when a human has said that it settled and the executor itself says `rejected`. `by`:
-        the human whose word it is. `until_ms`: until then only its sender can have sent it. `unsent` later, or of an
+        must look at it. The same holds of an end that a human has stated and the executor contradicts (`is_contradicted`).
+        `by`: the human whose word it is. `until_ms`: until then only its sender can have sent it. `unsent` later, or of an
         UNKNOWN order, only means that this sender did not send it.
         """
         return self._settle(intent, receipt, by, until_ms)[0]
@@ -329,7 +332,7 @@ class Dispatcher:
                 receipt = replace(receipt, status="unknown")
             status = _STATUS.get(receipt.status, "UNKNOWN")
             accepts = receipt.status == "pending" and in_flight.accepted_as(self._store, intent.dfid) is None
-            if by is None and self._contradicts(intent, was, status):
+            if by is None and in_flight.is_contradicted(self._store, intent.dfid, was, receipt.status):
                 status = self._write_dirty(intent, receipt, was)
             elif was in _IN_FLIGHT and (was != status or accepts):
                 self._write(intent, receipt, order, by)
@@ -338,15 +341,6 @@ class Dispatcher:
         event = "security.settlement_contradicted" if status == "DIRTY" else "flow.settled"
         self._log(event, {"dfid": intent.dfid, "status": status})
         return status, failures
-
-    def _contradicts(self, intent: ExecutionIntent, was: str, status: str) -> bool:
-        """Tell whether the executor's own answer contradicts how an order was settled.
-
-        Of two answers of the executor the first holds, unless it was FAILED. An order that was undone stays undone.
-        """
-        if (was, status) == ("FAILED", "SUCCESS"):
-            return True
-        return (was, status) == ("SUCCESS", "FAILED") and in_flight.is_attested(self._store, intent.dfid)
 
     def _write_dirty(self, intent: ExecutionIntent, receipt: Receipt, was: str) -> str:
         """Mark a contradicted order as DIRTY, and reserve again what it took; return DIRTY."""
@@ -387,7 +381,8 @@ class Dispatcher:
     def _failure_tag(self, intent: ExecutionIntent, receipt: Receipt, by: Mapping[str, object] | None) -> str:
         if receipt.status == "unsent":
             return NOT_SENT
-        return undecided.INTERRUPTED if by is None and self._void_announced(intent) else EXECUTION_FAILED
+        voided = by is None and in_flight.is_void_announced(self._store, intent.dfid)
+        return undecided.INTERRUPTED if voided else EXECUTION_FAILED
 
     def _is_a_humans(self, dfid: str, tag: str) -> bool:
         """Tell whether a failed order's case is a human's now: a human's own decision at once, any other once no fresh flow
@@ -398,3 +393,8 @@ class Dispatcher:
         if self._store.value("SELECT 1 FROM human_decisions WHERE dfid = ?", (dfid,)) is not None:
             return True
         return not undecided.has_restart(self._store, dfid, tag, self._restarts_max)
+
+
+def _refuse_at_odds(known: Receipt, stated: Receipt, dfid: str) -> None:
+    if (why := _AT_ODDS.get((known.status, stated.status))) is not None:
+        raise UsageError(why, hint="sds recover", dfid=dfid)

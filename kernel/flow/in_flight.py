@@ -45,6 +45,7 @@ _DEADLINE = (
     "SELECT deadline_ms FROM flow_deadlines d WHERE dfid = ?"
     " AND NOT EXISTS (SELECT 1 FROM human_decisions h WHERE h.dfid = d.dfid)"
 )
+# Whether a human's word settled an order that has not been undone since.
 _ATTESTED = (
     "SELECT 1 FROM ledger l WHERE l.dfid = ? AND l.kind = 'RESOLVED' AND json_type(l.body, '$.by') IS NOT NULL"
     " AND NOT EXISTS (SELECT 1 FROM saga_reversals r WHERE r.dfid = l.dfid AND r.status = 'REVERTED')"
@@ -116,9 +117,21 @@ def accepted_as(record: Reader, dfid: str) -> str | None:
     return None if found is None else str(found[0])
 
 
-def is_attested(record: Reader, dfid: str) -> bool:
-    """Tell whether a human's word settled an order that has not been undone since."""
-    return record.value(_ATTESTED, (dfid,)) is not None
+def is_void_announced(record: Reader, dfid: str) -> bool:
+    """Tell whether it is recorded that a flow's order was about to be voided."""
+    return record.value("SELECT 1 FROM ledger WHERE dfid = ? AND kind = 'VOIDING'", (dfid,)) is not None
+
+
+def is_contradicted(record: Reader, dfid: str, was: str, said: str) -> bool:
+    """Tell whether the executor's own answer `said` contradicts the status `was` of an order.
+
+    Of two answers of the executor the first holds, unless it was FAILED: a slow `pending` may be older than `rejected`. A
+    human's word holds only until the executor says otherwise. An order that was undone stays undone.
+    """
+    if (was, said) == ("FAILED", "settled"):
+        return True
+    against_humans = (("SUCCESS", "rejected"), ("FAILED", "pending"))
+    return (was, said) in against_humans and record.value(_ATTESTED, (dfid,)) is not None
 
 
 def times_ms(record: Reader, dfid: str) -> tuple[int, int | None]:

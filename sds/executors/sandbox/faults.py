@@ -23,8 +23,8 @@ class GatewayFaults:
     Before the work: `down` answers 503; `drop` closes the connection; `fail` answers 500, half of the times after the
     work; `refuse` declines a new order for good; `delay_ms` waits. After the work: `lose_replies` closes without an
     answer; `cut_replies` closes in the middle of one; `answer_twice` sends it again a moment later, where the client
-    expects the answer to its next question. `forget_keys_ms`: after so long the gateway no longer knows that a key was
-    paid or made void; None: it never forgets.
+    expects the answer to its next question. `accept_ms`: for so long an order is only accepted. `forget_keys_ms`: after so
+    long the gateway no longer knows that a key was paid or made void; None: it never forgets.
     """
 
     down: float = 0.0

@@ -10,7 +10,7 @@ import pytest
 from sds.kernel.audit import verify
 from sds.kernel.errors import UsageError
 from sds.kernel.executor import breaker
-from sds.kernel.executor.protocol import ExecutionIntent, Receipt
+from sds.kernel.executor.protocol import ExecutionIntent, Receipt, Settlement
 from sds.kernel.flow.decision_record import read_order
 from sds.kernel.human.review import attest
 from sds.kernel.operations.recovery import Recovered
@@ -128,6 +128,92 @@ def test_a_human_cannot_free_what_voiding_calls_carried_out_while_the_look_up_is
     who = {"who": "ada", "reason": "seen", "acknowledged": True, "now_ms": world.clock()}
     attest(world.kernel, dfid, Receipt("rejected"), **who)  # type: ignore[arg-type]
     assert ["SUCCESS"] == execution(world)
+
+
+@pytest.mark.parametrize("found", ["unknown", "pending", "rejected"])
+def test_nor_while_the_look_up_does_not_confirm_it(world: World, found: Settlement) -> None:
+    outside = clearing(world, Receipt("absent"))
+    outside.accepts, outside.idempotent = Receipt("unknown"), False
+
+    def carried_out(key: str, deadline_s: float) -> Receipt:
+        outside.says = Receipt(found)
+        return Receipt("settled", "PAY-1")
+
+    outside.void = carried_out  # type: ignore[method-assign]
+    world.kernel = world.open_kernel(executor=outside)
+    dfid = world.decide(refund()).dfid
+    who = {"who": "ada", "reason": "seen", "acknowledged": True, "now_ms": world.clock()}
+    with pytest.raises(UsageError, match="has accepted the order, and may still carry it out"):
+        attest(world.kernel, dfid, Receipt("rejected"), **who)  # type: ignore[arg-type]
+    assert ["UNKNOWN"] == execution(world)
+
+
+def test_nor_what_voiding_itself_calls_accepted(world: World) -> None:
+    outside = clearing(world, Receipt("absent"))
+    outside.accepts, outside.idempotent = Receipt("unknown"), False
+    outside.void = lambda *_: ACCEPTED  # type: ignore[method-assign]
+    world.kernel = world.open_kernel(executor=outside)
+    dfid = world.decide(refund()).dfid
+    who = {"who": "ada", "reason": "seen", "acknowledged": True, "now_ms": world.clock()}
+    with pytest.raises(UsageError, match="has accepted the order, and may still carry it out"):
+        attest(world.kernel, dfid, Receipt("rejected"), **who)  # type: ignore[arg-type]
+    assert ["UNKNOWN"] == execution(world)
+
+
+def test_what_voiding_called_carried_out_is_not_believed_to_be_absent_later(world: World) -> None:
+    outside = clearing(world, Receipt("absent"))
+    outside.accepts, outside.idempotent = Receipt("unknown"), False
+
+    def carried_out(key: str, deadline_s: float) -> Receipt:
+        outside.says = Receipt("unknown")
+        return Receipt("settled", "PAY-1")
+
+    outside.void = carried_out  # type: ignore[method-assign]
+    world.kernel = world.open_kernel(executor=outside)
+    world.decide(refund())
+    assert Recovered(unknown=1) == recovered(world)
+    outside.void, outside.says = (lambda *_: Receipt("rejected")), Receipt("absent")  # type: ignore[method-assign]
+    assert Recovered(unknown=1) == recovered(world)
+    assert () == verify.verify(world.store).faults
+
+
+@pytest.mark.parametrize("answer", ["rejected", "unsent"])
+def test_a_refusal_frees_nothing_that_the_look_up_calls_accepted(world: World, answer: Settlement) -> None:
+    """Its event would be paid again, and then the first order, too."""
+    outside = clearing(world, ACCEPTED)
+    outside.accepts = Receipt(answer)
+    dfid = world.decide(refund()).dfid
+    (detail,) = world.column("SELECT body ->> '$.detail' FROM ledger WHERE dfid = ? AND kind = 'UNKNOWN'", dfid)
+    assert f"the executor answered {answer}, but its look-up says pending" == detail
+    outside.says = Receipt("absent")
+    assert (Recovered(unknown=1), []) == (recovered(world), outside.voided)
+    outside.says = Receipt("settled", "PAY-1")
+    assert Recovered(success=1) == recovered(world)
+
+
+@pytest.mark.parametrize(("by_human", "status"), [(True, "DIRTY"), (False, "FAILED")])
+def test_a_slow_look_up_that_says_accepted_contradicts_a_human_but_not_a_later_answer(
+    world: World, by_human: bool, status: str
+) -> None:
+    outside = clearing(world, Receipt("unknown"))
+    outside.accepts = Receipt("unknown")
+    dfid = world.decide(refund()).dfid
+    asked = outside.lookup_order
+
+    def slow(intent: ExecutionIntent, reference: str, deadline_s: float) -> Receipt:
+        outside.lookup_order = asked  # type: ignore[method-assign]
+        if by_human:
+            who = {"who": "ada", "reason": "seen", "acknowledged": True, "now_ms": world.clock()}
+            attest(world.kernel, dfid, Receipt("rejected"), **who)  # type: ignore[arg-type]
+        else:
+            world.kernel.dispatcher.settle(intent, Receipt("rejected"))
+        return ACCEPTED
+
+    outside.lookup_order = slow  # type: ignore[method-assign]
+    recovered(world)
+    assert [status] == execution(world)
+    assert by_human == (("security.settlement_contradicted", {"dfid": dfid, "status": "DIRTY"}) in world.logged)
+    assert () == verify.verify(world.store).faults
 
 
 def test_what_a_look_up_calls_accepted_is_remembered_with_its_reference_and_once(world: World) -> None:
