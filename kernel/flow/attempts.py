@@ -56,7 +56,7 @@ class OpenFlow:
     """An open flow and everything that its end depends on, as the transaction that ends it has read them.
 
     `row`: the columns `FLOW`. `case`: what `vault.key_of_case` takes. `windows`: those of its agent's monitors, as stored.
-    `ordered`: 1 if the record has an order under the key that was asked for, else 0.
+    `key`: the idempotency key that was asked for. `ordered`: 1 if the record has an order under it, else 0.
     """
 
     row: Row
@@ -67,6 +67,7 @@ class OpenFlow:
     head: Head
     usage: Usage
     totals: Totals
+    key: str
     attempts: int
     deadline_ms: int | None
     rejections: int | None
@@ -92,7 +93,7 @@ def asking_for_open(
     return sql, (key, *counters, agent_id, *resources, dfid)
 
 
-def open_flow(rows: list[Row], resources: Mapping[str, str], counters: tuple[str, ...]) -> OpenFlow | None:
+def open_flow(rows: list[Row], key: str, resources: Mapping[str, str], counters: tuple[str, ...]) -> OpenFlow | None:
     """Return what `asking_for_open` has read. None: there is no such flow, or it has ended."""
     if not rows:
         return None
@@ -101,7 +102,7 @@ def open_flow(rows: list[Row], resources: Mapping[str, str], counters: tuple[str
     head = Head(*last) if last[0] else Head(0, GENESIS)
     usage = reservations.usage_in(resources, [each[_RESOURCE] for each in rows])
     totals = (counters, rows[0][_TOTALS])
-    return OpenFlow(row, case, authority.authority_in(standing), breaker, windows, head, usage, totals, *more)
+    return OpenFlow(row, case, authority.authority_in(standing), breaker, windows, head, usage, totals, key, *more)
 
 
 @dataclass(frozen=True, slots=True)
