@@ -49,7 +49,9 @@ class Observer:
         counted as if it had taken nothing. `seen`: what the record says of agent, key and flow, where that has been read
         already.
         """
-        seen = seen or standing(self._store, self._contract, self._contract.agent_id, key, dfid)
+        if seen is None:
+            counters = spend.counters_for_anyone(self._contract, now_ms)
+            seen = standing(self._store, self._contract, self._contract.agent_id, key, dfid, counters)
         authority, usage = seen.authority, seen.usage
         own = reservations.of_order(self._store, without) if without else {}
         drawn = {

@@ -77,6 +77,11 @@ def scopes(contract: Contract, fields: Fields, at_ms: int) -> Scopes:
     return Scopes(at_ms, tuple(names), tuple(whom))
 
 
+def counters_for_anyone(contract: Contract, at_ms: int) -> tuple[str, ...]:
+    """Return the names of the counters, where they do not depend on state: where no limit counts `per` a field. Else none."""
+    return () if any(limit.per for limit in contract.spend) else scopes(contract, {}, at_ms).names
+
+
 def _name(gate: str, limit: SpendLimit, who: str, at_ms: int, utc: str) -> str:
     if limit.sliding:
         return f"{_minutes(gate, limit, who)}{utc[:_MINUTE_CHARS]}"
