@@ -40,7 +40,7 @@ LEFT JOIN erasures x ON x.gate = b.gate AND x.event_id = b.event_id
 LEFT JOIN executor_breakers o ON o.gate = b.gate
 LEFT JOIN monitor_windows w ON w.agent_id = a.agent_id AND w.stream = 'decisions'
 LEFT JOIN ledger l ON l.idx = (SELECT max(idx) FROM ledger)
-LEFT JOIN resources u ON u.resource IN ({{marks}})
+LEFT JOIN resources u ON {reservations.OF_KEY}
 WHERE b.dfid = ? AND b.state = 'ACTIVE'
 """
 _PARTS = tuple(pairwise(accumulate((10, 5, 4, 3, 2, 2, 4), initial=0)))  # the columns of `_OPEN` up to `ordered`
@@ -84,13 +84,13 @@ class OpenFlow:
 
 
 def asking_for_open(
-    dfid: str, agent_id: str, key: str, resources: Mapping[str, str], counters: tuple[str, ...]
+    dfid: str, agent_id: str, key: str, bounds: tuple[str, str], counters: tuple[str, ...]
 ) -> tuple[str, Row]:
     """Return the statement that reads an open flow, and its values. `key`: the idempotency key its order would have;
-    `resources`: all that it could draw on (`reservations.named`); `counters`: its spend counters (`spend.scopes`).
+    `bounds`: of the resources it could draw on (`reservations.bounds`); `counters`: its spend counters (`spend.scopes`).
     """
-    sql = _OPEN.format(marks=reservations.marks(resources), totals=spend.columns(counters))
-    return sql, (key, *counters, agent_id, *resources, dfid)
+    sql = _OPEN.format(totals=spend.columns(counters))
+    return sql, (key, *counters, agent_id, *bounds, dfid)
 
 
 def open_flow(rows: list[Row], key: str, resources: Mapping[str, str], counters: tuple[str, ...]) -> OpenFlow | None:

@@ -83,8 +83,8 @@ class Committer:
         dfid = attempt.packet.dfid
         key = self._idempotency_key(attempt, dfid) if attempt.verdict.outcome == "ACCEPTED" else ""
         resources = reservations.named(self._contract, attempt.packet.key)
-        counters = self._counters(attempt)
-        asking = asking_for_open(dfid, self._contract.agent_id, key, resources, counters)
+        bounds, counters = reservations.bounds(self._contract, attempt.packet.key), self._counters(attempt)
+        asking = asking_for_open(dfid, self._contract.agent_id, key, bounds, counters)
         with self._store.transaction(*asking) as found:
             flow = open_flow(found, key, resources, counters)
             if flow is None:

@@ -148,8 +148,8 @@ def standing(
     rows = store.rows(
         f"SELECT {authorities.COLUMNS}, (SELECT count(*) FROM attempts t WHERE t.dfid = ?), {reservations.COLUMNS},"
         f" {spend.columns(counters)} {tables} LEFT JOIN ledger l ON l.idx = (SELECT max(idx) FROM ledger)"
-        f" LEFT JOIN resources u ON u.resource IN ({reservations.marks(paths)}) WHERE a.agent_id = ?",
-        (dfid, *counters, of, *paths, agent_id),
+        f" LEFT JOIN resources u ON {reservations.OF_KEY} WHERE a.agent_id = ?",
+        (dfid, *counters, of, *reservations.bounds(contract, key), agent_id),
     )
     if not rows:
         return Seen(Authority(), reservations.usage(store, contract, key))
