@@ -185,13 +185,12 @@ def settle(store: Store, dfid: str, held: list[tuple[str, int, bool]], *, succee
 
     `held`: the resource and the amount of each live reservation, and whether that resource is in the record, as it must be.
     """
-    times = 0 if succeeded and kept else -1
+    times, status = (0 if succeeded and kept else -1), ("settled" if succeeded else "released")
     for name, amount, is_there in held:
         if not is_there:
             raise _missing(name, dfid)
         store.write(_DRAW, (times * amount, name))
-    status = "settled" if succeeded else "released"
-    store.write("UPDATE reservations SET status = ? WHERE dfid = ? AND status = 'live'", (status, dfid))
+        store.write("UPDATE reservations SET status = ? WHERE dfid = ? AND resource = ?", (status, dfid, name))
     if not succeeded:
         spend.recount(store, dfid, -1)
 
