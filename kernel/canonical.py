@@ -27,6 +27,7 @@ _UNSEEN = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U00016fe4\U0001d159\U000e0100-\U000e01ef]"
 )
 _VERSION, _VARIANT = 0xF << 76, 0b11 << 62  # the bits of a UUID that hold them
+_SORTED = json.JSONEncoder(sort_keys=True)  # DIR's sorted JSON: with blanks, and in ASCII
 
 
 def canonical(data: object) -> bytes:
@@ -59,7 +60,7 @@ def in_words(error: BaseException) -> str:
 
 def idempotency_key(dfid: str, step_id: str, params: Mapping[str, object]) -> str:
     """Return SHA-256 of `dfid:step_id:sorted-json(params)` (DIR 4.5). Neither attempt nor context is part of it."""
-    payload = f"{dfid}:{step_id}:{json.dumps(params, sort_keys=True)}"
+    payload = f"{dfid}:{step_id}:{_SORTED.encode(params)}"
     return hashlib.sha256(payload.encode("utf-8")).hexdigest()
 
 

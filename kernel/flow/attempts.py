@@ -40,7 +40,7 @@ LEFT JOIN erasures x ON x.gate = b.gate AND x.event_id = b.event_id
 LEFT JOIN executor_breakers o ON o.gate = b.gate
 LEFT JOIN monitor_windows w ON w.agent_id = a.agent_id AND w.stream = 'decisions'
 LEFT JOIN ledger l ON l.idx = (SELECT max(idx) FROM ledger)
-LEFT JOIN resources u ON u.resource IN ({{marks}})
+LEFT JOIN resources u ON {reservations.OF_KEY}
 WHERE b.dfid = ? AND b.state = 'ACTIVE'
 """
 _PARTS = tuple(pairwise(accumulate((10, 5, 4, 3, 2, 2, 4), initial=0)))  # the columns of `_OPEN` up to `ordered`
@@ -56,7 +56,7 @@ class OpenFlow:
     """An open flow and everything that its end depends on, as the transaction that ends it has read them.
 
     `row`: the columns `FLOW`. `case`: what `vault.key_of_case` takes. `windows`: those of its agent's monitors, as stored.
-    `ordered`: 1 if the record has an order under the key that was asked for, else 0.
+    `key`: the idempotency key that was asked for. `ordered`: 1 if the record has an order under it, else 0.
     """
 
     row: Row
@@ -67,6 +67,7 @@ class OpenFlow:
     head: Head
     usage: Usage
     totals: Totals
+    key: str
     attempts: int
     deadline_ms: int | None
     rejections: int | None
@@ -83,16 +84,16 @@ class OpenFlow:
 
 
 def asking_for_open(
-    dfid: str, agent_id: str, key: str, resources: Mapping[str, str], counters: tuple[str, ...]
+    dfid: str, agent_id: str, key: str, bounds: tuple[str, str], counters: tuple[str, ...]
 ) -> tuple[str, Row]:
     """Return the statement that reads an open flow, and its values. `key`: the idempotency key its order would have;
-    `resources`: all that it could draw on (`reservations.named`); `counters`: its spend counters (`spend.scopes`).
+    `bounds`: of the resources it could draw on (`reservations.bounds`); `counters`: its spend counters (`spend.scopes`).
     """
-    sql = _OPEN.format(marks=reservations.marks(resources), totals=spend.columns(counters))
-    return sql, (key, *counters, agent_id, *resources, dfid)
+    sql = _OPEN.format(totals=spend.columns(counters))
+    return sql, (key, *counters, agent_id, *bounds, dfid)
 
 
-def open_flow(rows: list[Row], resources: Mapping[str, str], counters: tuple[str, ...]) -> OpenFlow | None:
+def open_flow(rows: list[Row], key: str, resources: Mapping[str, str], counters: tuple[str, ...]) -> OpenFlow | None:
     """Return what `asking_for_open` has read. None: there is no such flow, or it has ended."""
     if not rows:
         return None
@@ -101,7 +102,7 @@ def open_flow(rows: list[Row], resources: Mapping[str, str], counters: tuple[str
     head = Head(*last) if last[0] else Head(0, GENESIS)
     usage = reservations.usage_in(resources, [each[_RESOURCE] for each in rows])
     totals = (counters, rows[0][_TOTALS])
-    return OpenFlow(row, case, authority.authority_in(standing), breaker, windows, head, usage, totals, *more)
+    return OpenFlow(row, case, authority.authority_in(standing), breaker, windows, head, usage, totals, key, *more)
 
 
 @dataclass(frozen=True, slots=True)

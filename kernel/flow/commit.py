@@ -83,10 +83,10 @@ class Committer:
         dfid = attempt.packet.dfid
         key = self._idempotency_key(attempt, dfid) if attempt.verdict.outcome == "ACCEPTED" else ""
         resources = reservations.named(self._contract, attempt.packet.key)
-        counters = self._counters(attempt)
-        asking = asking_for_open(dfid, self._contract.agent_id, key, resources, counters)
+        bounds, counters = reservations.bounds(self._contract, attempt.packet.key), self._counters(attempt)
+        asking = asking_for_open(dfid, self._contract.agent_id, key, bounds, counters)
         with self._store.transaction(*asking) as found:
-            flow = open_flow(found, resources, counters)
+            flow = open_flow(found, key, resources, counters)
             if flow is None:
                 raise UsageError(f"flow `{dfid}` is no longer open", reason_code="FLOW_CLOSED", dfid=dfid)
             yield replace(attempt, number=flow.attempts + 1, now_ms=self._now_ms(), flow=flow)
@@ -207,7 +207,7 @@ class Committer:
         """Return the order's key, and whether the record has an order under it. A flow without parent has read both."""
         dfid, flow = attempt.packet.dfid, attempt.flow
         if flow and flow.parent is None:
-            return self._idempotency_key(attempt, dfid), bool(flow.ordered)
+            return flow.key, bool(flow.ordered)
         key = self._idempotency_key(attempt, undecided.named_by(self._store, dfid))
         return key, decision_record.is_ordered(self._store, key)
 

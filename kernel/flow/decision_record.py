@@ -43,6 +43,7 @@ ADOPTED_ROWS = {"decision_flows": SEALED["decision_flows"], **RESERVED}
 SAGA = {"decision_flows": SEALED["decision_flows"], "sagas": "dfid, name, steps, menu"}
 
 _IN_ORDER = "ORDER BY 1, 2"
+_PLAIN = frozenset({int, str, bytes, type(None)})  # a column gives back a value of one of these types as it is
 _ORDER = "SELECT dfid, idempotency_key, kind, params, resource_key, state_version, signature FROM execution_log"
 
 
@@ -120,6 +121,8 @@ def _insert_sealed(store: Store, table: str, more: Mapping[str, Any] = MappingPr
 
 def as_kept(value: Any) -> Any:
     """Return a value as its column gives it back: plain int, float or str, whatever subclass it is here."""
+    if type(value) in _PLAIN:
+        return value
     match value:
         case bool() | int():
             return int(value)

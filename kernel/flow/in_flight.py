@@ -26,14 +26,15 @@ _UNFINISHED = (
     " ORDER BY COALESCE(e.reserved_at_ms, f.created_at_ms)"
 )
 
-# One row for each resource that the order holds, at least one row.
+# One row for each resource that the order holds or has held, at least one row. It is found by its flow: the index of what is
+# held now still has what was held since the server last cleaned it.
 _ORDER = (
-    "SELECT r.resource, r.amount, x.resource IS NOT NULL, l.idx, l.entry_hash,"
+    "SELECT CASE WHEN r.status = 'live' THEN r.resource END, r.amount, x.resource IS NOT NULL, l.idx, l.entry_hash,"
     " e.status, n.dfid IS NOT NULL, COALESCE(h.contract_hash, f.contract_hash), b.failures FROM execution_log e"
     " LEFT JOIN decision_flows f ON f.dfid = e.dfid LEFT JOIN human_decisions h ON h.dfid = e.dfid"
     " LEFT JOIN order_lookups n ON n.dfid = e.dfid LEFT JOIN executor_breakers b ON b.gate = f.gate"
     " LEFT JOIN ledger l ON l.idx = (SELECT max(idx) FROM ledger)"
-    " LEFT JOIN reservations r ON r.dfid = e.dfid AND r.status = 'live' LEFT JOIN resources x ON x.resource = r.resource"
+    " LEFT JOIN reservations r ON r.dfid = e.dfid LEFT JOIN resources x ON x.resource = r.resource"
     " WHERE e.dfid = ?"
 )
 _TIMES = (

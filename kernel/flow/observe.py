@@ -49,7 +49,9 @@ class Observer:
         counted as if it had taken nothing. `seen`: what the record says of agent, key and flow, where that has been read
         already.
         """
-        seen = seen or standing(self._store, self._contract, self._contract.agent_id, key, dfid)
+        if seen is None:
+            counters = spend.counters_for_anyone(self._contract, now_ms)
+            seen = standing(self._store, self._contract, self._contract.agent_id, key, dfid, counters)
         authority, usage = seen.authority, seen.usage
         own = reservations.of_order(self._store, without) if without else {}
         drawn = {
@@ -146,8 +148,8 @@ def standing(
     rows = store.rows(
         f"SELECT {authorities.COLUMNS}, (SELECT count(*) FROM attempts t WHERE t.dfid = ?), {reservations.COLUMNS},"
         f" {spend.columns(counters)} {tables} LEFT JOIN ledger l ON l.idx = (SELECT max(idx) FROM ledger)"
-        f" LEFT JOIN resources u ON u.resource IN ({reservations.marks(paths)}) WHERE a.agent_id = ?",
-        (dfid, *counters, of, *paths, agent_id),
+        f" LEFT JOIN resources u ON {reservations.OF_KEY} WHERE a.agent_id = ?",
+        (dfid, *counters, of, *reservations.bounds(contract, key), agent_id),
     )
     if not rows:
         return Seen(Authority(), reservations.usage(store, contract, key))

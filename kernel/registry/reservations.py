@@ -22,6 +22,7 @@ COLUMNS = (
     "u.resource, u.epoch, u.drawn,"
     " EXISTS (SELECT 1 FROM reservations l WHERE l.resource = u.resource AND l.status = 'live')"
 )
+OF_KEY = "u.resource > ? AND u.resource < ?"  # its values: `bounds`
 # A human's order is under the contract in force when the human decided, every other order under its flow's.
 _SETTLES_IN = (
     "SELECT c.body ->> '$.draws_settle_in' FROM decision_flows f LEFT JOIN human_decisions h ON h.dfid = f.dfid"
@@ -70,9 +71,13 @@ def taken(contract: Contract, dfid: str, key: str, claim: Claim) -> list[Row]:
 
 def usage(store: Store, contract: Contract, key: str) -> Usage:
     """Return the usage of every numeric field of a key, by all gates of the same source."""
-    paths = named(contract, key)
-    rows = store.rows(f"SELECT {COLUMNS} FROM resources u WHERE u.resource IN ({marks(paths)})", tuple(paths))
-    return usage_in(paths, rows)
+    rows = store.rows(f"SELECT {COLUMNS} FROM resources u WHERE {OF_KEY}", bounds(contract, key))
+    return usage_in(named(contract, key), rows)
+
+
+def bounds(contract: Contract, key: str) -> tuple[str, str]:
+    """Return the names between which all resources of a key lie. Those of a key that goes on behind a `#` lie there, too."""
+    return spend.between(resource(contract, key, ""))
 
 
 def named(contract: Contract, key: str) -> dict[str, str]:
@@ -82,12 +87,12 @@ def named(contract: Contract, key: str) -> dict[str, str]:
 
 
 def usage_in(paths: Mapping[str, str], rows: list[Row]) -> Usage:
-    """Return the usage in rows of `COLUMNS`. `paths`: resource -> field. A resource that is not there may stand as None."""
+    """Return the usage in rows of `COLUMNS`. `paths`: resource -> field. Other resources, and None for none, are left out."""
     epochs, drawn = dict.fromkeys(paths.values(), 0), dict.fromkeys(paths.values(), 0)
     for name, epoch, amount, _ in rows:
-        if name is not None:
+        if name in paths:
             epochs[paths[name]], drawn[paths[name]] = epoch, amount
-    return Usage(epochs, drawn, frozenset(paths[name] for name, _, _, held in rows if held))
+    return Usage(epochs, drawn, frozenset(paths[name] for name, _, _, held in rows if held and name in paths))
 
 
 def holder(store: Store, contract: Contract, key: str) -> str | None:
@@ -180,13 +185,12 @@ def settle(store: Store, dfid: str, held: list[tuple[str, int, bool]], *, succee
 
     `held`: the resource and the amount of each live reservation, and whether that resource is in the record, as it must be.
     """
-    times = 0 if succeeded and kept else -1
+    times, status = (0 if succeeded and kept else -1), ("settled" if succeeded else "released")
     for name, amount, is_there in held:
         if not is_there:
             raise _missing(name, dfid)
         store.write(_DRAW, (times * amount, name))
-    status = "settled" if succeeded else "released"
-    store.write("UPDATE reservations SET status = ? WHERE dfid = ? AND status = 'live'", (status, dfid))
+        store.write("UPDATE reservations SET status = ? WHERE dfid = ? AND resource = ?", (status, dfid, name))
     if not succeeded:
         spend.recount(store, dfid, -1)
 

@@ -77,6 +77,11 @@ def scopes(contract: Contract, fields: Fields, at_ms: int) -> Scopes:
     return Scopes(at_ms, tuple(names), tuple(whom))
 
 
+def counters_for_anyone(contract: Contract, at_ms: int) -> tuple[str, ...]:
+    """Return the names of the counters, where they do not depend on state: where no limit counts `per` a field. Else none."""
+    return () if any(limit.per for limit in contract.spend) else scopes(contract, {}, at_ms).names
+
+
 def _name(gate: str, limit: SpendLimit, who: str, at_ms: int, utc: str) -> str:
     if limit.sliding:
         return f"{_minutes(gate, limit, who)}{utc[:_MINUTE_CHARS]}"
@@ -191,11 +196,11 @@ def _used_by_steps(
 def _all_windows(gate: str, limit: SpendLimit, who: str) -> tuple[str, str, int, str]:
     """Return the two bounds of the names of all windows of one limit, and their end, as values for `_ORDERS`."""
     end = "" if limit.sliding else f"/{who}"
-    return (*_between(_minutes(gate, limit, who) if limit.sliding else f"{gate}/{limit.name}/"), len(end) - 1, end)
+    return (*between(_minutes(gate, limit, who) if limit.sliding else f"{gate}/{limit.name}/"), len(end) - 1, end)
 
 
-def _between(prefix: str) -> tuple[str, str]:
-    """Return bounds that hold every longer name that begins with `prefix`, which ends with a slash."""
+def between(prefix: str) -> tuple[str, str]:
+    """Return bounds that hold every longer name that begins with `prefix`: all that is above the first and below the second."""
     return prefix, f"{prefix[:-1]}{chr(ord(prefix[-1]) + 1)}"
 
 
@@ -265,4 +270,4 @@ def _holds(store: Reader, gate: str, limit: SpendLimit, at_ms: int) -> bool:
         "SELECT 1 FROM spend_totals WHERE used > 0 AND scope > ? AND scope < ?"
         f" AND substr(scope, length(scope) - {_MINUTE_CHARS - 1}) >= ?"
     )
-    return store.row(sql, (*_between(prefix), since)) is not None
+    return store.row(sql, (*between(prefix), since)) is not None

@@ -164,7 +164,7 @@ def _checked(keys: tuple[bytes, ...]) -> tuple[bytes, ...]:
 
 
 def _mac(key: bytes, data: bytes) -> str:
-    return hmac.new(key, data, sha256).hexdigest()
+    return hmac.digest(key, data, "sha256").hex()
 
 
 def _derived(key: bytes, purpose: str) -> bytes:
@@ -215,4 +215,4 @@ class Keyring:
     def fingerprints(self, text: str) -> tuple[str, ...]:
         """Return the keyed hashes of a text, 64 hexadecimal digits, one for each key. Write the first; recognise by any."""
         self._renew()
-        return tuple(hmac.new(key, text.encode(), sha256).hexdigest() for key in self._recognising)
+        return tuple(_mac(key, text.encode()) for key in self._recognising)

@@ -67,6 +67,7 @@ SOME = [
     "test_the_check_reads_one_moment_while_decisions_go_on",
     "test_the_record_says_who_decided_what_when_why_and_on_what",
     "test_the_reserving_transaction_itself_holds_the_spend_limits",
+    "test_the_resources_of_a_key_are_its_own_whatever_other_keys_it_looks_like",
     "test_two_kernels_racing_for_the_last_cents_never_pass_the_limit",
     "test_what_a_decision_proves_stays_after_the_sweep",
     "test_what_is_asked_for_begins_before_the_last_order_whatever_the_clock_showed_at_an_earlier_one",

@@ -85,6 +85,17 @@ def test_a_resource_that_is_held_cannot_be_drawn_on_but_others_can(world: World)
     assert "SUCCESS" == world.decide(compensate, "C3").execution
 
 
+@pytest.mark.parametrize("other", ["T1#2", "T1$", "T1!", "T10", "T"])
+def test_the_resources_of_a_key_are_its_own_whatever_other_keys_it_looks_like(world: World, other: str):
+    world.tickets.put(other)
+    world.rail.misfortunes = ["drop", "drop"]
+    world.decide(refund("150.00"), "C1", other)
+    assert ("200.00", "50.00") == (highest(world, "C2", "T1"), highest(world, "C2", other))
+    world.decide(refund("10.00"), "C3", "T1")
+    assert ("190.00", "50.00") == (highest(world, "C4", "T1"), highest(world, "C4", other))
+    assert (None, "UNKNOWN") == (world.kernel.holder("T2"), world.kernel.holder(other))
+
+
 def test_contention_is_not_held_against_the_agent(world: World):
     world.rail.misfortunes = ["drop"]
     world.decide(refund("150.00"), "C1")
