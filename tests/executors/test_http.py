@@ -215,7 +215,7 @@ def test_a_process_that_was_stopped_before_the_first_byte_sends_nothing_when_it_
     """Its clock is asked once more when the connection stands and the request is about to be written."""
     executor.lookup(KEY, DEADLINE_S)
     times = iter([0.0, 0.0, 0.0])
-    monkeypatch.setattr(executor._exchange, "_clock", lambda: next(times, 1e9))
+    monkeypatch.setattr(executor._client._exchange, "_clock", lambda: next(times, 1e9))
     found = executor.dispatch(order(), KEY, DEADLINE_S)
     assert Receipt("unsent", detail="nothing was sent: the deadline has passed") == found
     assert 0 == gateway.books.totals()["settled"]
