@@ -43,7 +43,7 @@ def test_a_fact_that_the_order_does_not_have_is_refused(text: str) -> None:
 
 def test_a_key_has_the_form_that_its_gateway_takes_and_the_whole_key_is_there_beside_it() -> None:
     key = "0123456789abcdef" * 4
-    written = {form: templates.key_facts(key, form, "EUR") for form in ("whole", "short", "uuid")}  # type: ignore[arg-type]
+    written = {form: templates.key_facts(key, form, "EUR") for form in ("whole", "short", "uuid")}
     assert (key, key[:32]) == (written["whole"]["key"], written["short"]["key"])
     assert {key} == {facts["whole_key"] for facts in written.values()}
     made = UUID(str(written["uuid"]["key"]))

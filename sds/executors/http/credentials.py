@@ -11,6 +11,7 @@ import hmac
 import os
 import time
 from collections import deque
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from threading import Lock
@@ -81,11 +82,18 @@ class Secret:
 class Tokens:
     """Tokens of one token endpoint, each fetched when it is needed first, and kept until shortly before it expires.
 
-    Safe in several threads: one fetches, the others wait for its token. `exchange`: with the token endpoint.
+    Safe in several threads: one fetches, the others wait for its token. `exchange`: with the token endpoint. `clock`:
+    seconds, by which tokens expire.
     """
 
-    def __init__(self, form: ClientCredentials, folder: Path, exchange: Exchange) -> None:
-        self._form, self._exchange = form, exchange
+    def __init__(
+        self,
+        form: ClientCredentials,
+        folder: Path,
+        exchange: Exchange,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._form, self._exchange, self._clock = form, exchange, clock
         self._id, self._secret = Secret(form.client_id, folder), Secret(form.client_secret, folder)
         self._lock = Lock()
         self._token, self._until_s = "", 0.0
@@ -105,7 +113,7 @@ class Tokens:
         if not self._lock.acquire(timeout=max(0.0, ends_s - time.monotonic())):
             raise TokenError("another order waits for it, too")
         try:
-            if self._token in ("", instead_of) or time.monotonic() >= self._until_s:
+            if self._token in ("", instead_of) or self._clock() >= self._until_s:
                 self._fetch(ends_s)
             return self._token
         finally:
@@ -125,9 +133,9 @@ class Tokens:
 
     def _fetch(self, ends_s: float) -> None:
         self._token = ""
-        asked_s = time.monotonic()
+        asked_s = self._clock()
         try:
-            reply = self._exchange.ask(self._request(), ends_s - asked_s)
+            reply = self._exchange.ask(self._request(), ends_s - time.monotonic())
         except (NotSentError, NoReplyError) as error:
             raise TokenError(f"its endpoint gave no answer: {error}") from None
         token, lifetime_s = _token_in(reply)
