@@ -69,8 +69,12 @@ def _address(text: str) -> str:
     return text.rstrip("/")
 
 
+def is_path(text: str) -> bool:
+    return text.startswith("/") and text.isascii() and text.isprintable() and not {" ", "#"} & set(text)
+
+
 def _path(text: str) -> str:
-    if not text.startswith("/") or not text.isascii() or not text.isprintable() or {" ", "#"} & set(text):
+    if not is_path(text):
         raise ValueError("must be a path that begins with `/`, in printable ASCII")
     return text
 
@@ -198,9 +202,10 @@ class GatewayQuestion(_Part):
 
     @model_validator(mode="after")
     def _writable(self) -> GatewayQuestion:
-        fault = unwritable_in_form(self.fields) if self.body == "form" else None
-        if fault:
-            raise ContradictionError(("fields",), fault if self.fields else "is missing: a form has fields")
+        if self.body == "form" and not self.fields:
+            raise ContradictionError(("body",), "needs `fields`, of which a form consists")
+        if self.body == "form" and (fault := unwritable_in_form(self.fields)):
+            raise ContradictionError(("fields",), fault)
         return self
 
     def refuse_unknown(self, known: frozenset[str], *, params: bool) -> None:

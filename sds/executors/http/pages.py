@@ -12,7 +12,7 @@ from urllib.parse import urljoin
 
 from sds.executors.http import answers, templates
 from sds.executors.http.answers import MISSING
-from sds.executors.http.form import LineForm, StatementForm, TimeField
+from sds.executors.http.form import LineForm, StatementForm, TimeField, is_path
 from sds.executors.http.templates import Fact
 from sds.kernel.errors import ExecutorError
 from sds.kernel.executor.statement import StatementLine
@@ -82,8 +82,8 @@ def _linked(at: str, address: str, headers: Mapping[str, str]) -> str | None:
         return None
     found = urljoin(at, target)
     path = found.removeprefix(address)
-    if path == found or not path.startswith("/") or "#" in path or not path.isascii() or not path.isprintable():
-        raise odd("the statement's next page is at another address, to which no secret is sent")
+    if path == found or not is_path(path):
+        raise odd("the statement's next page is no path at the gateway's own address")
     return path
 
 
