@@ -9,7 +9,17 @@ import pytest
 
 from sds.executors.http import HttpExecutor
 from sds.executors.sandbox.server import GatewayServer
+from tests.executors.apis import ledger_service, paypal, stripe
 from tests.executors.gateways import connected, in_thread
+
+
+@pytest.fixture(autouse=True)
+def _secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put the secrets that the files of the pages name where those say that they are."""
+    monkeypatch.setenv("STRIPE_SECRET_KEY", stripe.SECRET)
+    monkeypatch.setenv("LEDGER_SECRET", ledger_service.SECRET)
+    monkeypatch.setenv("PAYPAL_CLIENT_ID", paypal.CLIENT_ID)
+    monkeypatch.setenv("PAYPAL_CLIENT_SECRET", paypal.CLIENT_SECRET)
 
 
 @pytest.fixture

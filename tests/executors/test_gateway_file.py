@@ -20,10 +20,13 @@ from pydantic import BaseModel
 from sds.executors.http import HttpExecutor, form, load_executor
 from sds.executors.sandbox.server import GatewayServer
 from sds.kernel.errors import UsageError
+from tests.executors.apis.paypal import CLIENT_SECRET, PayPal
+from tests.executors.apis.serving import serving
 from tests.executors.gateways import EXAMPLE, connected, in_thread, order, written
 
 KEY = "k" * 64
 SECRET = "tok-5f2c81b9"  # noqa: S105  of these tests
+SECRETS = {CLIENT_SECRET, "A21AA-1-token"}
 TOKEN = ("# authentication:", "authentication:")
 IN_FILE = ("secret: {env: GATEWAY_TOKEN}", "secret: {file: token.txt}")
 ORDER_RULES = """  settled: [{status: [201], where: {status: settled, amount: "{params.amount}", currency: "{currency}"}}]
@@ -83,6 +86,114 @@ def refusal(folder: Path, text: str) -> str:
         ("currency: EUR", "currency: EUR\ntls: {ca: ca.pem}", ":6: tls: must be left out"),
         ("currency: EUR", "currency: EUR\ncurrency: USD", ":6: `currency` is given twice"),
         ("currency: EUR", "currency: [", ": not YAML"),
+        ("  fields:", "  body: xml\n  fields:", ":11: order.body: must be 'json' or 'form'"),
+        ("  path: /payments/{key}/void", "  path: /{key}\n  body: form", ":28: void.body: needs `fields`"),
+        (
+            "  fields:",
+            "  body: form\n  fields:\n    a[b]: x",
+            ":12: order.fields: `a[b]` is not a name in a form: nest a map",
+        ),
+        (
+            "  fields:",
+            "  body: form\n  fields:\n    a: {}",
+            ":12: order.fields: must not have an empty mapping or list",
+        ),
+        (
+            '"{params.amount}"  ',
+            '"EUR {params.amount:2n}"  ',
+            ":11: order.fields: `{params.amount:2n}` is a number, which",
+        ),
+        (
+            "path: /payments\n",
+            'path: "/payments/{params.amount:2n}"\n',
+            ":9: order.path: `{params.amount:2n}` is a number",
+        ),
+        ('amount: "{params.amount}", currency', 'amount: "{params.amount:2N}", currency', ":17: order.settled: `{`"),
+        (
+            "  next: next\n",
+            "  next: next\n  next_link: true\n",
+            ":34: statement.next_link: must be left out: `next` names",
+        ),
+        ("  next: next\n", "  next_link: true\n", ":30: statement: needs both `next` and `{after}` in its path"),
+        (
+            "&after={after}\n  lines: lines\n  next: next",
+            "\n  lines: lines\n  more: m",
+            ":33: statement.more: needs `next`",
+        ),
+        (
+            "&after={after}\n  lines: lines\n  next: next",
+            "\n  lines: lines\n  first: x",
+            ":33: statement.first: needs `next`",
+        ),
+        ("&after={after}", "/{after}", ":30: statement: needs `first`: its path has `{after}` outside a parameter"),
+        ("    amount_minor: amount\n", "    amounts: number\n", ":39: statement.line.amounts: needs `decimals`"),
+        (
+            "    amount_minor: amount\n",
+            "    amounts: float\n",
+            ":39: statement.line.amounts: must be 'text' or 'number'",
+        ),
+        ("currency: EUR", "signature: {header: X-S}", ":5: signature.secret: is missing"),
+        (
+            "currency: EUR",
+            "signature: {header: X-S, secret: {env: A}, of: body}",
+            ":5: signature.of: is not a known field",
+        ),
+        (
+            "currency: EUR",
+            "signature: {header: X-S, secret: {env: A}, encoding: raw}",
+            ":5: signature.encoding: must be 'hex'",
+        ),
+        ("currency: EUR", f"signature: {{header: X-S, secret: {SECRET}}}", ":5: signature.secret: must be a mapping"),
+        (
+            "currency: EUR",
+            "authentication: {prefix: Token}",
+            ":5: authentication: must have either `secret` or `oauth2`",
+        ),
+        (
+            "currency: EUR",
+            "authentication: {secret: {env: A}}\nsignature: {header: authorization, secret: {env: A}}",
+            ":6: signature.header: must be another header than that of `authentication`",
+        ),
+        (
+            "currency: EUR",
+            "authentication: {secret: {env: A}, oauth2: {token_url: https://a, client_id: {env: A}, client_secret: {env: B}}}",
+            ":5: authentication: must have either `secret` or `oauth2`",
+        ),
+        *(
+            ("currency: EUR", f"authentication: {{oauth2: {{{said}}}}}", f":5: authentication.oauth2{message}")
+            for said, message in (
+                ("client_id: {env: A}, client_secret: {env: B}", ".token_url: is missing"),
+                (
+                    "token_url: http://pay.example/t, client_id: {env: A}, client_secret: {env: B}",
+                    ".token_url: must begin",
+                ),
+                (
+                    "token_url: /token, client_id: {env: A}, client_secret: {env: B}",
+                    ".token_url: must begin with https://",
+                ),
+                ("token_url: https://pay.example/t, client_secret: {env: B}", ".client_id: is missing"),
+                (
+                    "token_url: https://pay.example/t, client_id: abc, client_secret: {env: B}",
+                    ".client_id: must be a mapping",
+                ),
+                (
+                    f"token_url: https://a/t, client_id: {{env: A}}, client_secret: {SECRET}",
+                    ".client_secret: must be a map",
+                ),
+                (
+                    "token_url: https://a/t, client_id: {env: A}, client_secret: {env: B}, credentials_in: query",
+                    ".credentials_in: ",
+                ),
+                (
+                    "token_url: https://a/t, client_id: {env: A}, client_secret: {env: B}, grant: x",
+                    ".grant: is not a known",
+                ),
+                (
+                    "token_url: https://a/t, client_id: {env: A, file: b}, client_secret: {env: B}",
+                    ".client_id: must have",
+                ),
+            )
+        ),
     ],
 )
 def test_what_is_wrong_is_said_with_its_line(old: str, new: str, message: str, tmp_path: Path) -> None:
@@ -90,6 +201,7 @@ def test_what_is_wrong_is_said_with_its_line(old: str, new: str, message: str, t
     assert old in text
     found = refusal(tmp_path, text.replace(old, new))
     assert message in found, found
+    assert SECRET not in found
 
 
 def test_a_file_that_is_none_is_refused_in_one_line(tmp_path: Path) -> None:
@@ -169,6 +281,22 @@ def test_a_certificate_that_nobody_trusts_is_refused_and_one_of_the_files_own_au
             assert ("unsent", True) == (refused.status, "not valid for 'localhost'" in refused.detail)
 
 
+def test_a_token_is_fetched_by_the_same_rules_of_tls_and_sent_to_nobody_else(tmp_path: Path) -> None:
+    server_side = _certificate(tmp_path, "server")
+    api = PayPal("COMPLETED")
+    with serving(api, server_side) as url:
+        (tmp_path / "strangers.yaml").write_text(api.file(url), encoding="utf-8")
+        (tmp_path / "friends.yaml").write_text(f"{api.file(url)}tls: {{ca: server.pem}}\n", encoding="utf-8")
+        with closing(load_executor(tmp_path / "strangers.yaml")) as executor:
+            found = executor.lookup_order(order(), "p-1", 5.0)
+            assert ("unknown", True) == (found.status, "self-signed certificate" in found.detail)
+            assert "unsent" == executor.dispatch(order(), KEY, 5.0).status
+        assert 0 == api.given
+        with closing(load_executor(tmp_path / "friends.yaml")) as executor:
+            assert "settled" == executor.dispatch(order(), KEY, 5.0).status
+            assert SECRETS.isdisjoint(re.findall(r"[\w~-]+", repr(vars(executor)) + repr(vars(executor._client))))
+
+
 def test_a_gateway_that_asks_who_we_are_is_shown_our_certificate(tmp_path: Path) -> None:
     server_side = _certificate(tmp_path, "server")
     _certificate(tmp_path, "client")
@@ -225,6 +353,7 @@ def _certificate(folder: Path, name: str) -> ssl.SSLContext:
 def test_the_library_page_names_every_field_of_a_gateway_file() -> None:
     page = (Path(__file__).parents[2] / "docs" / "library.md").read_text(encoding="utf-8")
     section = page.partition("## Any gateway by HTTP")[2].partition("\n## ")[0]
-    named = set(re.findall(r"[a-z_]+", " ".join(re.findall(r"`([^`]*)`", section))))
+    prose = re.sub(r"```.*?```", "", section, flags=re.DOTALL)
+    named = set(re.findall(r"[a-z0-9_]+", " ".join(re.findall(r"`([^`]*)`", prose))))
     models = [m for m in vars(form).values() if isinstance(m, type) and issubclass(m, BaseModel)]
     assert set() == {field for model in models for field in model.model_fields} - named

@@ -204,6 +204,31 @@ def test_a_value_of_another_type_fits_no_rule(tmp_path: Path) -> None:
             assert status == executor.dispatch(order(), KEY, DEADLINE_S).status
 
 
+@pytest.mark.parametrize(
+    ("amount", "status"),
+    [
+        ("1.2", "settled"),
+        ("1.20", "settled"),
+        ("12E-1", "settled"),
+        ("1.2000000000000000000000000001", "unknown"),  # as a float it is 1.2
+        ("1.21", "unknown"),
+        ("120", "unknown"),
+        ('"1.20"', "unknown"),
+        ("true", "unknown"),
+        ("1e99999999999999999999", "unknown"),
+        ("1e-99999999999999999999", "unknown"),
+    ],
+)
+def test_a_number_with_decimals_is_compared_exactly(tmp_path: Path, amount: str, status: str) -> None:
+    rule = (
+        f"settled: [{{status: [201], {WHERE}}}]",
+        'settled: [{status: [201], where: {amount: "{params.amount:2n}"}}]',
+    )
+    reply = http("201 Created", f'{{"key": "{KEY}", "id": "p-1", "amount": {amount}}}'.encode())
+    with answering(reply) as url, connected(tmp_path, url, rule) as executor:
+        assert status == executor.dispatch(order(), KEY, DEADLINE_S).status
+
+
 def test_what_comes_too_late_to_the_wire_is_not_sent(executor: HttpExecutor, gateway: GatewayServer) -> None:
     assert "unsent" == executor.dispatch(order(), KEY, -1.0).status
     assert 0 == gateway.books.totals()["settled"]
@@ -215,7 +240,7 @@ def test_a_process_that_was_stopped_before_the_first_byte_sends_nothing_when_it_
     """Its clock is asked once more when the connection stands and the request is about to be written."""
     executor.lookup(KEY, DEADLINE_S)
     times = iter([0.0, 0.0, 0.0])
-    monkeypatch.setattr(executor._exchange, "_clock", lambda: next(times, 1e9))
+    monkeypatch.setattr(executor._client._exchange, "_clock", lambda: next(times, 1e9))
     found = executor.dispatch(order(), KEY, DEADLINE_S)
     assert Receipt("unsent", detail="nothing was sent: the deadline has passed") == found
     assert 0 == gateway.books.totals()["settled"]

@@ -13,7 +13,10 @@ from sds import Gate
 from sds.kernel.audit import verify
 from sds.kernel.executor.breaker import FAILURES_MAX
 from sds.kernel.flow.states import Answer
-from tests.executors.apis import Adyen, Api, Bank, GoCardless, ModernTreasury, PayPal, Stripe, serving
+from tests.executors.apis.banks import Adyen, Bank, GoCardless, ModernTreasury
+from tests.executors.apis.paypal import PayPal
+from tests.executors.apis.serving import Api, Reply, Request, serving
+from tests.executors.apis.stripe import Stripe
 from tests.executors.test_gate_by_http import GATE, decide
 from tests.gates.own import written as write_gate
 from tests.proposers import Greedy
@@ -32,7 +35,7 @@ EACH = pytest.mark.parametrize(("kind", "accepted", "settled", "failed"), ENDS, 
 @contextmanager
 def opened(folder: Path, api: Api, *edits: tuple[str, str]) -> Iterator[Gate]:
     with serving(api) as url:
-        path, text = write_gate(folder / "toll", NO_RESTARTS), f"address: {url}{api.FILE}"  # type: ignore[attr-defined]
+        path, text = write_gate(folder / "toll", NO_RESTARTS), api.file(url)
         for old, new in edits:
             assert old in text
             text = text.replace(old, new)
@@ -153,28 +156,16 @@ def test_adyen_has_no_look_up_so_that_what_it_has_received_is_a_humans(tmp_path:
         assert ("CLOSED", "SUCCESS") == (settled.state, settled.execution)
 
 
-def test_at_stripe_what_succeeds_is_settled_a_declined_card_is_refused_and_a_repeated_key_is_paid_once(
-    tmp_path: Path,
-) -> None:
-    api = Stripe("succeeded")
-    with opened(tmp_path, api) as gate:
-        assert "SUCCESS" == decide(gate, 1).execution
-        api.refuses = True
-        declined = decide(gate, 2)
-        assert ("ESCALATED", "EXECUTION_FAILED") == (declined.state, declined.tag)
-        assert 1 == len(api.payments)
-
-
 def test_a_list_that_has_only_others_says_absent_and_one_that_has_ours_twice_says_nothing(tmp_path: Path) -> None:
     class Twice(Stripe):
         times = 0
 
-        def answer(self, method: str, parts: list[str], asked: dict[str, list[str]], key: str, body: Any) -> Any:
-            if method == "POST" and self.times == 0:
+        def answer(self, request: Request) -> Reply:
+            if request.method == "POST" and self.times == 0:
                 self.orders += 1
                 return 503, {}, {}
-            status, headers, data = super().answer(method, parts, asked, key, body)
-            if method == "GET":
+            status, headers, data = super().answer(request)
+            if request.method == "GET":
                 data["data"] = data["data"] * self.times + [{"id": "p-9", "status": "succeeded", "metadata": {}}]
             return status, headers, data
 
@@ -192,11 +183,11 @@ def test_a_list_that_has_only_others_says_absent_and_one_that_has_ours_twice_say
 
 def test_an_answer_without_the_key_says_absent_only_where_the_file_says_so(tmp_path: Path) -> None:
     class Lost(Bank):
-        def answer(self, method: str, parts: list[str], asked: dict[str, list[str]], key: str, body: Any) -> Any:
-            if method == "POST":
+        def answer(self, request: Request) -> Reply:
+            if request.method == "POST":
                 self.orders += 1
                 return 503, {}, {}
-            return super().answer(method, parts, asked, key, body)
+            return super().answer(request)
 
     by_key = ("path: /payments/{reference}/status", "path: /payments/{key}/status")
     for declared, orders in ((True, 2), (False, 1)):
@@ -212,19 +203,19 @@ def test_a_statement_with_pending_orders_is_read_and_its_pages_are_followed(tmp_
     api = Bank("RCVD")
     with opened(tmp_path, api) as gate:
         answers = [decide(gate, number) for number in range(3)]
-        assert (3, 3, 3, ()) == _compared(gate)
+        assert (3, 3, 3, ()) == compared(gate)
         api.end("ACSC")
         assert 3 == gate.recover().success
-        assert (3, 3, 0, ()) == _compared(gate)
+        assert (3, 3, 0, ()) == compared(gate)
         first = next(iter(api.payments.values()))
         first.status = "PDNG"
-        assert (3, 3, 0, ("PENDING_OUTSIDE",)) == _compared(gate)
+        assert (3, 3, 0, ("PENDING_OUTSIDE",)) == compared(gate)
         first.status = "ACSC"
         first.key = "of somebody else"
-        assert {"NOT_CARRIED_OUT", "ORDER_UNKNOWN"} == set(_compared(gate)[3])
+        assert {"NOT_CARRIED_OUT", "ORDER_UNKNOWN"} == set(compared(gate)[3])
         assert {"", answers[0].dfid} == {each.dfid for each in gate.reconcile().differences}
 
 
-def _compared(gate: Gate) -> tuple[int, int, int, tuple[str, ...]]:
+def compared(gate: Gate) -> tuple[int, int, int, tuple[str, ...]]:
     found = gate.reconcile()
     return found.orders, found.lines, found.in_flight, tuple(each.code for each in found.differences)

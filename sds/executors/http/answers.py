@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from sds.executors.http.exchange import Reply
@@ -94,7 +95,9 @@ def parsed(reply: Reply) -> Any:
     if reply.headers.get("content-encoding", "identity").lower() != "identity":
         raise ValueError("its body has a content encoding that was not asked for")
     try:
-        return json.loads(reply.body.decode("utf-8"), object_pairs_hook=once, parse_constant=no_number)
+        return json.loads(
+            reply.body.decode("utf-8"), object_pairs_hook=once, parse_constant=no_number, parse_float=_exact
+        )
     except (ValueError, RecursionError) as error:
         raise ValueError("its body is not valid JSON") from error
 
@@ -125,7 +128,17 @@ def _same(found: Any, value: str | int | bool, facts: Mapping[str, Fact]) -> boo
         wanted = written(value, facts)
     except UnwritableError:
         return False
+    if isinstance(wanted, Decimal):  # 12.50 and 12.5 are one number, and so are 12.00 and 12
+        return type(found) in (int, Decimal) and bool(found == wanted)
     return type(found) is type(wanted) and bool(found == wanted)
+
+
+def _exact(text: str) -> Decimal:
+    """Return a number of JSON with every digit it has. Raises ValueError where its exponent is beyond what can be held."""
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        raise ValueError(f"{text[:40]} is not a number that can be held") from None
 
 
 def no_number(text: str) -> float:

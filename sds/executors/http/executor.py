@@ -6,20 +6,20 @@ of the file. `unsent` means that certainly nothing left this machine. Everything
 
 from __future__ import annotations
 
-import json
-import os
 import ssl
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from http import HTTPStatus
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
-from sds.executors.http import answers, pages, templates
+from sds.executors.http import answers, bodies, pages, templates
 from sds.executors.http.answers import Reading
-from sds.executors.http.exchange import Exchange, GatewayRequest, NoReplyError, NotSentError
-from sds.executors.http.form import GatewayForm, GatewayQuestion, LookupForm, Rule, SecretPlace, Tls
+from sds.executors.http.client import GatewayClient
+from sds.executors.http.credentials import TokenError
+from sds.executors.http.exchange import GatewayRequest, NoReplyError, NotSentError
+from sds.executors.http.form import GatewayForm, GatewayQuestion, LookupForm, Rule
 from sds.executors.http.templates import Fact, UnwritableError
 from sds.kernel.contract.types import say_first
 from sds.kernel.contract.yaml_lines import FILE_BYTES_MAX, load_with_lines
@@ -29,39 +29,7 @@ from sds.kernel.executor.statement import STATEMENT_S_MAX, StatementLine
 
 PAGE_S_MAX = 10.0
 PAGE_BYTES_MAX = 4 * 1024 * 1024
-SECRET_CHARS_MAX = 4096
 GATEWAY_INVALID = "GATEWAY_INVALID"
-
-
-class Secret:
-    """The secret that authenticates this client. It is never shown. A file is read each time, so the secret can be replaced."""
-
-    def __init__(self, place: SecretPlace, folder: Path) -> None:
-        self._place, self._folder = place, folder
-        self._env = os.environ.get(place.env, "") if place.env else ""
-        self._last = self.read()
-
-    def __repr__(self) -> str:
-        return "Secret(***)"
-
-    def read(self) -> str:
-        """Return the secret. Raises UsageError, which names its place and never its value."""
-        named = f"variable `{self._place.env}`" if self._place.env else f"file `{self._place.file}`"
-        text = self._env if self._place.env else self._in_file(named)
-        if not 0 < len(text) <= SECRET_CHARS_MAX or not text.isascii() or not text.isprintable():
-            raise UsageError(f"the {named} holds no secret", hint="put the secret there, one line of printable ASCII")
-        self._last = text
-        return text
-
-    def hidden_in(self, text: str) -> str:
-        """Return a text from the gateway with the secret masked, in case the gateway repeats it."""
-        return text.replace(self._last, "***")
-
-    def _in_file(self, named: str) -> str:
-        try:
-            return (self._folder / self._place.file).read_text(encoding="ascii").strip()
-        except (OSError, ValueError):
-            raise UsageError(f"the secret cannot be read from the {named}") from None
 
 
 class HttpExecutor:
@@ -72,10 +40,7 @@ class HttpExecutor:
 
     def __init__(self, form: GatewayForm, folder: Path) -> None:
         self.idempotent, self.keys_kept_ms = form.idempotent, form.keys_kept_ms
-        self._form = form
-        self._secret = Secret(form.authentication.secret, folder) if form.authentication else None
-        tls = _tls(form.tls or Tls(), folder) if form.address.startswith("https:") else None
-        self._exchange = Exchange(form.address, tls=tls, proxy=form.proxy, connections_max=form.connections_max)
+        self._form, self._client = form, GatewayClient(form, folder)
         if form.void is not None:
             self.void = self._void
         if form.statement is not None:
@@ -85,21 +50,19 @@ class HttpExecutor:
         return f"HttpExecutor({self._form.address})"
 
     def close(self) -> None:
-        self._exchange.close()
+        self._client.close()
 
     def dispatch(self, intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:
-        """Send the order under its key."""
+        """Send the order under its key; once more if the token had expired, and the gateway carries out a key only once."""
         order, facts = self._form.order, self._order_facts(intent, key)
-        ends = time.monotonic() + deadline_s
+        ends_s = time.monotonic() + deadline_s
         try:
             request = self._request(order, facts)
         except UnwritableError as error:
             return Receipt("rejected", detail=f"{error}; nothing was sent")
-        except UsageError as error:
-            return Receipt("unsent", detail=str(error))
         try:
-            return self._receipt(request, self._reading(order, facts), ends - time.monotonic())
-        except NotSentError as error:
+            return self._receipt(request, self._reading(order, facts), ends_s, repeatable=self.idempotent)
+        except (NotSentError, UsageError) as error:
             return Receipt("unsent", detail=str(error))
 
     def lookup(self, key: str, deadline_s: float) -> Receipt:
@@ -128,21 +91,16 @@ class HttpExecutor:
             raise ExecutorError("the gateway's file has no `statement`", hint="describe the statement there")
         period: dict[str, Fact] = {"since_ms": since_ms, "until_ms": until_ms, "currency": self._form.currency}
         period |= {"since_s": since_ms // 1000, "until_s": -(-until_ms // 1000)}
-        ends = time.monotonic() + STATEMENT_S_MAX  # nobody waits for longer, and pages without a line must end, too
-
-        def page(after: str) -> Any:
-            path = templates.path(form.path, {**period, "after": after})
-            return self._page(path, min(PAGE_S_MAX, ends - time.monotonic()))
-
-        return pages.lines(form, page)
+        ends_s = time.monotonic() + STATEMENT_S_MAX  # nobody waits for longer, and pages without a line must end, too
+        return pages.lines(form, self._form.address, period, lambda path: self._page(path, ends_s))
 
     def _ask(self, form: GatewayQuestion | None, facts: Mapping[str, Fact], deadline_s: float) -> Receipt:
         """Ask a question that is no order. `unknown` where it was not sent, because that says nothing of the order itself."""
         if form is None:
             return Receipt("unknown", detail="the gateway's file does not say how to ask")
-        ends = time.monotonic() + deadline_s
+        ends_s = time.monotonic() + deadline_s
         try:
-            return self._receipt(self._request(form, facts), self._reading(form, facts), ends - time.monotonic())
+            return self._receipt(self._request(form, facts), self._reading(form, facts), ends_s, repeatable=True)
         except (NotSentError, UnwritableError, UsageError) as error:
             return Receipt("unknown", detail=str(error))
 
@@ -157,14 +115,13 @@ class HttpExecutor:
             return Reading(rules, names, facts)
         return Reading(rules | {"absent": form.absent}, names, facts, form.entries or "", form.absent_without_key)
 
-    def _receipt(self, request: GatewayRequest, reading: Reading, deadline_s: float) -> Receipt:
+    def _receipt(self, request: GatewayRequest, reading: Reading, ends_s: float, *, repeatable: bool) -> Receipt:
         try:
-            reply = self._exchange.ask(request, deadline_s)
+            reply = self._client.ask(request, ends_s, repeatable=repeatable)
         except NoReplyError as error:
             return Receipt("unknown", detail=f"no whole answer from the gateway: {error}")
         found = answers.receipt(reply, reading)
-        reference = self._secret.hidden_in(found.reference) if self._secret else found.reference
-        return Receipt(found.status, reference, found.detail)
+        return Receipt(found.status, self._client.hidden_in(found.reference), found.detail)
 
     def _request(self, form: GatewayQuestion, facts: Mapping[str, Fact]) -> GatewayRequest:
         headers = {name: templates.header(text, facts) for name, text in form.headers.items()}
@@ -172,24 +129,26 @@ class HttpExecutor:
             headers[form.key_header] = str(facts["key"])
         content = b""
         if form.fields:
-            content = json.dumps(templates.written(form.fields, facts)).encode()
-            headers["Content-Type"] = "application/json"
-        return GatewayRequest(form.method, templates.path(form.path, facts), headers | self._authentication(), content)
+            content = bodies.encoded(templates.written(form.fields, facts), form.body)
+            headers["Content-Type"] = bodies.content_type(form.body)
+        return GatewayRequest(form.method, templates.path(form.path, facts), headers, content)
 
-    def _authentication(self) -> dict[str, str]:
-        form = self._form.authentication
-        return {form.header: f"{form.prefix}{self._secret.read()}"} if form and self._secret else {}
-
-    def _page(self, path: str, deadline_s: float) -> Any:
+    def _page(self, path: str, ends_s: float) -> pages.Page:
+        """Return the JSON and the headers of a page of the statement. Raises ExecutorError."""
         try:
-            request = GatewayRequest("GET", path, self._authentication())
-            reply = self._exchange.ask(request, deadline_s, body_bytes_max=PAGE_BYTES_MAX)
-            if reply.status != 200:
+            within_s = min(ends_s, time.monotonic() + PAGE_S_MAX)
+            request = GatewayRequest("GET", path, {})
+            reply = self._client.ask(request, within_s, repeatable=True, body_bytes_max=PAGE_BYTES_MAX)
+            if reply.status != HTTPStatus.OK:
                 message = f"the gateway answered {reply.status} when it was asked for its statement"
                 raise ExecutorError(message, hint="check the path of `statement` and the secret in its file")
-            return answers.parsed(reply)
+            return answers.parsed(reply), reply.headers
         except ValueError as error:
             raise pages.odd(f"the gateway's statement cannot be read: {error}") from None
+        except TokenError as error:
+            raise ExecutorError(
+                f"the gateway gave no statement: {error}", hint="check `authentication` in its file"
+            ) from None
         except (NotSentError, NoReplyError) as error:
             hint = "check that the gateway runs and that `address` in its file is right, then try again"
             raise ExecutorError(f"the gateway gave no statement: {error}", hint=hint) from None
@@ -229,10 +188,3 @@ def _text(path: Path) -> str:
         raise UsageError(f"{path}: cannot be read: {cause_of(error)}", reason_code=GATEWAY_INVALID) from None
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: not UTF-8 at byte {error.start}", reason_code=GATEWAY_INVALID) from None
-
-
-def _tls(form: Tls, folder: Path) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=str(folder / form.ca) if form.ca else None)
-    if form.certificate:
-        context.load_cert_chain(str(folder / form.certificate), str(folder / form.key) if form.key else None)
-    return context

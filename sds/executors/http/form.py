@@ -11,14 +11,17 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from sds.executors.http.bodies import BodyForm, unwritable_in_form
 from sds.executors.http.templates import (
     KEY_FACTS,
     LOOKUP_FACTS,
     ORDER_FACTS,
     PERIOD_FACTS,
     KeyForm,
+    misplaced_number,
     texts_in,
     unknown_place,
+    without_after,
 )
 from sds.host.machine import is_loopback
 from sds.kernel.contract.types import ContradictionError
@@ -66,8 +69,12 @@ def _address(text: str) -> str:
     return text.rstrip("/")
 
 
+def is_path(text: str) -> bool:
+    return text.startswith("/") and text.isascii() and text.isprintable() and not {" ", "#"} & set(text)
+
+
 def _path(text: str) -> str:
-    if not text.startswith("/") or not text.isascii() or not text.isprintable() or {" ", "#"} & set(text):
+    if not is_path(text):
         raise ValueError("must be a path that begins with `/`, in printable ASCII")
     return text
 
@@ -76,6 +83,7 @@ HeaderName = Annotated[str, AfterValidator(_header_name)]
 FieldName = Annotated[str, AfterValidator(_field_path)]
 ListName = Annotated[str, AfterValidator(_list_path)]
 Status = Annotated[int, AfterValidator(_certain)]
+Prefix = Annotated[str, Field(max_length=64)]
 PathTemplate = Annotated[str, Field(max_length=1024), AfterValidator(_path)]
 
 
@@ -96,10 +104,46 @@ class SecretPlace(_Part):
         return self
 
 
+class ClientCredentials(_Part):
+    """Where a token is fetched, and with what (OAuth 2.0, client credentials). `token_url` may be at another address."""
+
+    token_url: Annotated[str, Field(max_length=1024), AfterValidator(_address)]
+    client_id: SecretPlace
+    client_secret: SecretPlace
+    credentials_in: Literal["header", "body"] = "header"
+    scope: Annotated[str, Field(max_length=1024)] = ""
+
+    @property
+    def token_address(self) -> str:
+        return "{0.scheme}://{0.netloc}".format(urlsplit(self.token_url))
+
+    @property
+    def token_path(self) -> str:
+        return urlsplit(self.token_url).path or "/"
+
+
 class Authentication(_Part):
+    """What shows who is asking, in a header: a secret, or a token that is fetched."""
+
     header: HeaderName = "Authorization"
-    prefix: Annotated[str, Field(max_length=64)] = "Bearer "
+    prefix: Prefix = "Bearer "
+    secret: SecretPlace | None = None
+    oauth2: ClientCredentials | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Authentication:
+        if (self.secret is None) == (self.oauth2 is None):
+            raise ValueError("must have either `secret` or `oauth2`")
+        return self
+
+
+class SignatureForm(_Part):
+    """The header that carries the HMAC-SHA256 of each request's body."""
+
+    header: HeaderName
+    prefix: Prefix = ""
     secret: SecretPlace
+    encoding: Literal["hex", "base64"] = "hex"
 
 
 class Tls(_Part):
@@ -144,6 +188,7 @@ class GatewayQuestion(_Part):
     method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"] = "POST"
     path: PathTemplate
     headers: dict[HeaderName, str] = Field(default_factory=dict, max_length=16)
+    body: BodyForm = "json"
     fields: dict[str, Any] = Field(default_factory=dict)
     key_header: HeaderName | None = None
     reply: ReplyForm | None = None
@@ -155,6 +200,14 @@ class GatewayQuestion(_Part):
     def texts(self) -> tuple[str, ...]:
         return (self.path, *self.headers.values(), *texts_in(self.fields))
 
+    @model_validator(mode="after")
+    def _writable(self) -> GatewayQuestion:
+        if self.body == "form" and not self.fields:
+            raise ContradictionError(("body",), "needs `fields`, of which a form consists")
+        if self.body == "form" and (fault := unwritable_in_form(self.fields)):
+            raise ContradictionError(("fields",), fault)
+        return self
+
     def refuse_unknown(self, known: frozenset[str], *, params: bool) -> None:
         """Raise ContradictionError for a placeholder that no fact of this question fills."""
         parts: list[tuple[str, object]] = [("path", self.path), ("headers", self.headers), ("fields", self.fields)]
@@ -165,6 +218,11 @@ class GatewayQuestion(_Part):
                 if place := unknown_place(text, known, params=params):
                     facts = ", ".join([*sorted(known), *(["params.NAME"] if params else [])])
                     raise ContradictionError((name,), f"`{place}` is not a placeholder; placeholders are: {facts}")
+                if place := misplaced_number(text, field=name not in ("path", "headers")):
+                    message = (
+                        f"`{place}` is a number, which must be a field's whole value; a text has `:2` without the `n`"
+                    )
+                    raise ContradictionError((name,), message)
 
 
 class OrderForm(GatewayQuestion):
@@ -215,8 +273,8 @@ class TimeField(_Part):
 class LineForm(_Part):
     """Where the parts of a statement's line are. `outcomes`: the gateway's words for settled, rejected, reverted, pending.
 
-    `decimals`: its amounts are texts with so many; 0: they are whole numbers in minor units. `skip_without_key`: a line
-    that has no key is somebody else's.
+    `decimals`: its amounts are texts with so many, or with `amounts: number` JSON numbers with so many at most; 0: they are
+    whole numbers in minor units. `skip_without_key`: a line that has no key is somebody else's.
     """
 
     key: FieldName
@@ -226,20 +284,35 @@ class LineForm(_Part):
     at: TimeField
     amount_minor: FieldName | None = None
     decimals: Annotated[int, Field(ge=0, le=9)] = 0
+    amounts: Literal["text", "number"] = "text"
     reference: FieldName | None = None
     dfid: FieldName | None = None
     kind: FieldName | None = None
     resource_key: FieldName | None = None
     params: dict[str, FieldName] = Field(default_factory=dict, max_length=32)
 
+    @model_validator(mode="after")
+    def _scaled(self) -> LineForm:
+        if self.amounts == "number" and not self.decimals:
+            raise ContradictionError(
+                ("amounts",), "needs `decimals`: without, amounts are whole numbers in minor units"
+            )
+        return self
+
 
 class StatementForm(_Part):
-    """`lines`: the list in an answer, or `.`; `next`: the field with the `{after}` of the next page."""
+    """`lines`: the list in an answer, or `.`. The next page is named by a field, `next`, whose value becomes `{after}`, or by
+    the answer's `Link` header. `more`: the field that says whether there is a next page.
+
+    `first`: the `{after}` of the first page. Without it, the first path has no parameter with `{after}`.
+    """
 
     path: PathTemplate
     lines: ListName
     next: FieldName | None = None
-    first: str = ""
+    next_link: bool = False
+    more: FieldName | None = None
+    first: str | None = None
     line: LineForm
 
     @model_validator(mode="after")
@@ -249,6 +322,16 @@ class StatementForm(_Part):
             raise ContradictionError(("path",), f"`{place}` is not a placeholder; placeholders are: {known}")
         if (self.next is None) == ("{after}" in self.path):
             raise ContradictionError((), "needs both `next` and `{after}` in its path, or neither")
+        if self.next and self.next_link:
+            raise ContradictionError(("next_link",), "must be left out: `next` names the next page")
+        if self.more and not self.next:
+            raise ContradictionError(("more",), "needs `next`: the field that names the next page")
+        if self.next and self.first is None and "{after}" in without_after(self.path):
+            raise ContradictionError(
+                (), "needs `first`: its path has `{after}` outside a parameter such as `after={after}`"
+            )
+        if self.first is not None and not self.next:
+            raise ContradictionError(("first",), "needs `next`: the field that names the next page")
         return self
 
 
@@ -261,6 +344,7 @@ class GatewayForm(_Part):
     key_form: KeyForm = "whole"
     currency: Annotated[str, Field(max_length=16)] = ""
     authentication: Authentication | None = None
+    signature: SignatureForm | None = None
     tls: Tls | None = None
     proxy: Annotated[str, Field(max_length=1024)] = ""
     connections_max: Annotated[int, Field(ge=1, le=256)] = 16
@@ -290,6 +374,9 @@ class GatewayForm(_Part):
             raise ContradictionError(("tls",), "must be left out: an http:// address does not use TLS")
         if self.proxy and not self.address.startswith("https:"):
             raise ContradictionError(("proxy",), "must be left out: an http:// address is on this machine")
+        shown, signed = self.authentication, self.signature
+        if shown and signed and shown.header.lower() == signed.header.lower():
+            raise ContradictionError(("signature", "header"), "must be another header than that of `authentication`")
         if self.proxy and "@" in self.proxy:
             raise ContradictionError(("proxy",), "must be a URL without a user name and a password")
         return self

@@ -1,13 +1,14 @@
 """Texts of a gateway file with placeholders for facts of the order: `/payments/{key}`, `{params.amount}`, `{params.amount:2}`.
 
 A text that is one placeholder and nothing else becomes the fact itself: a number stays a number. `:2` writes a number
-of minor units with two decimals. Braces have no other use.
+of minor units as a text with two decimals, `:2n` as a number with two decimals, exactly. Braces have no other use.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from typing import Literal
 from urllib.parse import quote
 
@@ -16,7 +17,7 @@ from sds.kernel.executor.protocol import ExecutionIntent
 
 Fact = str | int
 KeyForm = Literal["whole", "short", "uuid"]
-Tree = str | int | bool | list["Tree"] | dict[str, "Tree"]
+Tree = str | int | bool | Decimal | list["Tree"] | dict[str, "Tree"]
 
 KEY_FACTS = frozenset({"key", "whole_key", "currency"})
 SHORT_KEY_CHARS = 32  # of a key's 64 hexadecimal digits: 128 bits
@@ -24,7 +25,7 @@ ORDER_FACTS = KEY_FACTS | {"kind", "dfid", "resource_key", "state_version"}
 LOOKUP_FACTS = ORDER_FACTS | {"reference"}  # the gateway's id of an order that it has accepted
 PERIOD_FACTS = frozenset({"since_ms", "until_ms", "since_s", "until_s", "after", "currency"})
 
-_PLACE = re.compile(r"\{([a-z][a-z0-9_.]*)(?::([1-9]))?\}")
+_PLACE = re.compile(r"\{([a-z][a-z0-9_.]*)(?::([1-9])(n?))?\}")
 _PARAMS = "params."
 
 
@@ -48,6 +49,18 @@ def unknown_place(text: str, known: frozenset[str], *, params: bool) -> str | No
             return f"{{{name}}}"
     rest = _PLACE.sub("", text)
     return next((brace for brace in "{}" if brace in rest), None)
+
+
+def misplaced_number(text: str, *, field: bool) -> str | None:
+    """Return the first placeholder of a number with decimals that is not the whole value of a `field`; None without."""
+    return next((place[0] for place in _PLACE.finditer(text) if place[3] and not (field and place[0] == text)), None)
+
+
+def without_after(text: str) -> str:
+    """Return the path of a statement's first page: without the parameter of its query that names the page, `after={after}`."""
+    path, _, query = text.partition("?")
+    kept = [part for part in query.split("&") if part and not part.endswith("={after}")]
+    return f"{path}?{'&'.join(kept)}" if kept else path
 
 
 def key_facts(key: str, form: KeyForm, currency: str) -> dict[str, Fact]:
@@ -112,7 +125,7 @@ def header(text: str, facts: Mapping[str, Fact]) -> str:
     return value
 
 
-def _fact(place: re.Match[str], facts: Mapping[str, Fact]) -> Fact:
+def _fact(place: re.Match[str], facts: Mapping[str, Fact]) -> Fact | Decimal:
     fact, decimals = facts.get(place[1]), place[2]
     if fact is None:
         raise UnwritableError(f"the order has no `{place[1]}`")
@@ -120,4 +133,5 @@ def _fact(place: re.Match[str], facts: Mapping[str, Fact]) -> Fact:
         return fact
     if not isinstance(fact, int):
         raise UnwritableError(f"`{place[1]}` is not a number")
-    return format_literal(fact, int(decimals))
+    literal = format_literal(fact, int(decimals))
+    return Decimal(literal) if place[3] else literal
