@@ -68,7 +68,7 @@ class AgentHalt(TypedDict):
     reason: str
 
 
-class Breaker(TypedDict):
+class ExecutorBreaker(TypedDict):
     """The breaker before the executor. `opened_at_ms`: null while it is closed."""
 
     failures: int
@@ -101,7 +101,7 @@ class AgentRecord(TypedDict):
     contracts: list[AgentContract]
     moves: list[AgentMove]
     halt: AgentHalt | None
-    breaker: Breaker
+    breaker: ExecutorBreaker
     monitors: list[Monitor]
 
 
