@@ -120,10 +120,9 @@ class Tokens:
             self._lock.release()
 
     def forget(self, token: str) -> None:
-        """Use a token that the gateway has refused for no further request."""
-        with self._lock:
-            if self._token == token:
-                self._token = ""
+        """Use a token that the gateway has refused for no further request. Waits for no other order's fetch."""
+        if self._token == token:  # one fetched at this very moment may be dropped instead, and is fetched again
+            self._token = ""
 
     def hidden_in(self, text: str) -> str:
         """Return a text from the gateway with tokens and the client's secret masked."""

@@ -80,9 +80,8 @@ def _linked(at: str, address: str, headers: Mapping[str, str]) -> str | None:
     target = _target(headers.get("link", ""))
     if target is None:
         return None
-    found = urljoin(at, target)
-    path = found.removeprefix(address)
-    if path == found or not is_path(path):
+    path = urljoin(at, target).removeprefix(address)
+    if not is_path(path):
         raise odd("the statement's next page is no path at the gateway's own address")
     return path
 

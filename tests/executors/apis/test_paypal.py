@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -223,6 +224,24 @@ def test_the_client_may_be_named_in_the_body_and_ask_for_a_scope(tmp_path: Path)
         assert "settled" == executor.dispatch(refund(), KEY, DEADLINE_S).status
     said = {"grant_type": "client_credentials", "scope": "payments refunds"}
     assert [said | {"client_id": "AXq7-client", "client_secret": CLIENT_SECRET}] == asked
+
+
+def test_signs_in_a_secret_are_encoded_as_in_a_form_before_they_are_sent_in_a_header(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RFC 6749, section 2.3.1: otherwise a colon in an id would end it."""
+    monkeypatch.setenv("PAYPAL_CLIENT_ID", "a:b")
+    monkeypatch.setenv("PAYPAL_CLIENT_SECRET", "c+d/e= f")
+    shown = list[str]()
+
+    class Known(PayPal):
+        def _token(self, request: Request) -> Reply:
+            shown.append(base64.b64decode(request.headers["authorization"].removeprefix("Basic ")).decode())
+            return super()._token(request)
+
+    with connected(tmp_path, Known("COMPLETED")) as executor:
+        executor.dispatch(refund(), KEY, DEADLINE_S)
+    assert ["a%3Ab:c%2Bd%2Fe%3D+f"] == shown
 
 
 def test_neither_token_nor_secret_is_in_a_log_or_a_record(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,7 +11,7 @@ import pytest
 from sds.executors.http import load_executor
 from sds.kernel.audit import verify
 from sds.kernel.executor.protocol import ExecutionIntent
-from tests.executors.apis.serving import serving
+from tests.executors.apis.serving import Payment, Request, serving
 from tests.executors.apis.stripe import SECRET, Stripe
 from tests.executors.test_gate_by_http import decide
 from tests.executors.test_known_apis import compared, opened, state
@@ -51,6 +51,19 @@ def test_a_refund_that_the_list_does_not_have_yet_is_sent_again_and_the_key_give
         answer = decide(gate, 1)
         assert ("EXECUTING", "UNKNOWN") == state(gate, answer)
         assert (1, 2, 1) == (gate.recover().success, api.orders, len(api.payments))
+
+
+def test_a_list_that_has_more_pages_does_not_say_that_a_refund_is_absent(tmp_path: Path) -> None:
+    class ByHandToo(Stripe):
+        def _order(self, request: Request) -> tuple[int, dict[str, object], bool]:
+            found = super()._order(request)
+            self.payments["p-9"] = Payment(9, "", "CAR-1", 100, "eur", "succeeded")
+            return found
+
+    api = ByHandToo("succeeded", charged=10_000, loses=1)
+    with opened(tmp_path, api, ("{resource_key}&limit=100", "{resource_key}&limit=1")) as gate:
+        assert "UNKNOWN" == decide(gate, 1).execution
+        assert (1, 1) == (gate.recover().unknown, api.orders)
 
 
 def test_a_refund_that_is_made_and_answered_500_which_the_key_keeps_is_found_by_the_look_up(tmp_path: Path) -> None:
