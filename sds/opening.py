@@ -18,12 +18,14 @@ THREADS_BESIDE = 2  # more than the engine has slots: these read state, wait for
 
 
 def check_given(contract: object, source: object, executor: object, engine: object) -> None:
-    """Refuse parts that cannot work, before anything is opened. Raises UsageError."""
+    """Refuse parts that cannot work, or not together, before anything is opened. Raises UsageError."""
     if not isinstance(contract, Contract):
         raise UsageError(
             "the contract is neither a Contract nor a Path", hint="make one from text with parse_contract(text)"
         )
     check_parts(source, executor)
+    if callable(check := getattr(executor, "check_contract", None)):
+        check(contract)
     asked = all(callable(getattr(engine, name, None)) for name in ("propose", "count_tokens", "close"))
     if engine is not None and (isinstance(engine, type) or not asked):
         hint = "open one with sds.engines.factory.open_engine, or give `model`, a file or a folder of weights"

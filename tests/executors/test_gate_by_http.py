@@ -12,6 +12,7 @@ import pytest
 
 from sds import Gate
 from sds.host.clock import now_ms
+from sds.kernel.errors import UsageError
 from sds.kernel.executor.wholeness import PAUSE_MS_MIN
 from sds.kernel.flow.states import Answer
 from tests.executors.gateways import asked, in_process, in_thread, written
@@ -162,3 +163,25 @@ def test_a_gateway_that_carries_out_later_pays_each_event_once_and_lists_it_mean
         assert 5 == gate.recover().success
         assert {"cars": {f"CAR-{n}": 500 for n in range(5)}, "twice": []} == paid(url)
         assert () == gate.reconcile().differences
+
+
+@pytest.mark.parametrize("edit", ['amount: "{params.amount:3}"', 'amount: "{params.amount:1n}"'])
+def test_a_file_that_writes_other_decimals_than_the_contract_has_is_refused_before_anything_is_opened(
+    tmp_path: Path, edit: str
+) -> None:
+    refused = r"writes `params.amount` with \d decimals, but kind `GIVE_BACK` has 2"
+    with (
+        pytest.raises(UsageError, match=refused) as caught,
+        opened(tmp_path, "http://127.0.0.1:9", ('amount: "{params.amount}"', edit)),
+    ):
+        pass
+    assert "write `{params.amount:2}` in the file" == caught.value.hint
+    assert not (tmp_path / "home" / "decisions.db").exists()
+
+
+@pytest.mark.parametrize(
+    "edit", ['amount: "{params.amount:2}"', 'amount: "{params.amount:2n}"', 'amount: "{params.other:3}"']
+)
+def test_a_file_with_the_contracts_decimals_is_opened(tmp_path: Path, edit: str) -> None:
+    with opened(tmp_path, "http://127.0.0.1:9", ('    amount: "{params.amount}" ', f"    {edit} ")) as gate:
+        assert gate.escalations() == []

@@ -21,6 +21,7 @@ from sds.executors.http.credentials import TokenError
 from sds.executors.http.exchange import GatewayRequest, NoReplyError, NotSentError
 from sds.executors.http.form import GatewayForm, GatewayQuestion, LookupForm, Rule
 from sds.executors.http.templates import Fact, UnwritableError
+from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.types import say_first
 from sds.kernel.contract.yaml_lines import FILE_BYTES_MAX, load_with_lines
 from sds.kernel.errors import ContractError, ExecutorError, UsageError, cause_of
@@ -51,6 +52,19 @@ class HttpExecutor:
 
     def close(self) -> None:
         self._client.close()
+
+    def check_contract(self, contract: Contract) -> None:
+        """Raise UsageError where the file writes a number with other decimals than the contract gives it: it would be wrong
+        by a factor of ten or more. A number to which the contract gives no decimals may be one of cents.
+        """
+        questions = [each for each in (self._form.order, self._form.lookup) if each is not None]
+        texts = [text for each in questions for text in (*each.texts, *each.compared)]
+        for name, decimals in templates.decimals_of_params(texts):
+            for kind, spec in contract.kinds.items():
+                scale = spec.scale(name) if name in {*spec.params, *spec.fills} else 0
+                if scale not in (0, decimals):
+                    why = f"the gateway's file writes `params.{name}` with {decimals} decimals, but kind `{kind}` has {scale}"
+                    raise UsageError(why, hint=f"write `{{params.{name}:{scale}}}` in the file")
 
     def dispatch(self, intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:
         """Send the order under its key; once more if the token had expired, and the gateway carries out a key only once."""

@@ -198,7 +198,14 @@ class GatewayQuestion(_Part):
 
     @property
     def texts(self) -> tuple[str, ...]:
+        """The texts of the request."""
         return (self.path, *self.headers.values(), *texts_in(self.fields))
+
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """The texts with which an answer is compared."""
+        rules = (getattr(self, outcome, ()) for outcome in ("settled", "rejected", "pending", "absent"))
+        return tuple(text for each in rules for rule in each for text in texts_in(rule.where))
 
     @model_validator(mode="after")
     def _writable(self) -> GatewayQuestion:

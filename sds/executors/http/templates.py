@@ -7,7 +7,7 @@ of minor units as a text with two decimals, `:2n` as a number with two decimals,
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
 from typing import Literal
 from urllib.parse import quote
@@ -54,6 +54,13 @@ def unknown_place(text: str, known: frozenset[str], *, params: bool) -> str | No
 def misplaced_number(text: str, *, field: bool) -> str | None:
     """Return the first placeholder of a number with decimals that is not the whole value of a `field`; None without."""
     return next((place[0] for place in _PLACE.finditer(text) if place[3] and not (field and place[0] == text)), None)
+
+
+def decimals_of_params(texts: Iterable[str]) -> Iterator[tuple[str, int]]:
+    """Yield each parameter that a text writes with decimals, and with how many."""
+    for place in (place for text in texts for place in _PLACE.finditer(text)):
+        if place[2] and place[1].startswith(_PARAMS):
+            yield place[1].removeprefix(_PARAMS), int(place[2])
 
 
 def without_after(text: str) -> str:
