@@ -98,7 +98,8 @@ _SINCE = (
     "COALESCE(CASE WHEN f.state = 'EXECUTING' THEN e.executed_at_ms ELSE COALESCE(v.evaluated_at_ms, d.at_ms) END,"
     " f.created_at_ms)"
 )
-_HEAD = f"f.dfid, f.event_id, f.agent_id, f.state, {_SINCE}"
+_PLACED = f"CAST({_SINCE} AS BIGINT)"  # a number, whatever a damaged column holds
+_HEAD = f"f.dfid, f.event_id, f.agent_id, f.state, {_PLACED}"
 _GROUNDS = """
 COALESCE(v.reason_code, CASE WHEN json_valid(d.body) THEN d.body ->> '$.reason_code' END),
 COALESCE(NULLIF(e.kind, ''), p.policy_kind), COALESCE(e.params, p.params)"""
@@ -116,8 +117,8 @@ LEFT JOIN human_decisions h ON h.dfid = f.dfid
 LEFT JOIN ledger d ON d.dfid = f.dfid AND d.kind = 'DECIDED'
 WHERE f.gate = ?
 """
-_CASE = f"SELECT {_HEAD}, {_MORE} {_FROM} AND f.dfid = ?"
-_PAGE = f"SELECT {{columns}} {_FROM} AND {{where}} AND ({_SINCE}, f.dfid) > (?, ?) ORDER BY 5, 1 LIMIT ?"
+_CASE = f"SELECT f.dfid, f.event_id, f.agent_id, f.state, {_SINCE}, {_MORE} {_FROM} AND f.dfid = ?"
+_PAGE = f"SELECT {{columns}} {_FROM} AND {{where}} AND ({_PLACED}, f.dfid) > (?, ?) ORDER BY 5, 1 LIMIT ?"
 
 # An escalated part of a saga is not listed: its saga waits. Where the word does not occur, no JSON is parsed.
 _OF_SAGA = "CASE WHEN json_valid(f.trigger_event) THEN json_type(f.trigger_event, '$.saga') END"
@@ -212,9 +213,13 @@ def _still_waiting(
     where = _UNKNOWN if state == "EXECUTING" else _ESCALATED
     try:
         row = store.row(f"{_CASE} AND {where}", (contract.gate, dfid))
-        return None if row is None else replace(_case(store, row), since_ms=since_ms)
+        if row is None:
+            return None
+        if type((found := _case(store, row)).since_ms) is int:
+            return replace(found, since_ms=since_ms)
     except StoreError:
-        return Case(dfid, event_id, agent_id, state, since_ms, damaged=True)
+        pass
+    return Case(dfid, event_id, agent_id, state, since_ms, damaged=True)
 
 
 def read_case(store: Reader, contract: Contract, dfid: str) -> Case:

@@ -292,7 +292,9 @@ def test_a_tampered_record_fails_verification(shell: Shell, report: Any, tmp_pat
     for file in (shell.home / "refund").glob("decisions.db*"):
         (copy / file.name).write_bytes(file.read_bytes())
     with sqlite3.connect(copy / "decisions.db") as db:
-        db.execute("UPDATE policy_proposals SET confidence = 1.0 WHERE dfid = (SELECT min(dfid) FROM policy_proposals)")
+        db.execute(
+            "UPDATE policy_proposals SET confidence = 0.125 WHERE dfid = (SELECT min(dfid) FROM policy_proposals)"
+        )
     done = shell("ledger", "verify", home=tmp_path)
     assert 1 == done.returncode
     assert "table policy_proposals" in done.stdout

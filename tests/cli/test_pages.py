@@ -174,6 +174,8 @@ def _read(text: str) -> None:
         parse_engines(text, name="page")
     elif "address" in parts:
         parse_gateway(text, "page")
+    elif "rule_files" in parts:  # of Prometheus
+        assert all((ROOT / "deploy" / name).is_file() for name in parts["rule_files"])
     elif "gate" in parts:
         parse_contract(text)
     else:

@@ -337,7 +337,9 @@ def test_a_flow_that_an_older_version_left_open_goes_on_under_a_key(world: World
 def test_a_saga_that_an_older_version_began_goes_on(folder: Path, monkeypatch: pytest.MonkeyPatch):
     world = World(folder, terms=terms())
     script = Script()
-    monkeypatch.setattr(world, "event", lambda name: World.event(world, name, text=f"charge {CARD} back"))
+    monkeypatch.setattr(
+        world, "event", lambda name, ticket="T1": World.event(world, name, ticket, text=f"charge {CARD} back")
+    )
     with writing_in_clear(monkeypatch):
         dfid = claim_saga(world.store, world.contract, "BOTH", world.event("C1"), now_ms=world.clock())
     answered = run(world.kernel, world, script)
