@@ -266,10 +266,12 @@ class Dispatcher:
         known = self._lookup(intent, accepted or "") if intent.is_signed_by(self._signer) else Receipt("unknown")
         if known.status == "absent" and (doubt := self._doubt_of_absent(intent.dfid, accepted)) is not None:
             known = Receipt("unknown", detail=doubt)
-        _refuse_at_odds(known, stated, intent.dfid)
-        if known.status == "absent":
+        if known.status == "absent" and stated.status != "settled":
             known = self._void(intent)
-            _refuse_at_odds(known, stated, intent.dfid)
+        if known.status == "pending":  # remembered, though the human is refused
+            self.settle(intent, known)
+        if (why := _AT_ODDS.get((known.status, stated.status))) is not None:
+            raise UsageError(why, hint="sds recover", dfid=intent.dfid)
         if known.status in ("settled", "rejected"):
             return self.settle(intent, known)
         return self.settle(intent, cleaned(stated), by=by)
@@ -393,8 +395,3 @@ class Dispatcher:
         if self._store.value("SELECT 1 FROM human_decisions WHERE dfid = ?", (dfid,)) is not None:
             return True
         return not undecided.has_restart(self._store, dfid, tag, self._restarts_max)
-
-
-def _refuse_at_odds(known: Receipt, stated: Receipt, dfid: str) -> None:
-    if (why := _AT_ODDS.get((known.status, stated.status))) is not None:
-        raise UsageError(why, hint="sds recover", dfid=dfid)
