@@ -257,6 +257,24 @@ def test_what_a_look_up_calls_accepted_is_remembered_with_its_reference_and_once
     assert () == verify.verify(world.store).faults
 
 
+@pytest.mark.parametrize("says", [ACCEPTED, Receipt("unknown")])
+@pytest.mark.parametrize("known", [True, False])
+def test_a_late_refusal_frees_nothing_that_was_accepted(world: World, says: Receipt, known: bool) -> None:
+    """Its order was sent twice under one key: the outside refuses the second, and the answers come in any order."""
+    outside = clearing(world, Receipt("unknown"))
+    outside.accepts = ACCEPTED if known else Receipt("unknown")
+    dfid = world.decide(refund()).dfid
+    order = read_order(world.store, dfid)
+    assert order is not None
+    outside.says = says
+    world.kernel.dispatcher._record_late_answer(order, Receipt("rejected"))
+    believed = not known and says.status == "unknown"
+    assert ["FAILED" if believed else "UNKNOWN"] == execution(world)
+    outside.says = Receipt("absent")
+    recovered(world)
+    assert ([], believed) == (outside.voided, execution(world) == ["FAILED"])
+
+
 def test_an_answer_accepted_that_comes_too_late_is_remembered(world: World) -> None:
     outside = clearing(world, Receipt("absent"))
     outside.accepts = Receipt("unknown")
