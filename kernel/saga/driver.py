@@ -59,6 +59,8 @@ def _ending(kernel: Kernel, found: Saga, now_ms: int) -> _Ending | None:
         return None
     if (code := stopped(kernel, found.dfid)) is not None:
         return _Ending(code, stopped=True)
+    if saga.is_adopted_elsewhere(kernel.store, kernel.contract, found):
+        return _Ending(INTERRUPTED)
     if found.late(now_ms):
         return _Ending(DEADLINE_EXCEEDED if found.done else NOT_DECIDED)
     return None

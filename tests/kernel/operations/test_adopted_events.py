@@ -273,6 +273,28 @@ def test_an_event_with_the_id_of_a_step_ends_no_saga_while_that_step_may_be_miss
     assert (("CLOSED", None, None), ["SUCCESS"] * 3) == (parent(again), executions(again))
 
 
+@pytest.mark.parametrize("sent_before", [True, False])
+def test_a_saga_that_was_carried_out_when_it_began_afresh_is_not_carried_out_where_it_began(
+    world: World, sent_before: bool
+) -> None:
+    rail = listing(world)
+    decided(world, 2, refund("10.00"))
+    claim_saga(world.store, world.contract, "BOTH", world.event("C1"), now_ms=world.clock())
+    kept = backup(world)
+    world.clock.advance(10 * LEASE_MS)
+    assert 1 == recovered(world).sagas_ended
+    run(world.kernel, world, Script())
+    paid = rail.paid()
+    restore(world, kept)
+    if sent_before:
+        assert "ACTIVE" == parent(sent_as_saga(world))[0]
+    adopted(world)
+    assert "ABORTED" == parent(run(world.kernel, world, Script()))[0]
+    again = run(world.kernel, world, Script())
+    assert (("CLOSED", None, None), ["SUCCESS"] * 2) == (parent(again), executions(again))
+    assert paid == rail.paid()
+
+
 def saga_backed_up_at(world: World, step: int) -> Kept:
     """Carry out a saga; return a backup made while the step was being decided, for 0 one from before the saga began."""
     kept = [] if step else [backup(world)]
