@@ -38,7 +38,7 @@ from sds.kernel.storage.vault import Texts
 DIRTY = SAGA_DIRTY
 COMPENSATED = "COMPENSATED"
 MOVED_ON = "SAGA_MOVED_ON"
-BEGINNINGS_LOOKED_AT = 8  # of a saga that was begun afresh more often than this, an adopted step is not recognised
+STARTS_LOOKED_AT = 8  # of a saga that was begun afresh more often than this, an adopted step is not recognised
 COMPENSATION = 0  # the number of the child that chooses from the menu; steps count from 1
 
 Phase = Literal["STEPS", "DIRTY", "ENDED"]
@@ -175,7 +175,7 @@ def is_adopted_elsewhere(store: Reader, contract: Contract, saga: Saga) -> bool:
     if saga.done or not adopted.any_in(store, contract.gate):
         return False
     event, body_hash = saga.event, digest(saga.event.body)
-    for restarts in range(BEGINNINGS_LOOKED_AT):
+    for restarts in range(STARTS_LOOKED_AT):
         dfid, prefix = flow_id(contract.gate, event.id, body_hash, restarts), _prefix(event.id, restarts)
         first = child_event(replace(saga, dfid=dfid, prefix=prefix), 1)
         flow = adopted.flow_of_event(store, contract.gate, first.id, digest(first.body))
