@@ -113,7 +113,7 @@ class Dispatcher:
 
     def _send(self, intent: ExecutionIntent, send_s: float) -> Receipt:
         """Send an order once, with `send_s` seconds to carry it out, and look it up unless the executor has settled or accepted
-        it, or was late. A look-up that contradicts a refusal makes it `unknown`; `pending` where the look-up says that.
+        it, or was late. A refusal may be contradicted (`in_flight.refusal`).
         """
 
         def send() -> Receipt:
@@ -129,20 +129,23 @@ class Dispatcher:
             receipt = Receipt("unknown", detail=self._log_failure(intent, "the executor failed", error))
         if receipt.status in ("settled", "pending"):
             return receipt
-        known = self._lookup(intent)
         if receipt.status in ("rejected", "unsent"):
-            if known.status not in ("settled", "pending"):
-                return receipt
-            contradiction = f"the executor answered {receipt.status}, but its look-up says {known.status}"
-            return replace(known, status="unknown" if known.status == "settled" else "pending", detail=contradiction)
+            return self._refused(intent, receipt)
+        known = self._lookup(intent)
         if not receipt.detail:
             return known
         found = f"looked up: {known.status}{': ' if known.detail else ''}{known.detail}"
         return replace(known, detail=one_line(f"{receipt.detail}; {found}", DETAIL_CHARS_MAX))
 
+    def _refused(self, intent: ExecutionIntent, receipt: Receipt) -> Receipt:
+        accepted = in_flight.accepted_as(self._store, intent.dfid)
+        return in_flight.refusal(receipt, self._lookup(intent, accepted or ""), accepted=accepted is not None)
+
     def _record_late_answer(self, intent: ExecutionIntent, receipt: Receipt) -> None:
         """Record the late answer to an order that is UNKNOWN by now, unless somebody else has settled it meanwhile."""
         try:
+            if receipt.status == "rejected":
+                receipt = self._refused(intent, receipt)
             if receipt.status in ("settled", "rejected", "pending"):
                 self.settle(intent, receipt)
                 self._tell_breaker(answered=True)
@@ -199,9 +202,7 @@ class Dispatcher:
         if (doubt := self._doubt_of_absent(intent.dfid, accepted)) is not None:
             self._log(_DOUBTED[doubt], {"dfid": intent.dfid})
             return self.settle(intent, Receipt("unknown", detail=doubt))
-        if not again:
-            return self._void_absent(intent)
-        return self._send_again(intent)
+        return self._send_again(intent) if again else self._void_absent(intent)
 
     def _status(self, intent: ExecutionIntent) -> str | None:
         found: str | None = self._store.value("SELECT status FROM execution_log WHERE dfid = ?", (intent.dfid,))
@@ -266,10 +267,12 @@ class Dispatcher:
         known = self._lookup(intent, accepted or "") if intent.is_signed_by(self._signer) else Receipt("unknown")
         if known.status == "absent" and (doubt := self._doubt_of_absent(intent.dfid, accepted)) is not None:
             known = Receipt("unknown", detail=doubt)
-        _refuse_at_odds(known, stated, intent.dfid)
-        if known.status == "absent":
+        if known.status == "absent" and stated.status != "settled":
             known = self._void(intent)
-            _refuse_at_odds(known, stated, intent.dfid)
+        if known.status == "pending":  # remembered, though the human is refused
+            self.settle(intent, known)
+        if (why := _AT_ODDS.get((known.status, stated.status))) is not None:
+            raise UsageError(why, hint="sds recover", dfid=intent.dfid)
         if known.status in ("settled", "rejected"):
             return self.settle(intent, known)
         return self.settle(intent, cleaned(stated), by=by)
@@ -393,8 +396,3 @@ class Dispatcher:
         if self._store.value("SELECT 1 FROM human_decisions WHERE dfid = ?", (dfid,)) is not None:
             return True
         return not undecided.has_restart(self._store, dfid, tag, self._restarts_max)
-
-
-def _refuse_at_odds(known: Receipt, stated: Receipt, dfid: str) -> None:
-    if (why := _AT_ODDS.get((known.status, stated.status))) is not None:
-        raise UsageError(why, hint="sds recover", dfid=dfid)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.dim import amounts_minor
@@ -10,7 +10,7 @@ from sds.kernel.decision.safeguards import LiveState
 from sds.kernel.envelope.envelope import DecisionEnvelope
 from sds.kernel.envelope.proposal import parse_recorded
 from sds.kernel.errors import StoreError
-from sds.kernel.executor.protocol import ExecutionIntent
+from sds.kernel.executor.protocol import ExecutionIntent, Receipt, Settlement
 from sds.kernel.flow import decision_record, states
 from sds.kernel.registry import spend
 from sds.kernel.storage.ledger import Head
@@ -133,6 +133,22 @@ def is_contradicted(record: Reader, dfid: str, was: str, said: str) -> bool:
         return True
     against_humans = (("SUCCESS", "rejected"), ("FAILED", "pending"))
     return (was, said) in against_humans and record.value(_ATTESTED, (dfid,)) is not None
+
+
+def refusal(refused: Receipt, known: Receipt, *, accepted: bool) -> Receipt:
+    """Return a sender's answer that its order was refused or not sent, or what the look-up `known` makes of it: `unknown` where
+    the order was carried out, `pending` where it is accepted. `accepted`: the record says so; then only a look-up can confirm
+    the refusal, which may be the answer to a second sending of the same key.
+    """
+    if known.status == "settled":
+        status: Settlement = "unknown"
+    elif known.status == "pending" or (accepted and known.status != "rejected"):
+        status = "pending"
+    else:
+        return refused
+    return replace(
+        known, status=status, detail=f"the executor answered {refused.status}, but its look-up says {known.status}"
+    )
 
 
 def times_ms(record: Reader, dfid: str) -> tuple[int, int | None]:

@@ -187,7 +187,7 @@ class Kernel:
 
         A decision that orders something does not hold while orders may be missing from the record (`Wholeness`).
         """
-        doubt = self.whole.doubt() if verdict.proposal and verdict.proposal.action in self.contract.orders else None
+        doubt = self.whole.doubt() if self.needs_whole_record(verdict) else None
         now_ms = self.now_ms
         age_ms = now_ms - packet.snapshot.taken_at_ms
         if doubt is not None:
@@ -196,6 +196,10 @@ class Kernel:
         if verdict.proposal is None or not live.situation.fields:
             return JitReport(False, age_ms, live.notes, code="STATE_DRIFT_DETECTED")
         return jit.check(self.contract, self.tolerances, packet, verdict.proposal, live, self.envelope, now_ms)
+
+    def needs_whole_record(self, verdict: Verdict) -> bool:
+        """Tell whether a decision does not hold while orders may be missing from the record: whether it orders something."""
+        return verdict.proposal is not None and verdict.proposal.action in self.contract.orders
 
     def commit(
         self, packet: DecisionPacket, data: bytes, decoding: Decoding, verdict: Verdict, report: JitReport | None

@@ -86,11 +86,13 @@ def _begin(kernel: Kernel, parent: str, order: ExecutionIntent, now_ms: int) -> 
 
 
 def settle(kernel: Kernel, parent: str, order: ExecutionIntent, receipt: Receipt, now_ms: int) -> str:
-    """Record what became of a reversal; return its status. A settled one stays as it is; nothing is given back twice."""
+    """Record what became of a reversal; return its status. A settled one stays as it is; nothing is given back twice. One that
+    is UNKNOWN stays that until its end is known.
+    """
     store, status = kernel.store, _STATUS.get(receipt.status, "UNKNOWN")
     with store.transaction():
         was = store.value("SELECT status FROM saga_reversals WHERE dfid = ?", (order.dfid,))
-        if was in ("REVERTED", "REFUSED") or was == status:
+        if was in ("REVERTED", "REFUSED", status) or (was, status) == ("UNKNOWN", "PENDING"):
             return str(was)
         store.run(
             "UPDATE saga_reversals SET status = ?, reference = ? WHERE dfid = ?",

@@ -59,6 +59,8 @@ def _ending(kernel: Kernel, found: Saga, now_ms: int) -> _Ending | None:
         return None
     if (code := stopped(kernel, found.dfid)) is not None:
         return _Ending(code, stopped=True)
+    if saga.is_adopted_elsewhere(kernel.store, kernel.contract, found):
+        return _Ending(INTERRUPTED)
     if found.late(now_ms):
         return _Ending(DEADLINE_EXCEEDED if found.done else NOT_DECIDED)
     return None
@@ -68,8 +70,11 @@ def _moves(kernel: Kernel, found: Saga, ask: Ask, now_ms: Callable[[], int]) -> 
     """Do what comes next. Return False where the saga has to wait."""
     ending = _ending(kernel, found, now_ms()) if found.phase == "STEPS" else None
     if found.phase == "STEPS" and ending is None:
-        said = _step(kernel, found, ask, now_ms)
-        return not _waits(said) or found.late(now_ms())
+        try:
+            said = _step(kernel, found, ask)
+            return not _waits(said) or found.late(now_ms())
+        except EventError as error:  # another event has this child's id
+            ending = _Ending(error.reason_code)
     if kernel.whole.doubt() is not None:
         return False
     if ending is not None:
@@ -82,16 +87,12 @@ def _waits(said: Answer | None) -> bool:
     return said is not None and said.retryable and said.tag in WAITING_TAGS
 
 
-def _step(kernel: Kernel, found: Saga, ask: Ask, now_ms: Callable[[], int]) -> Answer | None:
-    """Have the next step decided; return the answer."""
+def _step(kernel: Kernel, found: Saga, ask: Ask) -> Answer | None:
+    """Have the next step decided; return the answer. Raises EventError where another event has its id."""
     if (child := found.next) is None:
         return None
     step = StepKernel(kernel, found, child.number)
-    try:
-        return _ask(step, step.event, ask)
-    except EventError as error:  # another event has this child's id
-        _close_steps(kernel, found, _Ending(error.reason_code), now_ms)
-    return None
+    return _ask(step, step.event, ask)
 
 
 def _close_steps(kernel: Kernel, found: Saga, why: _Ending, now_ms: Callable[[], int]) -> None:

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from sds.kernel.contract.compiler import FieldSpec, Rules, take_snapshot
 from sds.kernel.contract.expressions import STRING
+from sds.kernel.decision.dim import Verdict
 from sds.kernel.decision.packet import DecisionPacket, static_text
 from sds.kernel.decision.safeguards import EnvelopeInputs, LiveState
 from sds.kernel.envelope.envelope import ESCALATE_ONLY, DecisionEnvelope, KindBound
@@ -77,6 +78,10 @@ class StepKernel(ChildKernel):
         _, recurring, *rest = packet.texts
         static = static_text(self.contract, packet.situation.artifacts, self._named)
         return replace(packet, texts=(static, f"{self._due()}{recurring}", *rest))
+
+    def needs_whole_record(self, verdict: Verdict) -> bool:  # noqa: ARG002
+        """A refusal does, too: its step may have been carried out, and would not be undone with the others."""
+        return True
 
     def _due(self) -> str:
         """Return what the model reads about a later step; "" for the first, which is shown like any other case."""

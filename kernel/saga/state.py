@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from sds.kernel.canonical import canonical, digest
+from sds.kernel.canonical import canonical, digest, flow_id
 from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.sections import EventSpec, SagaSpec
 from sds.kernel.errors import StoreError, UsageError
@@ -38,6 +38,7 @@ from sds.kernel.storage.vault import Texts
 DIRTY = SAGA_DIRTY
 COMPENSATED = "COMPENSATED"
 MOVED_ON = "SAGA_MOVED_ON"
+STARTS_LOOKED_AT = 8  # of a saga that was begun afresh more often than this, an adopted step is not recognised
 COMPENSATION = 0  # the number of the child that chooses from the menu; steps count from 1
 
 Phase = Literal["STEPS", "DIRTY", "ENDED"]
@@ -165,6 +166,22 @@ def _adopted_step(store: Reader, contract: Contract, saga: Saga, child: Child) -
     flow = adopted.flow_of_event(store, contract.gate, event.id, digest(event.body))
     said = answer(store, flow.dfid) if flow is not None and flow.settled else None
     return child if said is None else replace(child, answer=said, became=_became(store, contract, said))
+
+
+def is_adopted_elsewhere(store: Reader, contract: Contract, saga: Saga) -> bool:
+    """Tell whether the saga was carried out when it was begun another time, and its orders were adopted since: a record that
+    was restored may be at an earlier beginning.
+    """
+    if saga.done or not adopted.any_in(store, contract.gate):
+        return False
+    event, body_hash = saga.event, digest(saga.event.body)
+    for restarts in range(STARTS_LOOKED_AT):
+        dfid, prefix = flow_id(contract.gate, event.id, body_hash, restarts), _prefix(event.id, restarts)
+        first = child_event(replace(saga, dfid=dfid, prefix=prefix), 1)
+        flow = adopted.flow_of_event(store, contract.gate, first.id, digest(first.body))
+        if prefix != saga.prefix and flow is not None and flow.settled:
+            return True
+    return False
 
 
 def _child(store: Reader, contract: Contract, prefix: str, saga: str, number: int, kind: str) -> Child:

@@ -25,9 +25,12 @@ from sds.service.state import Service
 READ_EVERY_S = 1.0
 
 _ACTIVE = "SELECT count(*) FROM reservations WHERE status = 'live'"
+# Orders, and the reversals that a saga waits for.
 _UNKNOWN = (
-    "SELECT count(*) FROM decision_flows f JOIN execution_log e ON e.dfid = f.dfid WHERE f.state = 'EXECUTING'"
-    " AND f.state IN ('ACTIVE', 'EXECUTING') AND e.status = 'UNKNOWN' AND f.gate = ?"
+    "SELECT (SELECT count(*) FROM decision_flows f JOIN execution_log e ON e.dfid = f.dfid WHERE f.state = 'EXECUTING'"
+    " AND f.state IN ('ACTIVE', 'EXECUTING') AND e.status = 'UNKNOWN' AND f.gate = ?)"
+    " + (SELECT count(*) FROM saga_reversals r JOIN decision_flows f ON f.dfid = r.saga"
+    " WHERE r.status IN ('PENDING', 'UNKNOWN') AND f.state = 'ACTIVE' AND f.gate = ?)"
 )
 _OLDEST = "SELECT min(created_at_ms) FROM decision_flows WHERE state = 'ESCALATED' AND gate = ?"
 
@@ -89,7 +92,7 @@ _OF_RECORD = {
     "resource_lock_contention": "Resources held by an order that is under way",
     "sds_escalations_waiting": "Cases that wait for a human",
     "sds_escalations_oldest_seconds": "Age of the oldest escalated case that waits for a human; 0 without one",
-    "sds_orders_unknown": "Orders whose end nobody knows",
+    "sds_orders_unknown": "Orders, and reversals of open sagas, whose end nobody knows",
     "sds_executor_up": "0: the executor has not answered several orders in a row, and events wait",
     "sds_ledger_entries": "Entries of the ledger",
     "sds_halted": "1: an operator has halted the gate",
@@ -104,7 +107,7 @@ def _of_record(gate: Gate, now_ms: int) -> dict[str, float]:
         "resource_lock_contention": store.value(_ACTIVE),
         "sds_escalations_waiting": cases.count_waiting(store, name),
         "sds_escalations_oldest_seconds": 0.0 if since_ms is None else max(0, now_ms - since_ms) / 1_000,
-        "sds_orders_unknown": store.value(_UNKNOWN, (name,)),
+        "sds_orders_unknown": store.value(_UNKNOWN, (name, name)),
         "sds_executor_up": float(not breaker.read(store, name).is_open),
         "sds_ledger_entries": head(store),
         "sds_halted": float(store.halted),

@@ -216,6 +216,24 @@ def test_a_slow_look_up_that_says_accepted_contradicts_a_human_but_not_a_later_a
     assert () == verify.verify(world.store).faults
 
 
+@pytest.mark.parametrize("by", ["look-up", "voiding"])
+def test_what_a_human_was_refused_for_is_not_believed_to_be_absent_later(world: World, by: str) -> None:
+    outside = clearing(world, ACCEPTED if by == "look-up" else Receipt("absent"))
+    outside.accepts, outside.idempotent = Receipt("unknown"), False
+    if by == "voiding":
+        outside.void = lambda *_: ACCEPTED  # type: ignore[method-assign]
+    world.kernel = world.open_kernel(executor=outside)
+    outside.says, found = Receipt("unknown"), outside.says
+    dfid = world.decide(refund()).dfid
+    outside.says = found
+    who = {"who": "ada", "reason": "seen", "acknowledged": True, "now_ms": world.clock()}
+    with pytest.raises(UsageError, match="has accepted the order, and may still carry it out"):
+        attest(world.kernel, dfid, Receipt("rejected"), **who)  # type: ignore[arg-type]
+    outside.says, outside.void = Receipt("absent"), (lambda *_: Receipt("rejected"))  # type: ignore[method-assign]
+    assert (Recovered(unknown=1), ["UNKNOWN"]) == (recovered(world), execution(world))
+    assert () == verify.verify(world.store).faults
+
+
 def test_what_a_look_up_calls_accepted_is_remembered_with_its_reference_and_once(world: World) -> None:
     """The answer to the order was lost; a later look-up does not find it any more."""
     outside = clearing(world, ACCEPTED)
@@ -237,6 +255,24 @@ def test_what_a_look_up_calls_accepted_is_remembered_with_its_reference_and_once
     outside.says = Receipt("rejected")
     assert Recovered(failed=1) == recovered(world)
     assert () == verify.verify(world.store).faults
+
+
+@pytest.mark.parametrize("says", [ACCEPTED, Receipt("unknown")])
+@pytest.mark.parametrize("known", [True, False])
+def test_a_late_refusal_frees_nothing_that_was_accepted(world: World, says: Receipt, known: bool) -> None:
+    """Its order was sent twice under one key: the outside refuses the second, and the answers come in any order."""
+    outside = clearing(world, Receipt("unknown"))
+    outside.accepts = ACCEPTED if known else Receipt("unknown")
+    dfid = world.decide(refund()).dfid
+    order = read_order(world.store, dfid)
+    assert order is not None
+    outside.says = says
+    world.kernel.dispatcher._record_late_answer(order, Receipt("rejected"))
+    believed = not known and says.status == "unknown"
+    assert ["FAILED" if believed else "UNKNOWN"] == execution(world)
+    outside.says = Receipt("absent")
+    recovered(world)
+    assert ([], believed) == (outside.voided, execution(world) == ["FAILED"])
 
 
 def test_an_answer_accepted_that_comes_too_late_is_remembered(world: World) -> None:

@@ -22,7 +22,7 @@ from sds.kernel.registry import registry
 from sds.kernel.saga import driver
 from sds.kernel.saga import state as saga
 from sds.kernel.saga.claim import claim as claim_saga
-from tests.kernel.durable import LEASE_MS, Propose, World, counters, escalate, refund, whole
+from tests.kernel.durable import LEASE_MS, Propose, World, counters, deny, escalate, refund, whole
 from tests.kernel.orders import recovered
 from tests.kernel.sagas import REVERT, Script, executions, most, parent, reversed_at, run, terms
 from tests.kernel.statements import adopted, backup, decided, listing, restore
@@ -242,13 +242,78 @@ def test_no_saga_ends_or_is_undone_while_its_next_steps_may_be_missing_from_the_
     assert [] == waiting(world.store, world.contract)
 
 
-def sent_as_saga(world: World, deadline_ms: int | None = None) -> saga.SagaAnswer:
+@pytest.mark.parametrize("known", [0, 1, 2])  # steps that the backup knows of, of three
+def test_no_step_is_denied_while_it_may_have_been_carried_out(world: World, known: int) -> None:
+    rail = listing(world)
+    decided(world, 2, refund("10.00"))
+    kept = saga_backed_up_at(world, known + 1)
+    paid = rail.paid()
+    restore(world, kept)
+    world.clock.advance(10 * LEASE_MS)
+    recovered(world)
+    assert "ACTIVE" == parent(sent_as_saga(world, "ALL", propose=deny))[0]
+    adopted(world)
+    recovered(world)
+    again = run(world.kernel, world, Script(compensation=REVERT), "ALL")
+    assert (("CLOSED", None, None), ["SUCCESS"] * 3) == (parent(again), executions(again))
+    assert (paid, []) == (rail.paid(), reversed_at(world.folder))
+
+
+def test_an_event_with_the_id_of_a_step_ends_no_saga_while_that_step_may_be_missing_from_the_record(
+    world: World,
+) -> None:
+    listing(world)
+    decided(world, 2, refund("10.00"))
+    restore(world, saga_backed_up_at(world, 0))
+    world.kernel.open(world.event("C1/1"))
+    for _ in range(2):
+        assert "ACTIVE" == parent(sent_as_saga(world, "ALL"))[0]
+    adopted(world)
+    again = run(world.kernel, world, Script(), "ALL")
+    assert (("CLOSED", None, None), ["SUCCESS"] * 3) == (parent(again), executions(again))
+
+
+@pytest.mark.parametrize("sent_before", [True, False])
+def test_a_saga_that_was_carried_out_when_it_began_afresh_is_not_carried_out_where_it_began(
+    world: World, sent_before: bool
+) -> None:
+    rail = listing(world)
+    decided(world, 2, refund("10.00"))
+    claim_saga(world.store, world.contract, "BOTH", world.event("C1"), now_ms=world.clock())
+    kept = backup(world)
+    world.clock.advance(10 * LEASE_MS)
+    assert 1 == recovered(world).sagas_ended
+    run(world.kernel, world, Script())
+    paid = rail.paid()
+    restore(world, kept)
+    if sent_before:
+        assert "ACTIVE" == parent(sent_as_saga(world))[0]
+    adopted(world)
+    assert "ABORTED" == parent(run(world.kernel, world, Script()))[0]
+    again = run(world.kernel, world, Script())
+    assert (("CLOSED", None, None), ["SUCCESS"] * 2) == (parent(again), executions(again))
+    assert paid == rail.paid()
+
+
+def saga_backed_up_at(world: World, step: int) -> Kept:
+    """Carry out a saga; return a backup made while the step was being decided, for 0 one from before the saga began."""
+    kept = [] if step else [backup(world)]
+
+    def copied(packet: DecisionPacket) -> bytes:
+        if packet.event_id == f"C1/{step}":
+            kept.append(backup(world))
+        return most(packet)
+
+    run(world.kernel, world, copied, "ALL")
+    return kept[0]
+
+
+def sent_as_saga(world: World, name: str = "BOTH", *, propose: Propose = most) -> saga.SagaAnswer:
     """Send the event of a saga once: what is not decided is not tried again."""
 
     def ask(child: Kernel, trigger: intake.Event) -> Answer:
         opened = child.open(trigger)
-        return child.decide(opened, most(opened)) if isinstance(opened, DecisionPacket) else opened
+        return child.decide(opened, propose(opened)) if isinstance(opened, DecisionPacket) else opened
 
-    event, now_ms = world.event("C1"), world.clock()
-    dfid = claim_saga(world.store, world.contract, "BOTH", event, now_ms=now_ms, deadline_ms=deadline_ms)
+    dfid = claim_saga(world.store, world.contract, name, world.event("C1"), now_ms=world.clock())
     return driver.drive(world.kernel, dfid, ask, now_ms=world.clock)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sds.kernel.audit import verify
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
 from sds.kernel.flow.kernel import Kernel
@@ -215,3 +216,18 @@ def test_a_reversal_that_is_waited_for_is_looked_up_after_growing_pauses(world: 
         recovered(world, at_once=False)
         world.clock.advance(1000)
     assert 4 == outside.looked_up - before  # at once, after 5 s, 10 s, 20 s
+
+
+def test_a_reversal_that_is_found_accepted_after_nobody_knew_stays_unknown_until_its_end(world: World) -> None:
+    """The ledger has no way back from UNKNOWN to PENDING: an honest record would not verify."""
+    outside = clearing(world, undoes_later=True)
+    outside.revert = outside.reverted = lambda *_: Receipt("unknown")  # type: ignore[method-assign]
+    found = run(world.kernel, world, Script(step_2=deny, compensation=REVERT))
+    assert (("ESCALATED", DIRTY, "REVERT"), ["UNKNOWN"]) == (parent(found), list(found.reversals.values()))
+    del outside.revert, outside.reverted
+    outside.undoing = [key for (key,) in world.store.rows("SELECT idempotency_key FROM saga_reversals")]
+    recovered(world)
+    assert (["UNKNOWN"], ()) == (world.column("SELECT status FROM saga_reversals"), verify.verify(world.store).faults)
+    outside.works()
+    recovered(world)
+    assert (["REVERTED"], ()) == (world.column("SELECT status FROM saga_reversals"), verify.verify(world.store).faults)

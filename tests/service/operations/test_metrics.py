@@ -274,6 +274,12 @@ def test_what_stands_in_the_record_is_shown_before_a_human_has_looked(asking: Be
         store.run(f"INSERT INTO execution_log VALUES ({', '.join('?' * len(order))}, NULL, NULL)", order)
     assert (1, 1) == (now("sds_executor_up"), now("sds_orders_unknown"))
     assert (0, 1) == (now("sds_escalations_oldest_seconds"), now("sds_escalations_waiting"))
+    with store.transaction():  # a saga that waits for a reversal: no human sees it otherwise
+        store.run("UPDATE decision_flows SET state = 'ACTIVE' WHERE dfid = ?", (dfid,))
+        store.run("UPDATE execution_log SET status = 'SUCCESS' WHERE dfid = ?", (dfid,))
+        store.insert("sagas", dfid=dfid, name="X", steps="[]", menu="[]", phase="DIRTY")
+        store.insert("saga_reversals", dfid=dfid, saga=dfid, idempotency_key=f"{dfid}#0", status="PENDING")
+    assert (1, 0) == (now("sds_orders_unknown"), now("sds_escalations_waiting"))
 
 
 def test_a_check_that_fails_is_in_the_metrics_as_it_is_in_readyz(bed: Bed) -> None:
