@@ -45,10 +45,14 @@ class ChildKernel(Kernel):
     def __init__(self, kernel: Kernel, parent: Saga, number: int) -> None:
         vars(self).update(vars(kernel))
         self._parent, self._number = parent, number
-        phase: saga.Phase = "DIRTY" if number == COMPENSATION else "STEPS"
-        self.authorization = intake.ChildAuthorization(
-            parent.dfid, lambda: saga.check_phase(kernel.store, parent.dfid, phase)
-        )
+        self.authorization = intake.ChildAuthorization(parent.dfid, self._check_due)
+
+    def _check_due(self) -> None:
+        """Raise UsageError unless this child may be decided now, inside the caller's transaction."""
+        if self._number == COMPENSATION:
+            saga.check_phase(self.store, self._parent.dfid, "DIRTY")
+        else:
+            saga.check_steps(self.store, self.contract, self._parent)
 
     @property
     def event(self) -> intake.Event:

@@ -257,6 +257,15 @@ def check_phase(store: Reader, dfid: str, phase: Phase) -> None:
         raise UsageError(f"the saga is no longer in phase {phase}", reason_code=MOVED_ON, dfid=dfid)
 
 
+def check_steps(store: Reader, contract: Contract, saga: Saga) -> None:
+    """Raise UsageError where no step of the saga may be decided, inside the caller's transaction."""
+    check_phase(store, saga.dfid, "STEPS")
+    if is_adopted_elsewhere(store, contract, saga):
+        raise UsageError(
+            "the saga was carried out when it was begun another time", reason_code=MOVED_ON, dfid=saga.dfid
+        )
+
+
 def close_steps(store: Store, contract: Contract, dfid: str, code: str, *, stopped: bool, now_ms: int) -> None:
     """End the steps: all are done, nothing was done, or the saga is dirty. Changes nothing while a child is open.
 

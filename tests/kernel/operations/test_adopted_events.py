@@ -22,6 +22,7 @@ from sds.kernel.registry import registry
 from sds.kernel.saga import driver
 from sds.kernel.saga import state as saga
 from sds.kernel.saga.claim import claim as claim_saga
+from sds.kernel.saga.kernels import StepKernel
 from tests.kernel.durable import LEASE_MS, Propose, World, counters, deny, escalate, refund, whole
 from tests.kernel.orders import recovered
 from tests.kernel.sagas import REVERT, Script, executions, most, parent, reversed_at, run, terms
@@ -293,6 +294,23 @@ def test_a_saga_that_was_carried_out_when_it_began_afresh_is_not_carried_out_whe
     again = run(world.kernel, world, Script())
     assert (("CLOSED", None, None), ["SUCCESS"] * 2) == (parent(again), executions(again))
     assert paid == rail.paid()
+
+
+def test_a_step_that_was_due_before_the_adoption_is_not_opened_after_it(world: World) -> None:
+    rail = listing(world)
+    decided(world, 2, refund("10.00"))
+    dfid = claim_saga(world.store, world.contract, "BOTH", world.event("C1"), now_ms=world.clock())
+    kept = backup(world)
+    world.clock.advance(10 * LEASE_MS)
+    assert 1 == recovered(world).sagas_ended
+    run(world.kernel, world, Script())
+    paid = rail.paid()
+    restore(world, kept)
+    step = StepKernel(world.kernel, saga.load(world.store, world.contract, dfid), 1)
+    adopted(world)
+    with pytest.raises(UsageError) as refused:
+        step.open(step.event)
+    assert (saga.MOVED_ON, paid) == (refused.value.reason_code, rail.paid())
 
 
 def saga_backed_up_at(world: World, step: int) -> Kept:
