@@ -33,6 +33,10 @@ class EngineDownError(ModelError):
     """The engine was not asked, or failed as before: it is down. The reason is not the case."""
 
 
+class CountedError(ModelError):
+    """An engine within this one failed, and its own breaker has counted that."""
+
+
 class Proposes(Protocol):
     """The one method of an engine that is guarded."""
 
@@ -50,6 +54,9 @@ class Breaker:
         self._whole_ms, self._now_ms, self._log = whole_ms, now_ms, log
         self._lock = threading.Lock()
         self._failures, self._probe_at_ms, self._probing = 0, 0, False
+
+    def log_to(self, log: Log) -> None:
+        self._log = log
 
     @property
     def is_open(self) -> bool:
@@ -111,7 +118,7 @@ class Breaker:
             self._probing = self._probing and not probe
 
     def _is_failure(self, packet: DecisionPacket, error: BaseException) -> bool:
-        if isinstance(error, (EngineDownError, QueueTimeoutError)):
+        if isinstance(error, (EngineDownError, CountedError, QueueTimeoutError)):
             return False
         if not isinstance(error, SdsError):
             return True

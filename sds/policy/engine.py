@@ -19,6 +19,7 @@ from sds.kernel.decision.packet import NOT_ASKED, DecisionPacket, Decoding
 from sds.kernel.envelope.envelope import ESCALATE, ESCALATE_REASON
 from sds.kernel.envelope.proposal import Proposal, parse_proposal, write_proposal
 from sds.kernel.errors import ModelError
+from sds.kernel.flow.dispatch import Log
 from sds.models.readers.protocol import THREADS, Reading
 from sds.policy.distribution import Weighted, check_reading, confidence, distribution
 from sds.policy.judgement import Threshold
@@ -72,6 +73,10 @@ class PolicyEngine:
     @property
     def language_model(self) -> LanguageModel:
         return self._language_model
+
+    def log_to(self, log: Log) -> None:
+        """Write to a gate's log when the language model goes down and comes back."""
+        self._language_model.breaker.log_to(log)
 
     def check_contract(self, contract: Contract) -> None:
         """Raise ModelError where the language model is needed and cannot decide under the contract."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from threading import Lock
 
-from sds.engines.breaker import Breaker
+from sds.engines.breaker import Breaker, CountedError, EngineDownError
 from sds.engines.protocol import Engine
+from sds.engines.queueing import QueueTimeoutError
 from sds.kernel.decision.packet import DecisionPacket, Decoding
+from sds.kernel.errors import SdsError
+from sds.models.protocol import ENDINGS
 
 
 class LanguageModel:
@@ -29,8 +32,18 @@ class LanguageModel:
             return self._engine
 
     def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
-        """Return what the engine proposes, while its breaker lets packets through. Raises as `Breaker.ask` does."""
-        return self.breaker.ask(self.get(), packet, tokens_max=tokens_max)
+        """Return what the engine proposes, while its breaker lets packets through. Raises EngineDownError while it is down,
+        QueueTimeoutError, and CountedError for any other failure, so that the policy's own breaker does not count it.
+        """
+        engine = self.get()
+        try:
+            return self.breaker.ask(engine, packet, tokens_max=tokens_max)
+        except (EngineDownError, QueueTimeoutError, *ENDINGS):
+            raise
+        except SdsError as error:
+            raise CountedError(str(error), reason_code=error.reason_code, hint=error.hint) from error
+        except BaseException as error:
+            raise CountedError(f"the engine failed: {type(error).__name__}") from error
 
     @property
     def opened(self) -> Engine | None:

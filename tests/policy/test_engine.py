@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from sds.engines.breaker import FAILURES_MAX, EngineDownError
+from sds.engines.breaker import FAILURES_MAX, Breaker, EngineDownError
 from sds.kernel.decision import dim
 from sds.kernel.decision.dim import WHY_ESCALATED
 from sds.kernel.decision.packet import NOT_ASKED, DecisionPacket, Decoding
@@ -165,6 +165,28 @@ def test_a_language_model_that_is_down_keeps_only_those_waiting_who_need_it() ->
             asks.propose(packet, tokens_max=10)
         assert "PAY" == proposed(reads.propose(packet, tokens_max=10)[0]).action
     assert FAILURES_MAX == failing.asked
+
+
+@pytest.mark.parametrize("failure", [ModelError("no answer"), OSError("no answer")])
+def test_failures_of_a_language_model_do_not_open_the_breaker_of_its_policy(failure: Exception) -> None:
+    def fails(_: DecisionPacket) -> bytes:
+        raise failure
+
+    logged = list[str]()
+    model, state = on_demand(Proposes(fails)), world.situation(world.fields())
+    asks, reads = (engine_of(contract(), Says(mood), language_model=model) for mood in (CALM, ANGRY))
+    asks.log_to(lambda event, _: logged.append(event))
+    of_gate = Breaker(whole_ms=1, now_ms=lambda: world.NOW_MS)
+    packet = world.packet(contract(), state, evidence="late again")
+    for number in range(2 * FAILURES_MAX):
+        with pytest.raises(ModelError) as caught:
+            of_gate.ask(asks, packet, tokens_max=10)
+        assert ("MODEL_UNAVAILABLE", number >= FAILURES_MAX) == (
+            caught.value.reason_code,
+            isinstance(caught.value, EngineDownError),
+        )
+    assert "PAY" == proposed(of_gate.ask(reads, packet, tokens_max=10)[0]).action
+    assert ["engine.down"] == logged
 
 
 def test_a_model_that_is_not_needed_is_never_opened() -> None:

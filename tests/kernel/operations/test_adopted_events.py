@@ -125,6 +125,30 @@ def test_a_human_cannot_pay_what_was_paid_by_a_flow_of_which_the_record_knows_no
     assert 1 == len(rail.paid())
 
 
+@pytest.mark.parametrize("amount", ["40.00", "70.00"])
+@pytest.mark.parametrize("returned_first", [True, False])
+def test_a_case_about_an_event_that_was_paid_is_not_paid_again_when_it_is_returned(
+    world: World, amount: str, *, returned_first: bool
+) -> None:
+    """The order was given by the event's second flow; here its first one waits for a human, who returns it."""
+    rail = listing(world)
+    packet = world.packet("C1", "T1")
+    world.kernel.not_decided(packet, "NO_TURN", "there is no turn")
+    dfid = decided(world, 1, refund("40.00")).dfid
+    restore(world, None)
+    case = decided(world, 1, escalate)
+    desk = HumanReview(world.kernel, now_ms=world.clock)
+    if returned_first:
+        desk.resolve(case.dfid, Resolution("RETURN", "ada", "the agent may decide"))
+        assert BEHIND == sent(world, 1, refund(amount)).tag
+        adopted(world)
+    else:
+        adopted(world)
+        desk.resolve(case.dfid, Resolution("RETURN", "ada", "the agent may decide"))
+    assert (dfid, "SUCCESS") == ((again := decided(world, 1, refund(amount))).dfid, again.execution)
+    assert 1 == len(rail.paid())
+
+
 def test_a_case_of_another_event_is_carried_out_by_a_human_all_the_same(world: World) -> None:
     """Although its contract has been replaced since by one whose events have another form."""
     paid_and_lost(world)
