@@ -24,12 +24,17 @@ def check_given(contract: object, source: object, executor: object, engine: obje
             "the contract is neither a Contract nor a Path", hint="make one from text with parse_contract(text)"
         )
     check_parts(source, executor)
-    if callable(check := getattr(executor, "check_contract", None)):
-        check(contract)
+    check_fits(executor, contract)
     asked = all(callable(getattr(engine, name, None)) for name in ("propose", "count_tokens", "close"))
     if engine is not None and (isinstance(engine, type) or not asked):
         hint = "open one with sds.engines.factory.open_engine, or give `model`, a file or a folder of weights"
         raise UsageError("the engine must be an object with `propose`, `count_tokens` and `close`", hint=hint)
+
+
+def check_fits(executor: object, contract: Contract) -> None:
+    """Raise UsageError where the executor says that it cannot carry out what the contract permits."""
+    if callable(check := getattr(executor, "check_contract", None)):
+        check(contract)
 
 
 def paths_given(folder: object, model: object) -> tuple[Path, Path | None]:

@@ -27,8 +27,9 @@ def claim(
     """Return the dfid of the event's saga: a new one, or the one that is known.
 
     A saga that ended before anything was done, for a reason that says nothing about the case, is begun afresh as any
-    flow is; one of which a step was carried out all the same is a human's (UsageError). `deadline_ms`: kept with what is begun; past it no step is sent. Raises EventError when the event is known
-    with another body, as an ordinary decision or another saga.
+    flow is; one of which a step was carried out all the same is a human's (UsageError). `deadline_ms`: kept with what is
+    begun; past it no step is sent. Raises EventError when the event is known with another body, as an ordinary decision or
+    another saga.
     """
     trigger = _saga_trigger(event, name)
     with store.transaction():

@@ -21,7 +21,7 @@ from sds.kernel.registry import registry
 from sds.kernel.storage.keyring import Signer
 from sds.kernel.storage.sqlite import SqliteStore
 from sds.kernel.storage.store import Store
-from sds.opening import context_of
+from sds.opening import check_fits, context_of
 
 
 @contextmanager
@@ -67,6 +67,7 @@ def recovery_kernel(gate: GateDefinition, folder: Path) -> Iterator[Kernel]:
         signer = paths.signer(folder)
         paths.refuse_altered(folder, store)
         source, executor = opened.enter_context(gate.opened(folder))
+        check_fits(executor, contract)
         log = JsonLog(paths.log_path(folder))
         opened.callback(log.close)
         context = context_of(contract, store)

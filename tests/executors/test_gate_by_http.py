@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from sds import Gate
+from sds.definitions.registry import find
+from sds.gates.opening import recovery_kernel
 from sds.host.clock import now_ms
 from sds.kernel.errors import UsageError
 from sds.kernel.executor.wholeness import PAUSE_MS_MIN
@@ -185,3 +187,18 @@ def test_a_file_that_writes_other_decimals_than_the_contract_has_is_refused_befo
 def test_a_file_with_the_contracts_decimals_is_opened(tmp_path: Path, edit: str) -> None:
     with opened(tmp_path, "http://127.0.0.1:9", ('    amount: "{params.amount}" ', f"    {edit} ")) as gate:
         assert gate.escalations() == []
+
+
+def test_such_a_file_carries_out_no_humans_decision_either(tmp_path: Path) -> None:
+    """Commands open a kernel without a gate."""
+    with opened(tmp_path, "http://127.0.0.1:9"):
+        pass
+    definition = find(tmp_path / "toll" / "gate.py")
+    with recovery_kernel(definition, tmp_path / "home"):
+        pass
+    written(tmp_path / "toll", "http://127.0.0.1:9", ('amount: "{params.amount}"', 'amount: "{params.amount:3}"'))
+    with (
+        pytest.raises(UsageError, match="with 3 decimals, but kind `GIVE_BACK` has 2"),
+        recovery_kernel(definition, tmp_path / "home"),
+    ):
+        pass

@@ -130,6 +130,16 @@ def test_a_human_cannot_free_what_voiding_calls_carried_out_while_the_look_up_is
     assert ["SUCCESS"] == execution(world)
 
 
+def cannot_be_called_rejected(world: World, outside: Clearing) -> None:
+    """Have an order sent whose end nobody knows, and a human refused who calls it rejected."""
+    world.kernel = world.open_kernel(executor=outside)
+    dfid = world.decide(refund()).dfid
+    who = {"who": "ada", "reason": "seen", "acknowledged": True, "now_ms": world.clock()}
+    with pytest.raises(UsageError, match="has accepted the order, and may still carry it out"):
+        attest(world.kernel, dfid, Receipt("rejected"), **who)  # type: ignore[arg-type]
+    assert ["UNKNOWN"] == execution(world)
+
+
 @pytest.mark.parametrize("found", ["unknown", "pending", "rejected"])
 def test_nor_while_the_look_up_does_not_confirm_it(world: World, found: Settlement) -> None:
     outside = clearing(world, Receipt("absent"))
@@ -140,24 +150,14 @@ def test_nor_while_the_look_up_does_not_confirm_it(world: World, found: Settleme
         return Receipt("settled", "PAY-1")
 
     outside.void = carried_out  # type: ignore[method-assign]
-    world.kernel = world.open_kernel(executor=outside)
-    dfid = world.decide(refund()).dfid
-    who = {"who": "ada", "reason": "seen", "acknowledged": True, "now_ms": world.clock()}
-    with pytest.raises(UsageError, match="has accepted the order, and may still carry it out"):
-        attest(world.kernel, dfid, Receipt("rejected"), **who)  # type: ignore[arg-type]
-    assert ["UNKNOWN"] == execution(world)
+    cannot_be_called_rejected(world, outside)
 
 
 def test_nor_what_voiding_itself_calls_accepted(world: World) -> None:
     outside = clearing(world, Receipt("absent"))
     outside.accepts, outside.idempotent = Receipt("unknown"), False
     outside.void = lambda *_: ACCEPTED  # type: ignore[method-assign]
-    world.kernel = world.open_kernel(executor=outside)
-    dfid = world.decide(refund()).dfid
-    who = {"who": "ada", "reason": "seen", "acknowledged": True, "now_ms": world.clock()}
-    with pytest.raises(UsageError, match="has accepted the order, and may still carry it out"):
-        attest(world.kernel, dfid, Receipt("rejected"), **who)  # type: ignore[arg-type]
-    assert ["UNKNOWN"] == execution(world)
+    cannot_be_called_rejected(world, outside)
 
 
 def test_what_voiding_called_carried_out_is_not_believed_to_be_absent_later(world: World) -> None:

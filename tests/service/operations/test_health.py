@@ -138,15 +138,20 @@ def test_a_record_that_is_behind_the_outside_is_not_ready(bed: Bed, monkeypatch:
     not_ready(bed, "record", {"toll": RECORD_BEHIND})
 
 
-def test_a_model_that_has_proposed_nothing_yet_is_not_ready(home: Path) -> None:
-    down = [True]
+def unless_down(down: list[bool]) -> Says:
+    """Return an engine that denies, and fails while `down` holds True."""
 
     def say(packet: Any) -> bytes:
         if down[0]:
             raise ModelError("the server does not answer")
         return proposal("DENY", "NO_REASON")(packet)
 
-    engine = Says(say)
+    return Says(say)
+
+
+def test_a_model_that_has_proposed_nothing_yet_is_not_ready(home: Path) -> None:
+    down = [True]
+    engine = unless_down(down)
     with opened_bed(home, engine, probe_every_s=3_600.0) as bed:
         not_ready(bed, "model", {"toll": "MODEL_UNAVAILABLE"})
         down[0] = False
@@ -166,13 +171,7 @@ def test_a_look_that_is_old_says_nothing(bed: Bed, monkeypatch: pytest.MonkeyPat
 
 def test_a_model_that_goes_down_later_is_not_ready_and_its_looks_are_the_probes(home: Path) -> None:
     down = [False]
-
-    def say(packet: Any) -> bytes:
-        if down[0]:
-            raise ModelError("the server does not answer")
-        return proposal("DENY", "NO_REASON")(packet)
-
-    engine = Says(say)
+    engine = unless_down(down)
     with opened_bed(home, engine, probe_every_s=3_600.0) as bed:
         assert 200 == looked(bed).status_code
         down[0] = True
