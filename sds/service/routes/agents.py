@@ -23,25 +23,16 @@ router = APIRouter(prefix="/v1/agents", tags=["agents"])
 
 
 @router.get("", responses=ok(AgentList))
-async def list_agents(request: Request, who: Viewer) -> dict[str, list[dict[str, Any]]]:
+def list_agents(request: Request, who: Viewer) -> dict[str, list[dict[str, Any]]]:
     """List the agents of the gates that the key may see, each with its state and its contract."""
     gates = service(request).gates_of(who).values()
-
-    def read() -> list[dict[str, Any]]:
-        return [agent for each in gates for agent in review.agents(each.gate)]
-
-    return {"agents": await run_in_threadpool(read)}
+    return {"agents": [agent for each in gates for agent in review.agents(each.gate)]}
 
 
 @router.get("/{agent_id}", responses=ok(AgentRecord))
-async def get_agent(request: Request, agent_id: str, who: Viewer) -> dict[str, Any]:
+def get_agent(request: Request, agent_id: str, who: Viewer) -> dict[str, Any]:
     """Show one agent: its owner, its state (since when, by whom and why), its contracts and its history."""
-    state = service(request)
-
-    def read() -> dict[str, Any]:
-        return review.agent(_gate_of(request, who, agent_id), agent_id, now_ms=state.now_ms())
-
-    return await run_in_threadpool(read)
+    return review.agent(_gate_of(request, who, agent_id), agent_id, now_ms=service(request).now_ms())
 
 
 @router.post("/{agent_id}/{move}", responses=ok(AgentRecord), openapi_extra=body_schema(_REQUIRED, {}))

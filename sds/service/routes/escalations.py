@@ -50,7 +50,7 @@ router = APIRouter(prefix="/v1/escalations", tags=["escalations"])
 
 
 @router.get("", responses=ok(cases.WaitingCases))
-async def list_escalations(
+def list_escalations(
     request: Request,
     who: Viewer,
     gate: str | None = None,
@@ -66,8 +66,7 @@ async def list_escalations(
     who.check("read", gate)
     gates = [state.gate(gate).gate] if gate is not None else [each.gate for each in state.gates_of(who).values()]
     after = Cursor.parse(cursor) if cursor is not None else None
-    place = (after.at_ms, after.dfid) if after else BEFORE_ALL
-    return await run_in_threadpool(_waiting, state, gates, limit, place)
+    return _waiting(state, gates, limit, (after.at_ms, after.dfid) if after else BEFORE_ALL)
 
 
 def _waiting(state: Service, gates: Sequence[Gate], limit: int, after: Place) -> dict[str, Any]:
@@ -89,16 +88,12 @@ def _taken(holders: Mapping[str, Taken], dfid: str) -> dict[str, str | None]:
 
 
 @router.get("/{dfid}", responses=ok(cases.ShownCase))
-async def get_escalation(request: Request, dfid: str, who: Reviewer) -> dict[str, Any]:
+def get_escalation(request: Request, dfid: str, who: Reviewer) -> dict[str, Any]:
     """Show one case with everything needed to decide it: packet, evidence, alternatives, and what changed since."""
-    state = service(request)
-
-    def read() -> dict[str, Any]:
-        gate, now_ms = _gate_of(request, who, dfid), state.now_ms()
-        holders = taken.of_gate(state.database, gate.contract.gate, now_ms)
-        return review.case(gate, dfid, now_ms=now_ms) | _taken(holders, dfid)
-
-    return await run_in_threadpool(read)
+    state, gate = service(request), _gate_of(request, who, dfid)
+    now_ms = state.now_ms()
+    holders = taken.of_gate(state.database, gate.contract.gate, now_ms)
+    return review.case(gate, dfid, now_ms=now_ms) | _taken(holders, dfid)
 
 
 @router.post(

@@ -21,10 +21,9 @@ router = APIRouter(prefix="/v1/halt", tags=["halt"])
 
 
 @router.get("", responses=ok(HaltStates))
-async def get_halt(request: Request, who: Viewer) -> dict[str, list[dict[str, Any]]]:
+def get_halt(request: Request, who: Viewer) -> dict[str, list[dict[str, Any]]]:
     """Say for each gate that the key may see whether it is halted, since when, by whom and why."""
-    gates = service(request).gates_of(who).values()
-    return {"gates": await run_in_threadpool(lambda: [review.halt_state(each.gate) for each in gates])}
+    return {"gates": [review.halt_state(each.gate) for each in service(request).gates_of(who).values()]}
 
 
 @router.put("", responses=ok(HaltResults), openapi_extra=body_schema(_REQUIRED, _OPTIONAL))

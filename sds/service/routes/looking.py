@@ -13,7 +13,6 @@ from typing import Annotated, Any
 
 import orjson
 from fastapi import APIRouter, Query, Request
-from starlette.concurrency import run_in_threadpool
 
 from sds.kernel.audit.verify import flow_record
 from sds.kernel.flow.states import Answer, State, known_answer
@@ -56,17 +55,17 @@ router = APIRouter(tags=["decisions"])
 
 
 @router.get("/v1/decisions/{dfid}", responses=ok(ShownDecision))
-async def get_decision(request: Request, dfid: str, who: Viewer) -> dict[str, Any]:
+def get_decision(request: Request, dfid: str, who: Viewer) -> dict[str, Any]:
     """Show one decision as it stands now, with its audit facts.
 
     With the role `review` the answer also has `record`: the whole record of the decision, with its texts.
     """
     gates = service(request).gates_of(who).values()
-    return await run_in_threadpool(_shown, gates, dfid, texts="review" in who.roles)
+    return _shown(gates, dfid, texts="review" in who.roles)
 
 
 @router.get("/v1/decisions", responses=ok(DecisionList))
-async def list_decisions(
+def list_decisions(
     request: Request,
     who: Viewer,
     gate: Annotated[str | None, Query(description="Only decisions of this gate.", max_length=64)] = None,
@@ -85,7 +84,7 @@ async def list_decisions(
         who.check("read", gate)
     gates = served.gates_of(who).values() if gate is None else (served.gate(gate),)
     page = Page(since, Cursor.parse(cursor) if cursor is not None else Cursor(MS_MAX, ""), state, limit)
-    return await run_in_threadpool(_page, gates, page)
+    return _page(gates, page)
 
 
 @dataclass(frozen=True, order=True, slots=True)
