@@ -260,7 +260,7 @@ class Handler(BaseHTTPRequestHandler):
         length = self.headers.get("Content-Length", "")
         if self.headers.get_content_type() != "application/json" or not length.isascii() or not length.isdigit():
             return None
-        if int(length[:9]) > BODY_BYTES_MAX:
+        if len(length) > 9 or int(length) > BODY_BYTES_MAX:
             return None
         try:
             return json.loads(self.rfile.read(int(length)).decode())

@@ -280,6 +280,7 @@ class TestMalformedInput:
 
         assert 400 == post(rail.port, "/pay", b"", length=str(BODY_BYTES_MAX + 1))
         assert 400 == post(rail.port, "/pay", b"", length="9" * 5000)
+        assert 400 == post(rail.port, "/pay", good, length="000000009999999")
         assert 400 == post(rail.port, "/pay", good, length="-1")
         assert 400 == post(rail.port, "/pay", good, kind="text/plain")
         assert 400 == post(rail.port, "/other", good)
