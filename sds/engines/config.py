@@ -165,9 +165,12 @@ def load_engines(path: Path) -> tuple[EngineSpec, ...]:
     try:
         with path.open("rb") as file:
             raw = file.read(FILE_BYTES_MAX + 1)
-        text = raw.decode("utf-8")
     except OSError as error:
         raise UsageError(f"`{path}` cannot be read: {cause_of(error)}") from error
+    if len(raw) > FILE_BYTES_MAX:
+        raise UsageError(f"{path}: larger than {FILE_BYTES_MAX} bytes")
+    try:
+        text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(f"`{path}` is not UTF-8 at byte {error.start}") from error
     specs, lines = parse_engines(text, name=str(path))

@@ -9,6 +9,7 @@ import pytest
 from sds.engines import config
 from sds.engines.config import EngineSpec, load_engines, open_chain
 from sds.host.clock import now_ms
+from sds.kernel.contract.yaml_lines import FILE_BYTES_MAX
 from sds.kernel.errors import ModelError, UsageError
 from tests.engines.servers import LlamaServer, free_port
 
@@ -197,6 +198,15 @@ def test_a_last_engine_without_its_model_is_said_with_the_file_as_it_was_named(t
 def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read: no such file"):
         load_engines(tmp_path / "none.yaml")
+
+
+def test_a_file_is_refused_whole_where_it_has_too_many_bytes_although_not_too_many_characters(tmp_path: Path) -> None:
+    for blanks in ("", " "):  # in one of the two, the first byte too many ends within a character
+        file = tmp_path / "chain.yaml"
+        file.write_text(f"{WHOLE}#{blanks}{'ü' * (FILE_BYTES_MAX // 2)}\nnosuch: 1\n", encoding="utf-8")
+        with pytest.raises(UsageError) as refused:
+            load_engines(file)
+        assert f"{file}: larger than {FILE_BYTES_MAX} bytes" == str(refused.value)
 
 
 def test_a_key_that_the_environment_has_not_is_refused_before_anything_is_opened() -> None:

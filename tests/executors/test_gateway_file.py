@@ -19,6 +19,7 @@ from pydantic import BaseModel
 
 from sds.executors.http import HttpExecutor, form, load_executor
 from sds.executors.sandbox.server import GatewayServer
+from sds.kernel.contract.yaml_lines import FILE_BYTES_MAX
 from sds.kernel.errors import UsageError
 from tests.executors.apis.paypal import CLIENT_SECRET, PayPal
 from tests.executors.apis.serving import serving
@@ -211,6 +212,13 @@ def test_a_file_that_is_none_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "gateway.yaml").write_bytes(b"\xff")
     with pytest.raises(UsageError, match="not UTF-8 at byte 0"):
         load_executor(tmp_path / "gateway.yaml")
+
+
+def test_a_file_is_refused_whole_where_it_has_too_many_bytes_although_not_too_many_characters(tmp_path: Path) -> None:
+    text = EXAMPLE.read_text(encoding="utf-8")
+    for blanks in ("", " "):  # in one of the two, the first byte too many ends within a character
+        said = refusal(tmp_path, f"{text}#{blanks}{'ü' * (FILE_BYTES_MAX // 2)}\nnosuch: 1\n")
+        assert f": larger than {FILE_BYTES_MAX} bytes" == said
 
 
 @pytest.fixture

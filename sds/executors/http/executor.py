@@ -197,8 +197,12 @@ def parse_gateway(text: str, name: str = "gateway") -> GatewayForm:
 def _text(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            return file.read(FILE_BYTES_MAX + 1).decode("utf-8")
+            raw = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {cause_of(error)}", reason_code=GATEWAY_INVALID) from None
+    if len(raw) > FILE_BYTES_MAX:
+        raise UsageError(f"{path}: larger than {FILE_BYTES_MAX} bytes", reason_code=GATEWAY_INVALID)
+    try:
+        return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: not UTF-8 at byte {error.start}", reason_code=GATEWAY_INVALID) from None
