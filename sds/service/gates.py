@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache
 
 from sds.definitions.definition import GateDefinition
 from sds.definitions.registry import find
@@ -82,10 +83,16 @@ def open_gates(settings: ServiceSettings, *, open_model: Callable[[], Engine], n
     with ExitStack() as opened:
         engines = ExitStack()
         opened.callback(engines.close)
-        model = SharedModel(open_model, engines)
+
+        @cache
+        def shared_model() -> Engine:
+            model = open_model()
+            engines.callback(model.close)
+            return model
+
         gates = dict[str, OpenGate]()
         for definition in definitions:
-            engine = _engine_of(definition, settings, model, engines, now_ms)
+            engine = _engine_of(definition, settings, shared_model, engines, now_ms)
             gate = Gate.load(definition, engine=engine, now_ms=now_ms)
             opened.callback(gate.close)
             gates[definition.name] = OpenGate(definition, gate)
@@ -93,33 +100,18 @@ def open_gates(settings: ServiceSettings, *, open_model: Callable[[], Engine], n
     return OpenGates(gates, engines.close)
 
 
-class SharedModel:
-    """One language model for all gates of a process. It is opened on first use, and closed with `engines`."""
-
-    def __init__(self, open_model: Callable[[], Engine], engines: ExitStack) -> None:
-        self._open, self._engines = open_model, engines
-        self._engine: Engine | None = None
-
-    def get(self) -> Engine:
-        """Return the open model. Raises ModelError."""
-        if self._engine is None:
-            self._engine = self._open()
-            self._engines.callback(self._engine.close)
-        return self._engine
-
-
 def _engine_of(
     definition: GateDefinition,
     settings: ServiceSettings,
-    model: SharedModel,
+    open_model: Callable[[], Engine],
     engines: ExitStack,
     now_ms: Callable[[], int],
 ) -> Engine:
     """Return a gate's engine: its contract's policy where it has one and the settings name no engines, else the model."""
     contract = definition.load_contract()
     if not contract.policy or settings.engines is not None:
-        return model.get()
+        return open_model()
     readers = paths.fitted_readers(definition.name, definition.readers)
-    policy = open_policy(contract, readers, open_model=model.get, now_ms=now_ms, gate=definition.argument)
+    policy = open_policy(contract, readers, open_model=open_model, now_ms=now_ms, gate=definition.argument)
     engines.callback(policy.close)
     return policy
