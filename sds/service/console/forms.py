@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from sds.escalations import HumanDecision, Resolve
 from sds.kernel.canonical import one_line
 from sds.kernel.errors import UsageError
+from sds.service.body import CLOSE
 from sds.service.problems import Problem
 from sds.service.state import service
 
@@ -28,16 +28,14 @@ async def form(request: Request) -> dict[str, str]:
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/x-www-form-urlencoded":
         hint = "send the form from its page"
         raise Problem("MEDIA_TYPE", "a form must be `application/x-www-form-urlencoded`", hint=hint)
-    settings = service(request).settings
     body = bytearray()
     try:
-        async with asyncio.timeout(settings.body_within_s):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > settings.body_bytes_max:
-                    raise Problem("BODY_TOO_LARGE", headers={"Connection": "close"})
-    except (TimeoutError, ClientDisconnect):
-        raise Problem("TOO_SLOW", headers={"Connection": "close"}) from None
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > service(request).settings.body_bytes_max:
+                raise Problem("BODY_TOO_LARGE", headers=CLOSE)
+    except ClientDisconnect:  # or so `app.Outermost` reports a body that takes too long
+        raise Problem("TOO_SLOW", headers=CLOSE) from None
     try:
         pairs = parse_qsl(body.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=FIELDS_MAX)
     except ValueError:

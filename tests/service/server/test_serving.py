@@ -113,6 +113,15 @@ def test_a_body_that_comes_too_slowly_is_408_and_its_connection_closed(home: Pat
     assert b"TOO_SLOW" in found
 
 
+def test_a_form_that_comes_too_slowly_is_408_and_its_connection_closed(home: Path) -> None:
+    head = b"POST /console/login HTTP/1.1\r\nHost: here\r\nContent-Type: application/x-www-form-urlencoded\r\n"
+    with on_socket(home, body_within_s=0.3) as service, service.connect() as connection:
+        connection.sendall(head + b"Content-Length: 100\r\n\r\nkey=")
+        found = answer(connection)
+    assert found.startswith(b"HTTP/1.1 408 ")
+    assert b"connection: close" in found.lower()
+
+
 def test_what_is_no_http_is_a_problem_too(home: Path) -> None:
     with on_socket(home) as service, service.connect() as connection:
         connection.sendall(b"\x16\x03\x01 hello\r\n\r\n")
