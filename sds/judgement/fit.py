@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,8 +21,8 @@ from sds.judgement.asking import AskedModel
 from sds.judgement.bounds import chosen
 from sds.judgement.cross_fitting import cross_fitted
 from sds.judgement.distractions import distractions
-from sds.judgement.fitting import SEED, Fitters, Input, Row, versions
-from sds.judgement.judging import Judge, Judged, Progress, Readings, labelled, likeliest
+from sds.judgement.fitting import SEED, Fitters, Input, Progress, Row, versions
+from sds.judgement.judging import Judge, Judged, Readings, labelled, likeliest
 from sds.judgement.labels import NO, YES, labels_hash, parted, split_hash
 from sds.judgement.scoring import decision_scores, reading_scores, texts_of
 from sds.kernel.canonical import digest
@@ -63,15 +63,6 @@ class Parts:
     @property
     def counts(self) -> dict[str, int]:
         return {name: len(getattr(self, name)) for name in ("train", "tuning", "held_out", "test")}
-
-
-@dataclass(frozen=True, slots=True)
-class FittedGate:
-    """The result of a fit. `judged`: the test part's cases, for more than the manifest's scores."""
-
-    folder: Path
-    manifest: Manifest
-    judged: Sequence[Judged] = field(default=(), repr=False)
 
 
 def divided(contract: Contract, cases: Sequence[LabelledCase]) -> Parts:
@@ -131,8 +122,9 @@ def fit_gate(
     *,
     out: Path,
     on_progress: Progress,
-) -> FittedGate:
-    """Fit every reading of a contract, choose its thresholds, and put the folder at `out`, replacing an earlier one.
+) -> Manifest:
+    """Fit every reading of a contract, choose its thresholds, and put the folder at `out`, replacing an earlier one. Return
+    what its manifest says.
 
     Raises UsageError, in one line, for labels that are too few or one-sided, and where `out` holds something else.
     """
@@ -144,12 +136,12 @@ def fit_gate(
     with working_folder(out.parent, f".{out.name}-") as folder:
         try:
             fitting = _Fitting(contract, parts, fitters, folder, on_progress)
-            manifest, judged = fitting.run(labels=labels_hash(cases), split=split_hash(parted(contract, cases)))
+            manifest = fitting.run(labels=labels_hash(cases), split=split_hash(parted(contract, cases)))
         except BackendError as error:
             raise UsageError(f"the readers cannot be fitted: {error}", hint=error.hint) from error
         _write(folder, manifest)
         _publish(folder, out)
-    return FittedGate(out, manifest, judged)
+    return manifest
 
 
 def check_labels(contract: Contract, cases: Sequence[LabelledCase], *, learns: bool = True, gate: str = "") -> Parts:
@@ -174,7 +166,7 @@ class _Fitting:
         self._readers, self._sha256 = dict[str, Reader](), dict[str, str]()
         self._counts, self._models = dict[str, dict[str, int]](), dict[str, ModelCalibration]()
 
-    def run(self, *, labels: str, split: str) -> tuple[Manifest, list[Judged]]:
+    def run(self, *, labels: str, split: str) -> Manifest:
         try:
             for name in sorted(self._contract.readings, key=lambda name: bool(self._contract.readings[name].score)):
                 if self._contract.readings[name].values:
@@ -259,7 +251,7 @@ class _Fitting:
             on_progress=_named(self._progress, f"{name}, for scores"),
         )
 
-    def _manifest(self, labels: str, split: str) -> tuple[Manifest, list[Judged]]:
+    def _manifest(self, labels: str, split: str) -> Manifest:
         readings = Readings(self._contract, self._readers)
         judge = Judge(self._contract, readings)
         tuning, held_out, test = (
@@ -271,7 +263,7 @@ class _Fitting:
             )
         )
         thresholds = chosen(self._contract, tuning, held_out)
-        manifest = Manifest(
+        return Manifest(
             schema=1,
             gate=self._contract.gate,
             readings=readings_hash(self._contract),
@@ -283,7 +275,6 @@ class _Fitting:
             provenance=self._provenance(labels, split, [tuning, held_out, test]),
             scores=self._scores(readings, held_out, test, thresholds),
         )
-        return manifest, test
 
     def _provenance(self, labels: str, split: str, judged: Sequence[Sequence[Judged]]) -> dict[str, Any]:
         decided = dict(zip(("tuning", "held_out", "test"), map(len, judged), strict=True))

@@ -22,7 +22,7 @@ SEED = 261
 NO_TORCH = "torch is not installed (extra `hf`): a head is fitted on the unchanged encoder, which is not tuned"
 LIBRARIES = ("numpy", "scikit-learn", "onnx", "onnxruntime", "tokenizers", "torch")
 
-Progress = Callable[[int, int, str], None]
+Progress = Callable[[int, int, str], None]  # done, total, what
 Row = tuple[Fields, Mapping[str, Mapping[str, float]]]
 
 

@@ -6,10 +6,11 @@ escalated by a line, left to the language model or outside the envelope is not d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sds.definitions.definition import LabelledCase
+from sds.judgement.fitting import Progress
 from sds.judgement.labels import YES
 from sds.kernel.contract.compiler import Rules
 from sds.kernel.contract.policy import Proposed, policy_rules
@@ -24,7 +25,6 @@ from sds.policy.engine import MODEL
 from sds.policy.proposing import permits
 from sds.policy.readers import as_read
 
-Progress = Callable[[int, int, str], None]  # done, total, what
 Decision = tuple[str, tuple[tuple[str, int], ...]]  # kind, and its numbers in minor units
 
 

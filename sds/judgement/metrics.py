@@ -8,15 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sds.judgement.thresholds import p_value
+from sds.judgement.thresholds import Flags, Floats, p_value
 
 BINS = 15
 POINTS_MAX = 200  # points of a curve
 DRAWS, DRAWN_BY = 200, 261  # draws of chance, and their seed
 OUTSIDE, INTERVAL_STEP = 0.05, 1e-6  # the probability that an interval misses the true share; how exact its ends are
 HELD_SHARE = 0.01  # of the good cases, at most this share is held when money is counted
-Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
 
 
 def of_enumeration(truth: Sequence[str], probabilities: Floats, values: Sequence[str]) -> dict[str, Any]:
@@ -116,9 +114,8 @@ def average_precision(truth: Flags, scores: Floats) -> float:
     """Return the area under precision over recall, summed over steps of recall; equal scores are one step."""
     if not truth.any():
         return 0.0
-    order = np.argsort(-scores, kind="stable")
-    hits, ranked = np.cumsum(truth[order]), scores[order]
-    ends = np.append(np.flatnonzero(np.diff(ranked)), len(ranked) - 1)
+    order, ends = _ranked(scores)
+    hits = np.cumsum(truth[order])
     recall, precision = hits[ends] / hits[-1], hits[ends] / (ends + 1)
     return float(np.sum(np.diff(recall, prepend=0.0) * precision))
 
@@ -129,12 +126,17 @@ def money_lost(truth: Flags, scores: Floats, amounts: Floats, held_share: float 
     Cases with equal scores are held together or not at all.
     """
     others = int((~truth).sum())
-    order = np.argsort(-scores, kind="stable")
-    held_others, ranked = np.cumsum(~truth[order]), scores[order]
-    ends = np.append(np.flatnonzero(np.diff(ranked)), len(ranked) - 1)
+    order, ends = _ranked(scores)
+    held_others = np.cumsum(~truth[order])
     may = [int(end) for end in ends if held_others[end] <= held_share * others]
     held = order[: may[-1] + 1] if may else order[:0]
     return float(amounts[truth].sum() - amounts[held][truth[held]].sum())
+
+
+def _ranked(scores: Floats) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return the places of the scores, the highest first, and where in that order each run of equal scores ends."""
+    order = np.argsort(-scores, kind="stable")
+    return order, np.append(np.flatnonzero(np.diff(scores[order])), len(order) - 1)
 
 
 def risk_coverage(confidences: Floats, wrong: Flags, cases: int) -> list[tuple[float, float]]:

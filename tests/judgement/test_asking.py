@@ -11,10 +11,10 @@ import pytest
 
 from sds.definitions.definition import LabelledCase
 from sds.judgement.asking import asking, calibrated_readers
-from sds.judgement.fit import FittedGate, check_labels, fit_gate
+from sds.judgement.fit import check_labels, fit_gate
 from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.errors import UsageError
-from sds.policy.judgement import open_judgement
+from sds.policy.judgement import Manifest, open_judgement
 from sds.policy.opening import open_policy
 from tests.judgement.claims import cases, contract, fitters, quiet
 
@@ -60,13 +60,13 @@ def named(count: int) -> list[LabelledCase]:
     return found
 
 
-def fitted(out: Path, given: list[LabelledCase], engine: Boasts) -> FittedGate:
+def fitted(out: Path, given: list[LabelledCase], engine: Boasts) -> Manifest:
     return fit_gate(contract(), given, asking(fitters(), contract(), engine, now_ms=1), out=out, on_progress=quiet)
 
 
 def test_labels_calibrate_what_the_model_says(tmp_path: Path) -> None:
     engine = Boasts()
-    made = fitted(tmp_path / "out", named(800), engine).manifest
+    made = fitted(tmp_path / "out", named(800), engine)
     assert ({}, "boasts") == (made.readers, made.models["cause"].model)
     assert ("model", {"name": "boasts"}) == (made.provenance["fitted"], made.provenance["base"])
     assert made.models["cause"].temperature > 2

@@ -30,8 +30,8 @@ def test_what_was_fitted_is_opened_by_the_engine_with_its_thresholds(tmp_path: P
     assert {"cause"} == set(found.readers)
     assert {"PAY", "DENY"} == set(found.thresholds or {})
     assert (found.thresholds or {})["PAY"].least is not None
-    assert made.manifest.scores["test"]["decisions"]["error"] <= 0.05
-    assert 0.2 < made.manifest.shares["cause"]["storm"] < 0.5
+    assert made.scores["test"]["decisions"]["error"] <= 0.05
+    assert 0.2 < made.shares["cause"]["storm"] < 0.5
 
 
 def test_the_same_labels_give_the_same_folder_to_the_byte(tmp_path: Path) -> None:
@@ -124,8 +124,8 @@ def test_a_contract_without_readings_is_refused(tmp_path: Path) -> None:
 
 def test_with_too_few_labels_for_the_bound_it_fits_and_says_what_is_missing(tmp_path: Path) -> None:
     made = fit_gate(contract(), cases(300), fitters(), out=tmp_path / "out", on_progress=quiet)
-    assert [None, None] == [each.least for each in made.manifest.thresholds.values()]
-    assert all(each.missing > 0 for each in made.manifest.thresholds.values())
+    assert [None, None] == [each.least for each in made.thresholds.values()]
+    assert all(each.missing > 0 for each in made.thresholds.values())
 
 
 def test_an_earlier_folder_is_replaced_and_something_else_is_not(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from sds.kernel.contract.schema import Contract
 from sds.kernel.errors import UsageError
 
 if TYPE_CHECKING:
-    from sds.judgement.judging import Progress as Report
+    from sds.judgement.fitting import Progress as Report
 
 LabelsPath = Annotated[
     Path | None,

@@ -69,10 +69,11 @@ def fit(
     fitters, notices = open_fitters(head=head, texts=texts and not language_model, base=base)
     for notice in (*notices, *_lost_letters(contract, cases)):
         typer.echo(notice, err=True)
+    folder = out or fitted_home(definition.name)
     with _asking(fitters, contract, language_model and texts) as fitters, progress_bar() as report:
-        fitted = fit_gate(contract, cases, fitters, out=out or fitted_home(definition.name), on_progress=report)
-    data = {"folder": str(fitted.folder), **fitted.manifest.model_dump(mode="json", by_alias=True)}
-    print_either(as_json, data, [*_lines(fitted.manifest), f"written to {fitted.folder}"])
+        fitted = fit_gate(contract, cases, fitters, out=folder, on_progress=report)
+    data = {"folder": str(folder), **fitted.model_dump(mode="json", by_alias=True)}
+    print_either(as_json, data, [*_lines(fitted), f"written to {folder}"])
 
 
 def _lost_letters(contract: Contract, cases: Sequence[LabelledCase]) -> Iterator[str]:

@@ -18,8 +18,8 @@ from sds.judgement.evaluation.baselines import NO_SKLEARN
 from sds.judgement.evaluation.injections import injected
 from sds.judgement.evaluation.splits import held
 from sds.judgement.fit import Parts, divided, input_of, labelled_texts, learned
-from sds.judgement.fitting import SEED, FitsTable, FitsText, Row
-from sds.judgement.judging import Judge, Judged, Progress, Readings, score_of
+from sds.judgement.fitting import SEED, FitsTable, FitsText, Progress, Row
+from sds.judgement.judging import Judge, Judged, Readings, score_of
 from sds.judgement.labels import PARTS, YES, labels_hash, parted
 from sds.judgement.scoring import decision_scores, enumeration_scores, money, of_scores, score_scores, texts_of
 from sds.kernel.contract.schema import Contract

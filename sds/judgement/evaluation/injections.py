@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from sds.judgement.bounds import is_decided
-from sds.judgement.judging import Judge, Judged, Progress
+from sds.judgement.fitting import Progress
+from sds.judgement.judging import Judge, Judged
 from sds.kernel.contract.schema import Contract
 from sds.policy.judgement import Threshold
 
