@@ -17,13 +17,12 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 
-from sds.engines.queueing import CANCELLED, DRAINING, Cancellation, StopCause
+from sds.engines.queueing import CANCELLED, DRAINING, QUEUE_FULL, Cancellation, StopCause
 from sds.kernel.errors import SdsError, UsageError, WorldError
 from sds.kernel.flow.intake import Event
 from sds.kernel.flow.states import DEADLINE_EXCEEDED, Answer
 
 QUEUE_MAX = 1024
-QUEUE_FULL = "QUEUE_FULL"
 KERNEL_S_MAX = 60.0  # how long a closing gate waits for commits under way: a source may hang
 LOOK_S = 0.005  # between two looks at them
 

@@ -21,6 +21,8 @@ from sds.models.protocol import ENDINGS
 
 T = TypeVar("T")
 
+QUEUE_FULL = "QUEUE_FULL"
+
 
 class QueueTimeoutError(ModelError):
     """Nothing became free in time, or only after more than half of the time was gone."""

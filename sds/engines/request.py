@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 
 from sds.decoding.errors import DEADLINE_EXCEEDED
-from sds.engines.queueing import QueueTimeoutError, waited_away
+from sds.engines.queueing import CANCELLED, QueueTimeoutError, waited_away
 from sds.kernel.errors import ModelError, SdsError
 from sds.models.protocol import Backend, Row
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 WAIT_S_MAX = 1.0  # the longest sleep of a caller before it looks at the clock again
 WAIT_S_MIN = 0.001
-CANCELLED = "CANCELLED"
 
 T = TypeVar("T")
 Sections = Sequence[Sequence[int]]
@@ -78,7 +77,7 @@ class Request(Generic[T]):
     def cancel(self) -> None:
         """End it unless it has ended; its slot is free after the pass that runs now."""
         if not self.ended:
-            self.end(ModelError("the decision was cancelled", reason_code=CANCELLED))
+            self.end(ModelError(CANCELLED.message, reason_code=CANCELLED.code))
         self._forget(self)
 
     def result(self) -> T:

@@ -27,7 +27,7 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from sds.decoding.errors import BACKEND_FAILED
-from sds.engines.queueing import QueueTimeoutError
+from sds.engines.queueing import QUEUE_FULL, QueueTimeoutError
 from sds.engines.request import MakePasses, Passes, Request, Running, Sections
 from sds.kernel.errors import ModelError, SdsError
 from sds.models.cache.prefix_cache import shared_sections
@@ -37,7 +37,6 @@ QUEUE_MAX = 1024
 PASSES_SKIPPED_MAX = 4
 RESTARTS_MAX = 2
 CLOSE_S_MAX = 10.0
-QUEUE_FULL = "QUEUE_FULL"
 CLOSED = "the engine is closed"
 
 T = TypeVar("T")

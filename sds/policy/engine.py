@@ -20,6 +20,7 @@ from sds.kernel.envelope.envelope import ESCALATE, ESCALATE_REASON
 from sds.kernel.envelope.proposal import Proposal, parse_proposal, write_proposal
 from sds.kernel.errors import ModelError
 from sds.kernel.flow.dispatch import Log
+from sds.kernel.flow.states import DEADLINE_EXCEEDED
 from sds.models.readers.protocol import THREADS, Reading
 from sds.policy.distribution import Weighted, check_reading, confidence, distribution
 from sds.policy.judgement import Threshold
@@ -29,7 +30,6 @@ from sds.policy.readers import Answers
 
 MODEL = "MODEL"
 MODE = "policy"  # in the record's facts, in the place of a decoded decision's mode
-DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
 
 
 class PolicyEngine:
