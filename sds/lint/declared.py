@@ -4,7 +4,8 @@ limits. With reads of real keys, also whether a state source has the declared fi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import permutations
 
 from sds.kernel.contract.compiler import Path, faults, parse_type
 from sds.kernel.contract.expressions import Checked
@@ -68,17 +69,15 @@ def _kinds(contract: Contract) -> Iterator[Finding]:
                 message,
                 "name the kind in `authority`, or remove it",
             )
-    names = sorted({*contract.authority, contract.refusal})
-    yield from (
-        Finding("code-begins-another", "info", ("kinds", one), _begins(one, other))
-        for one in names
-        for other in names
-        if one != other and other.startswith(one)
-    )
+    for one, message in _beginnings({*contract.authority, contract.refusal}):
+        yield Finding("code-begins-another", "info", ("kinds", one), message)
 
 
-def _begins(one: str, other: str) -> str:
-    return f"`{other}` begins with `{one}`: to tell them apart, the model may need one more pass"
+def _beginnings(codes: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield each code with which another one begins, and what that means."""
+    for one, other in permutations(sorted(set(codes)), 2):
+        if other.startswith(one):
+            yield one, f"`{other}` begins with `{one}`: to tell them apart, the model may need one more pass"
 
 
 def _reasons(contract: Contract) -> Iterator[Finding]:
@@ -93,13 +92,8 @@ def _reasons(contract: Contract) -> Iterator[Finding]:
                     f"`{code}` is listed twice in the reasons of `{name}`",
                     "remove one",
                 )
-        codes = sorted(set(kind.reasons))
-        yield from (
-            Finding("code-begins-another", "info", ("kinds", name, "reasons"), _begins(one, other))
-            for one in codes
-            for other in codes
-            if one != other and other.startswith(one)
-        )
+        for _, message in _beginnings(kind.reasons):
+            yield Finding("code-begins-another", "info", ("kinds", name, "reasons"), message)
 
 
 def _governance(contract: Contract) -> Iterator[Finding]:
