@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from sds.benchmarks.lib.measuring import timed_us
 from sds.benchmarks.lib.process import PeerProcess
 from sds.benchmarks.lib.weights import Weights
 from sds.engines.factory import cores
@@ -53,7 +54,7 @@ class Device:
 def device(weights: Weights) -> Device:
     """Measure the rates of memory, and of arithmetic as these weights are multiplied: the best of REPEATS each."""
     source = np.ones(COPY_BYTES // 8)
-    read_s = min(_seconds(source.sum) for _ in range(REPEATS))
+    read_s = min(timed_us(source.sum) for _ in range(REPEATS)) / 1e6
     matrix = np.ones((MATRIX, MATRIX), np.float32)
     dtype = weights.multiplies_in
     if weights.library == INT8.name:
@@ -63,7 +64,7 @@ def device(weights: Weights) -> Device:
         return Device(COPY_BYTES / read_s, 2 * MATRIX**3 / multiply_s, dtype)
     product = partial(np.matmul, matrix, matrix) if dtype == "fp32" else _product(matrix, dtype)
     product()
-    multiply_s = min(_seconds(product) for _ in range(REPEATS))
+    multiply_s = min(timed_us(product) for _ in range(REPEATS)) / 1e6
     return Device(COPY_BYTES / read_s, 2 * MATRIX**3 / multiply_s, dtype)
 
 
@@ -93,12 +94,6 @@ def _product(matrix: np.ndarray, dtype: Dtype) -> Callable[[], object]:
 def _inferred(request: Any, _matrix: np.ndarray) -> None:
     """Run a request. `_matrix` is kept alive by the caller's `partial`: a tensor does not hold its array."""
     request.infer()
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
 
 
 class Recorded:

@@ -60,10 +60,6 @@ class Flight:
     distance_m: int
     weather: str
 
-    @property
-    def cancelled(self) -> bool:
-        return self.dep_delay_min is None
-
 
 def load_flights(delay_min_kept: int = DELAY_MIN_KEPT, folder: Path | None = None) -> tuple[Flight, ...]:
     """Return the flights that were cancelled, have no arrival delay, or were `delay_min_kept` minutes late at either end.
