@@ -19,9 +19,8 @@ from sds.kernel.errors import ModelError, SdsError, WorldError
 from sds.kernel.flow.states import Answer
 from sds.models.protocol import ENDINGS
 
-T = TypeVar("T")
-
 QUEUE_FULL = "QUEUE_FULL"
+T = TypeVar("T")
 
 
 class QueueTimeoutError(ModelError):

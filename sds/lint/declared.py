@@ -69,11 +69,11 @@ def _kinds(contract: Contract) -> Iterator[Finding]:
                 message,
                 "name the kind in `authority`, or remove it",
             )
-    for one, message in _beginnings({*contract.authority, contract.refusal}):
+    for one, message in _begun({*contract.authority, contract.refusal}):
         yield Finding("code-begins-another", "info", ("kinds", one), message)
 
 
-def _beginnings(codes: Iterable[str]) -> Iterator[tuple[str, str]]:
+def _begun(codes: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield each code with which another one begins, and what that means."""
     for one, other in permutations(sorted(set(codes)), 2):
         if other.startswith(one):
@@ -92,7 +92,7 @@ def _reasons(contract: Contract) -> Iterator[Finding]:
                     f"`{code}` is listed twice in the reasons of `{name}`",
                     "remove one",
                 )
-        for _, message in _beginnings(kind.reasons):
+        for _, message in _begun(kind.reasons):
             yield Finding("code-begins-another", "info", ("kinds", name, "reasons"), message)
 
 
