@@ -11,7 +11,7 @@ from fastapi import Request
 
 from sds.kernel.canonical import one_line
 from sds.kernel.errors import EventError
-from sds.kernel.flow.intake import in_utf8, once
+from sds.kernel.flow.intake import in_utf8, no_number, once
 from sds.service.body import read_body
 from sds.service.problems import Problem, unknown_parameter
 
@@ -73,7 +73,7 @@ def _parsed(raw: bytes) -> dict[str, Any]:
     try:
         text = in_utf8(raw)
         data = json.loads(
-            text, object_pairs_hook=once, parse_float=Number, parse_int=Number, parse_constant=_no_constant
+            text, object_pairs_hook=once, parse_float=Number, parse_int=Number, parse_constant=no_number
         )
         text.encode()
         json.dumps(data, ensure_ascii=False).encode()  # raises for a lone surrogate, written as \ud800
@@ -99,10 +99,6 @@ def _within(outer: object) -> Iterable[object]:
     if isinstance(outer, dict):
         return outer.values()
     return outer if isinstance(outer, list) else ()
-
-
-def _no_constant(_: str) -> None:
-    raise ValueError("not JSON")
 
 
 def as_written(value: object) -> str:
