@@ -157,11 +157,6 @@ def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return found
 
 
-def no_number(text: str) -> float:
-    """Refuse NaN and Infinity, which JSON does not have: `json.loads(..., parse_constant=no_number)`."""
-    raise ValueError(f"{text} is not a number")
-
-
 def claim(
     store: Store,
     contract: Contract,

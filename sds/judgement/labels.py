@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from sds.definitions.definition import LabelledCase
-from sds.kernel.canonical import digest, one_line
+from sds.kernel.canonical import digest, no_number, one_line
 from sds.kernel.contract.compiler import Rules
 from sds.kernel.contract.schema import Contract
 from sds.kernel.envelope.envelope import ESCALATE
 from sds.kernel.envelope.state import Fields
 from sds.kernel.errors import SdsError, UsageError, cause_of
-from sds.kernel.flow.intake import EVENT_BYTES_MAX, no_number, once
+from sds.kernel.flow.intake import EVENT_BYTES_MAX, once
 from sds.policy.readers import as_read
 
 FILE_BYTES_MAX = 256 << 20

@@ -9,9 +9,9 @@ from typing import Any
 
 from fastapi import Request
 
-from sds.kernel.canonical import one_line
+from sds.kernel.canonical import no_number, one_line
 from sds.kernel.errors import EventError
-from sds.kernel.flow.intake import in_utf8, no_number, once
+from sds.kernel.flow.intake import in_utf8, once
 from sds.service.body import read_body
 from sds.service.problems import Problem, unknown_parameter
 
@@ -72,9 +72,7 @@ async def read_fields(request: Request, required: Mapping[str, str], optional: M
 def _parsed(raw: bytes) -> dict[str, Any]:
     try:
         text = in_utf8(raw)
-        data = json.loads(
-            text, object_pairs_hook=once, parse_float=Number, parse_int=Number, parse_constant=no_number
-        )
+        data = json.loads(text, object_pairs_hook=once, parse_float=Number, parse_int=Number, parse_constant=no_number)
         text.encode()
         json.dumps(data, ensure_ascii=False).encode()  # raises for a lone surrogate, written as \ud800
     except EventError as error:
