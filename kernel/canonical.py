@@ -97,3 +97,8 @@ def person(text: str, chars_max: int) -> str:
 
 def _code(char: str) -> str:
     return f"U+{ord(char):04X}"
+
+
+def no_number(text: str) -> float:
+    """Refuse NaN and Infinity, which JSON does not have: `json.loads(..., parse_constant=no_number)`."""
+    raise ValueError(f"{text} is not a number")

@@ -9,10 +9,12 @@ import shutil
 import tempfile
 from collections.abc import Generator, Iterator
 from functools import cache, lru_cache
+from importlib.metadata import entry_points
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from sds.definitions import registry
 from sds.gates.refund import gate, labels
 from sds.gates.refund.world.flights import load_flights
 from sds.kernel.contract import schema
@@ -104,6 +106,14 @@ def flights_read_once() -> Iterator[None]:
         read = cache(load_flights)
         patched.setattr(gate, "load_flights", read)
         patched.setattr(labels, "load_flights", read)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def entry_points_read_once() -> Iterator[None]:
+    """Look for the installed gates once a process: it reads the metadata of every package."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(registry, "entry_points", cache(entry_points))
         yield
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 import yaml
@@ -33,8 +34,9 @@ _DECIMAL = re.compile(r"-?(0|[1-9][0-9]{0,15})\.[0-9]{1,18}")
 _FRACTIONS_IN = ("aggregate_thresholds", "max_error")  # only in these sections may a number have decimals
 
 
+@lru_cache(maxsize=8)  # a command reads its gate's contract several times, and most of that is parsing
 def load_with_lines(text: str, name: str) -> tuple[Any, Lines]:
-    """Return (data, lines by path). Raises ContractError with `name` and the line."""
+    """Return (data, lines by path), which no caller alters. Raises ContractError with `name` and the line."""
     if len(text) > FILE_BYTES_MAX:
         raise ContractError(f"{name}:1: larger than {FILE_BYTES_MAX} characters")
     try:

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sds.definitions.definition import LabelledCase
-from sds.executors.http.answers import no_number
-from sds.kernel.canonical import digest, one_line
+from sds.kernel.canonical import digest, no_number, one_line
 from sds.kernel.contract.compiler import Rules
 from sds.kernel.contract.schema import Contract
 from sds.kernel.envelope.envelope import ESCALATE

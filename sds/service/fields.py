@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi import Request
 
-from sds.kernel.canonical import one_line
+from sds.kernel.canonical import no_number, one_line
 from sds.kernel.errors import EventError
 from sds.kernel.flow.intake import in_utf8, once
 from sds.service.body import read_body
@@ -72,9 +72,7 @@ async def read_fields(request: Request, required: Mapping[str, str], optional: M
 def _parsed(raw: bytes) -> dict[str, Any]:
     try:
         text = in_utf8(raw)
-        data = json.loads(
-            text, object_pairs_hook=once, parse_float=Number, parse_int=Number, parse_constant=_no_constant
-        )
+        data = json.loads(text, object_pairs_hook=once, parse_float=Number, parse_int=Number, parse_constant=no_number)
         text.encode()
         json.dumps(data, ensure_ascii=False).encode()  # raises for a lone surrogate, written as \ud800
     except EventError as error:
@@ -99,10 +97,6 @@ def _within(outer: object) -> Iterable[object]:
     if isinstance(outer, dict):
         return outer.values()
     return outer if isinstance(outer, list) else ()
-
-
-def _no_constant(_: str) -> None:
-    raise ValueError("not JSON")
 
 
 def as_written(value: object) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,12 @@ from numpy.typing import NDArray
 
 from sds.decoding.decoder import Deciding, Decoded, Mode, as_model_error, deciding
 from sds.decoding.errors import BACKEND_FAILED
+from sds.grammars.tokens.compiler import GrammarCompiler
 from sds.grammars.tokens.matcher import TokenMatcher
+from sds.kernel.envelope.envelope import DecisionEnvelope
 from sds.kernel.errors import ModelError
 from sds.models.protocol import PLAIN_FRAME, Backend, BackendError, ChatFrame, Row
+from tests.model_fixtures import CONTEXT_REF
 
 PIECES = (
     *(bytes([byte]) for byte in range(256)),
@@ -24,6 +27,16 @@ PIECES = (
 )
 _BY_PIECE = {piece: token for token, piece in enumerate(PIECES)}
 _LONGEST = max(map(len, PIECES))
+
+
+def _rng(seed: int, tokens: Sequence[int], *more: int) -> np.random.Generator:
+    named = hashlib.sha256(repr((seed, list(map(int, tokens)), more)).encode()).digest()
+    return np.random.default_rng(int.from_bytes(named[:8], "big"))
+
+
+@lru_cache(1 << 14)  # a decision is made several times: alone, in company, with and without reading ahead
+def _normal(seed: int, tokens: tuple[int, ...], size: int) -> NDArray[np.float32]:
+    return _rng(seed, tokens).standard_normal(size, np.float32)
 
 
 class HashBackend:
@@ -77,11 +90,7 @@ class HashBackend:
         return np.array([self.logits(self.held[row.slot][:end], rows) for end in ends], np.float32)
 
     def logits(self, tokens: Sequence[int], rows: Sequence[Row]) -> NDArray[np.float32]:
-        return self._rng(tokens).standard_normal(self.vocab_size, np.float32) * np.float32(self._spread)
-
-    def _rng(self, tokens: Sequence[int], *more: int) -> np.random.Generator:
-        named = hashlib.sha256(repr((self._seed, list(map(int, tokens)), more)).encode()).digest()
-        return np.random.default_rng(int.from_bytes(named[:8], "big"))
+        return _normal(self._seed, tuple(tokens), self.vocab_size) * np.float32(self._spread)
 
     def fork(self, slot: int) -> int:
         taken = len(self.held) - self.slots
@@ -122,8 +131,17 @@ class Disturbed(HashBackend):
         plain = super().logits(tokens, rows)
         if len(rows) < 2:
             return plain
-        noise = self._rng(tokens, len(self.passes)).uniform(-self._noise, self._noise, self.vocab_size) / 2
+        noise = _rng(self._seed, tokens, len(self.passes)).uniform(-self._noise, self._noise, self.vocab_size) / 2
         return (plain + 0.999 * noise).astype(np.float32)  # the rounding of the sum stays within the last thousandth
+
+
+_COMPILER = GrammarCompiler(HashBackend())
+
+
+def matcher_of(backend: Backend, envelope: DecisionEnvelope) -> TokenMatcher:
+    """Return a matcher of an envelope. Backends of hashes have one vocabulary: a shape is compiled once for all of them."""
+    compiler = _COMPILER if getattr(type(backend), "piece", None) is HashBackend.piece else GrammarCompiler(backend)
+    return compiler.matcher(envelope, CONTEXT_REF)
 
 
 def decode(

@@ -5,15 +5,14 @@ from collections.abc import Sequence
 import pytest
 
 from sds.decoding.decoder import FORKS_MIN, Deciding, Decoded, Mode, deciding
-from sds.grammars.tokens.compiler import GrammarCompiler
 from sds.kernel.envelope.envelope import DENY, ESCALATE_ONLY, DecisionEnvelope, KindBound, bound, envelope_of
 from sds.kernel.envelope.proposal import Proposal, parse_proposal
 from sds.models.llamacpp.backend import LlamaBackend
 from sds.models.protocol import Backend, Row
 from sds.models.tokenizer.tokenizer import prompt_sections
-from tests.decoding.small_backend import HashBackend, decode, together
+from tests.decoding.small_backend import HashBackend, decode, matcher_of, together
 from tests.hostile import PROMPT, AdversarialBackend, Logits, constant, random
-from tests.model_fixtures import CONTEXT_REF, refund_envelope
+from tests.model_fixtures import refund_envelope
 from tests.scale import scale, seeded
 from tests.strategies import random_envelope
 
@@ -24,7 +23,7 @@ OPENING = b'{"action":"'
 def decided(
     backend: Backend, envelope: DecisionEnvelope, prompt: list[list[int]] | None = None, mode: Mode = "greedy"
 ) -> Decoded:
-    matcher = GrammarCompiler(backend).matcher(envelope, CONTEXT_REF)
+    matcher = matcher_of(backend, envelope)
     return decode(backend, prompt or PROMPT, matcher, tokens_max=TOKENS_MAX, mode=mode)
 
 
@@ -201,7 +200,7 @@ def test_any_number_of_alternatives_is_scored_with_a_bounded_number_of_forks(for
 
 
 def _exactly(backend: HashBackend, envelope: DecisionEnvelope, forks_max: int) -> Deciding:
-    matcher = GrammarCompiler(backend).matcher(envelope, CONTEXT_REF)
+    matcher = matcher_of(backend, envelope)
     return deciding(backend, 0, PROMPT, matcher, tokens_max=TOKENS_MAX, mode="exact", forks_max=forks_max)
 
 

@@ -12,13 +12,11 @@ from numpy.typing import NDArray
 
 from sds.decoding.decoder import Decoded, Mode, deciding
 from sds.decoding.lookahead import SHOWN_MAX, numbers_shown
-from sds.grammars.tokens.compiler import GrammarCompiler
 from sds.kernel.envelope.envelope import Bound, DecisionEnvelope, KindBound, envelope_of
 from sds.kernel.errors import ModelError
 from sds.models.cache.prefix_cache import check_fits
 from sds.models.protocol import Row
-from tests.decoding.small_backend import Disturbed, HashBackend, together
-from tests.model_fixtures import CONTEXT_REF
+from tests.decoding.small_backend import Disturbed, HashBackend, matcher_of, together
 from tests.scale import scale, seeded
 from tests.strategies import random_envelope
 
@@ -55,7 +53,7 @@ def decided(
     forks_max: int = 63,
     shown: Sequence[str] = (),
 ) -> Decoded:
-    matcher = GrammarCompiler(backend).matcher(envelope, CONTEXT_REF)
+    matcher = matcher_of(backend, envelope)
     run = deciding(backend, 0, PROMPT, matcher, tokens_max=400, mode=mode, forks_max=forks_max, shown=shown)
     (found,) = together(backend, [run])
     assert 0 == backend.forks_held
@@ -146,7 +144,7 @@ def test_nothing_is_read_beyond_what_may_be_written(mode: Mode):
             ends = []
             for ahead, numbers in ((0, ()), (AHEAD, ()), (AHEAD, shown)):
                 backend = Narrow(seed, room, ahead)
-                matcher = GrammarCompiler(backend).matcher(envelope, CONTEXT_REF)
+                matcher = matcher_of(backend, envelope)
                 run = deciding(backend, 0, PROMPT, matcher, tokens_max=room, mode=mode, shown=numbers)
                 ends += together(backend, [run])
             assert {ModelError} == {*map(type, ends)} or 1 == len(
@@ -275,7 +273,7 @@ def test_many_that_read_ahead_together_each_decide_as_alone():
     for seed in range(scale(20, 500)):
         envelopes = [random_envelope(rng.randint) for _ in range(4)]
         backend = HashBackend(seed, slots=4, lookahead_tokens_max=AHEAD)
-        matchers = [GrammarCompiler(backend).matcher(envelope, CONTEXT_REF) for envelope in envelopes]
+        matchers = [matcher_of(backend, envelope) for envelope in envelopes]
         runs = [deciding(backend, slot, PROMPT, matcher, tokens_max=400) for slot, matcher in enumerate(matchers)]
         expected = [decided(HashBackend(seed), envelope).data for envelope in envelopes]
         assert expected == [found.data for found in together(backend, runs) if isinstance(found, Decoded)]
@@ -289,7 +287,7 @@ def test_near_ties_escalate_also_where_they_were_read_ahead():
         envelope = random_envelope(rng.randint)
         plain = decided(HashBackend(seed, spread=0.3), envelope).data
         backend = Disturbed(seed, noise_logp_max=0.05, spread=0.3, lookahead_tokens_max=AHEAD)
-        matcher = GrammarCompiler(backend).matcher(envelope, CONTEXT_REF)
+        matcher = matcher_of(backend, envelope)
         run = deciding(backend, 0, PROMPT, matcher, tokens_max=400, noise_logp_max=0.05)
         (found,) = together(backend, [run])
         assert isinstance(found, ModelError) or plain == found.data

@@ -11,7 +11,7 @@ from sds.decoding.errors import CHOICE_TOO_CLOSE
 from sds.grammars.tokens.compiler import GrammarCompiler
 from sds.kernel.envelope.envelope import DENY, DecisionEnvelope, KindBound, envelope_of
 from sds.kernel.errors import ModelError
-from tests.decoding.small_backend import Disturbed, HashBackend, decode, together
+from tests.decoding.small_backend import Disturbed, HashBackend, decode, matcher_of, together
 from tests.model_fixtures import CONTEXT_REF
 from tests.scale import scale, seeded
 from tests.strategies import random_envelope
@@ -25,12 +25,12 @@ TOKENS_MAX = 2000
 
 def alone(seed: int, envelope: DecisionEnvelope, mode: Mode, slot: int) -> Decoded:
     backend = HashBackend(seed, spread=SPREAD)
-    matcher = GrammarCompiler(backend).matcher(envelope, CONTEXT_REF)
+    matcher = matcher_of(backend, envelope)
     return decode(backend, [*PROMPT, [slot]], matcher, tokens_max=TOKENS_MAX, mode=mode)
 
 
 def beside(backend: HashBackend, envelope: DecisionEnvelope, mode: Mode, slot: int, noise: float) -> Deciding:
-    matcher = GrammarCompiler(backend).matcher(envelope, CONTEXT_REF)
+    matcher = matcher_of(backend, envelope)
     return deciding(
         backend, slot, [*PROMPT, [slot]], matcher, tokens_max=TOKENS_MAX, mode=mode, noise_logp_max=noise, forks_max=5
     )
@@ -99,7 +99,7 @@ def test_a_perfect_tie_without_noise_is_decided_by_order():
     rng = seeded(52)
     for _ in range(50):
         envelope = random_envelope(rng.randint)
-        matcher = GrammarCompiler(backend).matcher(envelope, CONTEXT_REF)
+        matcher = matcher_of(backend, envelope)
         found = decode(backend, PROMPT, matcher, tokens_max=TOKENS_MAX)
         assert envelope.names[0].encode() in found.data
 

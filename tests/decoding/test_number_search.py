@@ -16,7 +16,6 @@ from sds.decoding.decoder import Decoded, Mode, deciding
 from sds.decoding.errors import CHOICE_TOO_CLOSE
 from sds.decoding.number_search import PREFIXES_MAX
 from sds.grammars.tokens import matcher as walk_module
-from sds.grammars.tokens.compiler import GrammarCompiler
 from sds.grammars.tokens.digits import every_literal
 from sds.grammars.tokens.matcher import TokenMatcher
 from sds.kernel.envelope.envelope import Bound, DecisionEnvelope, KindBound, bound, envelope_of
@@ -24,8 +23,7 @@ from sds.kernel.envelope.proposal import Proposal, parse_proposal
 from sds.kernel.errors import ModelError
 from sds.models.protocol import Backend, BackendError, Row
 from tests.decoding.reference import CaseView, looking
-from tests.decoding.small_backend import PIECES, Disturbed, HashBackend, decode, together
-from tests.model_fixtures import CONTEXT_REF
+from tests.decoding.small_backend import PIECES, Disturbed, HashBackend, decode, matcher_of, together
 from tests.scale import scale, seeded
 
 PROMPT = [[5, 7], [6]]
@@ -41,7 +39,7 @@ def paying(amount: Bound) -> DecisionEnvelope:
 def decided(
     backend: HashBackend, envelope: DecisionEnvelope, mode: Mode = "exact", noise: float = 0.0, forks_max: int = 16
 ) -> Decoded:
-    matcher = GrammarCompiler(backend).matcher(envelope, CONTEXT_REF)
+    matcher = matcher_of(backend, envelope)
     run = deciding(backend, 0, PROMPT, matcher, tokens_max=400, mode=mode, noise_logp_max=noise, forks_max=forks_max)
     (found,) = together(backend, [run])
     assert 0 == backend.forks_held
@@ -51,7 +49,7 @@ def decided(
 
 
 def walk_of(backend: HashBackend, envelope: DecisionEnvelope) -> TokenMatcher:
-    return GrammarCompiler(backend).matcher(envelope, CONTEXT_REF)
+    return matcher_of(backend, envelope)
 
 
 def amount_of(found: Decoded) -> str:
@@ -148,7 +146,7 @@ def test_a_real_model_finds_what_it_would_of_a_list_and_the_same_to_the_last_bit
     backend, envelope = opened(), paying(random_amount(17, 77, 1, 0))
 
     def decided_by(mode: Mode) -> Decoded:
-        matcher = GrammarCompiler(backend).matcher(envelope, CONTEXT_REF)
+        matcher = matcher_of(backend, envelope)
         return decode(backend, PROMPT, matcher, tokens_max=400, mode=mode)
 
     listed = amount_of(decided_by("exact"))
@@ -169,7 +167,7 @@ def test_it_is_the_likeliest_of_all_numbers_each_spelled_out(scaled: int, monkey
         amount = random_amount(low, low + step * rng.randint(200, 400), step, scaled)
         envelope = paying(amount)
         backend = HashBackend(seed, spread=8.0)
-        matcher = GrammarCompiler(backend).matcher(envelope, CONTEXT_REF)
+        matcher = matcher_of(backend, envelope)
         matcher.accept_forced()
         scores = every_number(looking(backend, PROMPT), matcher, amount)
         found = amount_of(decided(backend, envelope))
@@ -277,7 +275,7 @@ def test_each_digit_has_its_distribution_though_it_was_not_chosen_for_it():
     backend = HashBackend(5, spread=8.0)
     found = decided(backend, envelope)
     literal = amount_of(found)
-    matcher = GrammarCompiler(backend).matcher(envelope, CONTEXT_REF)
+    matcher = matcher_of(backend, envelope)
     matcher.accept_forced()
     for choice in found.choices:
         assert choice.name.startswith("amount[")
@@ -310,7 +308,7 @@ def test_just_under_the_gap_to_the_second_noise_is_no_objection():
     amount = random_amount(1_000, 1_400, 1, 2)
     envelope = paying(amount)
     backend = HashBackend(0, spread=8.0)
-    matcher = GrammarCompiler(backend).matcher(envelope, CONTEXT_REF)
+    matcher = matcher_of(backend, envelope)
     matcher.accept_forced()
     scores = sorted(every_number(looking(backend, PROMPT), matcher, amount).values(), reverse=True)
     wanted = decided(HashBackend(0, spread=8.0), envelope).data

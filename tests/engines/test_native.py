@@ -199,7 +199,7 @@ def test_an_amount_that_the_prompt_shows_is_read_in_fewer_passes(
     own_vino: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     engine = NativeEngine(own_vino, now_ms=running_ms, noise_logp_max=0.0)
-    packets = [replace(packet, expires_at_ms=running_ms() + 10**9) for packet in digits_packets(tmp_path, scale(6, 60))]
+    packets = [replace(packet, expires_at_ms=running_ms() + 10**9) for packet in digits_packets(tmp_path, scale(3, 60))]
     found = [engine.propose(packet, tokens_max=TOKENS) for packet in packets]
     monkeypatch.setattr(native, "numbers_shown", lambda _: ())
     plain = [engine.propose(packet, tokens_max=TOKENS) for packet in packets]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from functools import cached_property
 from typing import Any
@@ -11,7 +11,9 @@ from typing import Any
 import jsonschema
 from fastapi import FastAPI
 
+from sds.service.gates import OpenGate
 from sds.service.problems import MEDIA_TYPE
+from sds.service.routes.described import event_schema
 
 HEADERS = ("Location", "Retry-After", "Idempotent-Replayed", "Preference-Applied", "WWW-Authenticate")
 FORMATS = jsonschema.FormatChecker(())
@@ -32,15 +34,21 @@ def closed(schema: Any) -> Any:
     return {"additionalProperties": False, **inner} if "properties" in schema and "type" in schema else inner
 
 
-class Description:
-    """The description of an application, which is made when it is first needed."""
+_MADE: dict[str, Any] = {}
 
-    def __init__(self, app: FastAPI) -> None:
-        self._app = app
+
+class Description:
+    """The description of an application, made when it is first needed: once for all with gates of the same events and limits."""
+
+    def __init__(self, app: FastAPI, gates: Mapping[str, OpenGate]) -> None:
+        self._app, self._gates = app, gates
 
     @cached_property
     def document(self) -> Any:
-        return closed(self._app.openapi())
+        gates = repr([(name, each.deadline_ms_max, event_schema(each)) for name, each in self._gates.items()])
+        if gates not in _MADE:
+            _MADE[gates] = closed(self._app.openapi())
+        return _MADE[gates]
 
     def check(self, response: Any) -> None:
         """Hold a response against its description. A path that is not described may only answer problems as all do."""

@@ -49,7 +49,7 @@ class Bed:
         self.client = opened.enter_context(
             TestClient(self.app, headers={"Authorization": f"Bearer {self.key}"}, raise_server_exceptions=False)
         )
-        self.description = Description(self.app)
+        self.description = Description(self.app, gates)
         self.client.event_hooks = {"response": [self.description.check]}
 
     def _now_ms(self) -> int:

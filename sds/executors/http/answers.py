@@ -11,7 +11,7 @@ from typing import Any
 from sds.executors.http.exchange import Reply
 from sds.executors.http.form import WHOLE, ReplyForm, Rule
 from sds.executors.http.templates import Fact, UnwritableError, written
-from sds.kernel.canonical import one_line
+from sds.kernel.canonical import no_number, one_line
 from sds.kernel.executor.protocol import REFERENCE_CHARS_MAX, Receipt, Settlement
 from sds.kernel.flow.intake import once
 
@@ -139,8 +139,3 @@ def _exact(text: str) -> Decimal:
         return Decimal(text)
     except InvalidOperation:
         raise ValueError(f"{text[:40]} is not a number that can be held") from None
-
-
-def no_number(text: str) -> float:
-    """Refuse NaN and Infinity, which JSON does not have: `json.loads(..., parse_constant=no_number)`."""
-    raise ValueError(f"{text} is not a number")

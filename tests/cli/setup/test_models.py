@@ -108,7 +108,8 @@ def test_a_models_folder_that_is_none_is_named(shell: Shell, monkeypatch: pytest
     )
 
 
-def test_prepare_measures_once_keeps_the_fastest_and_says_why(tmp_path: Path) -> None:
+def test_prepare_measures_once_keeps_the_fastest_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare, "ROUNDS", 1)
     shell, path = Shell(tmp_path / "home"), sentencepiece_gguf(tmp_path / "small.gguf")
     *types, why = shell.ok("models", "prepare", str(path)).splitlines()
     kept = next(line.split("  kept: ")[1] for line in types if "  kept: " in line)
@@ -123,8 +124,9 @@ def test_prepare_measures_once_keeps_the_fastest_and_says_why(tmp_path: Path) ->
 
 
 def test_what_was_prepared_is_listed_shown_run_and_left_alone_when_asked(
-    tmp_path: Path, tiny_path: Callable[[int], Path]
+    tmp_path: Path, tiny_path: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(prepare, "ROUNDS", 1)
     shell, source = Shell(tmp_path / "home"), tiny_path(1)
     found, _ = preparation(shell.cache / "models").run(source)
     sha12, made = found.record.source.sha256[:12], found.record.sha256[:12]

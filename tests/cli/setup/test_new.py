@@ -28,8 +28,8 @@ def test_a_new_gate_decides_at_once_and_its_contract_has_no_findings(cli: Cli) -
         text := Path("fraud_watch/gate.py").read_text() + Path("fraud_watch/contract.yaml").read_text()
     )
     assert "agent_id: fraud-watch-agent" in text
-    report = json.loads(cli.ok("run", "./fraud_watch", "--limit", "5", "--json").splitlines()[-1])
-    assert (5, 5, 0, 0, []) == tuple(
+    report = json.loads(cli.ok("run", "./fraud_watch", "--limit", "2", "--json").splitlines()[-1])
+    assert (2, 2, 0, 0, []) == tuple(
         report[n] for n in ("decisions", "decided_by_model", "out_of_envelope", "double_payouts", "record_faults")
     )
     assert 0o600 == (cli.folder / "payments.db").stat().st_mode & 0o777, "`sds doctor` refuses what others can read"

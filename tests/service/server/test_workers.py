@@ -6,11 +6,8 @@ import errno
 import os
 import signal
 import socket
-import sys
 import threading
-import time
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +18,7 @@ from sds.service.server import workers
 from sds.service.server.workers import RESTART_S_MAX, Supervisor, Worker
 from sds.service.settings import ServiceSettings
 from tests.service.operations.waiting import wait_until
-
-
-def work(settings: ServiceSettings, _listener: socket.socket, says: Connection, _lifeline: Connection) -> None:
-    """Serve nothing, in a child, unless the folder that the settings name has a file `broken`: then it cannot start."""
-    folder = Path(settings.gates[0])
-    if (folder / "broken").exists():
-        says.send("the model is gone\nput it back")
-        sys.exit(1)
-    (folder / f"serves-{os.getpid()}").touch()
-    says.send(None)
-    time.sleep(300)
+from tests.service.server.children import closes, work
 
 
 def serving(folder: Path) -> set[int]:
@@ -113,18 +100,6 @@ def test_a_machine_that_has_no_process_to_give_ends_none_that_serves(
     run(tmp_path, lose_one)
     told = {each["why"] for each in logged if each["event"] == "service.worker_failed"}
     assert {"the system starts no process: resource temporarily unavailable"} == told
-
-
-def closes(settings: ServiceSettings, listener: socket.socket, says: Connection, _lifeline: Connection) -> None:
-    """On SIGTERM close the socket, and end once the folder has a file `go`."""
-    folder, told = Path(settings.gates[0]), threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: told.set())
-    says.send(None)
-    told.wait(60)
-    listener.close()
-    (folder / f"closed-{os.getpid()}").touch()
-    while not (folder / "go").exists():
-        time.sleep(0.01)
 
 
 def test_no_connection_is_taken_that_no_worker_accepts(tmp_path: Path) -> None:
