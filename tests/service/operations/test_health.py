@@ -201,4 +201,4 @@ def test_a_model_that_goes_down_later_is_not_ready_and_its_looks_are_the_probes(
 
 def due(bed: Bed) -> None:
     """Let the pause before the next probe pass."""
-    bed.gate.breaker._probe_at_ms = 0
+    bed.gate.breaker._probes.pause(0, 0)
