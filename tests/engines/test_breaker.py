@@ -13,7 +13,7 @@ from sds.kernel.decision.packet import NOT_ASKED, DecisionPacket, Decoding
 from sds.kernel.errors import LanguageError, ModelError, SdsError
 from sds.kernel.flow.states import Answer
 from sds.pipeline import Stream
-from tests.engines.scripted import Scripted, still
+from tests.engines.scripted import Scripted, answered, chain, still
 from tests.hostile import Panic
 from tests.kernel.durable import World, deny
 
@@ -136,8 +136,8 @@ def test_what_the_record_could_not_keep_is_a_failure(still: World, breaker: Brea
 class Slow(Scripted):
     """Holds each packet until it is let go."""
 
-    def __init__(self) -> None:
-        super().__init__("slow")
+    def __init__(self, model: str = "slow") -> None:
+        super().__init__(model)
         self.entered, self.go = threading.Event(), threading.Event()
 
     def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
@@ -272,3 +272,41 @@ def test_why_a_packet_was_refused_says_that_the_model_is_down(still: World, brea
     still.clock.advance(PROBE_MS)
     with pytest.raises(SdsError, match="the model is down: the server does not answer"):
         breaker.ask(engine, packet, tokens_max=100)
+
+
+def test_a_probe_that_hangs_leaves_no_engine_of_a_chain_for_ever(still: World) -> None:
+    first, last = Slow("first"), Scripted("last")
+    first.go.set()
+    engine, _ = chain(still, first, last)
+    packet, first.failure = still.packet(), ModelError("gone")
+    assert "last" == answered(engine, packet)
+    still.clock.advance(1_000)
+    first.go.clear()
+    first.entered.clear()
+    first.failure = None
+    probe = threading.Thread(target=answered, args=(engine, packet))
+    probe.start()
+    assert first.entered.wait(10)
+    still.clock.advance(8_000 + PROBE_MS - 1)
+    fresh = still.kernel.preview(still.event("C9"))
+    assert "last" == answered(engine, fresh)
+    still.clock.advance(1)
+    held, first.go = first.go, threading.Event()
+    first.go.set()
+    assert ["first", "first"] == [answered(engine, fresh) for _ in "ab"]
+    held.set()
+    probe.join()
+
+
+def test_a_reason_code_that_is_no_text_ends_the_probe_of_an_engine_of_a_chain(still: World) -> None:
+    first, last = Scripted("first"), Scripted("last")
+    engine, logged = chain(still, first, last)
+    packet, odd = still.packet(), ModelError("odd")
+    odd.reason_code = ["NOT", "TEXT"]  # type: ignore[assignment]  # what a careless engine may raise
+    first.failure = odd
+    assert "last" == answered(engine, packet)
+    still.clock.advance(1_000)
+    assert ("last", 2) == (answered(engine, packet), first.asked)
+    still.clock.advance(2_000)
+    assert ("last", 3) == (answered(engine, packet), first.asked)
+    assert {"MODEL_UNAVAILABLE"} == {facts["reason"] for _, facts in logged}  # type: ignore[index]  # facts

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import socket
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from sds.engines.breaker import PROBE_MS
 from sds.engines.fallback import COOL_DOWN_MS_MAX, LINKS_MAX, FallbackEngine, Link
 from sds.engines.native import NativeEngine
 from sds.engines.protocol import Engine
@@ -164,52 +162,6 @@ def test_an_interrupted_probe_is_no_probe(still: World) -> None:
         answered(engine, packet)
     first.failure = None
     assert ("first", ["engine.down", "engine.up"]) == (answered(engine, packet), [event for event, _ in logged])
-
-
-def test_a_probe_that_hangs_does_not_leave_the_engine_for_ever(still: World) -> None:
-    class Hangs(Scripted):
-        """Holds a packet once its event is made, until it is set."""
-
-        held: threading.Event | None = None
-        entered = threading.Event()
-
-        def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
-            if (held := self.held) is not None:
-                self.entered.set()
-                assert held.wait(10)
-            return super().propose(packet, tokens_max=tokens_max)
-
-    first, last = Hangs("first"), Scripted("last")
-    engine, _ = chain(still, first, last)
-    packet, first.failure = still.packet(), ModelError("gone")
-    assert "last" == answered(engine, packet)
-    still.clock.advance(1_000)
-    first.held, first.failure = threading.Event(), None
-    probe = threading.Thread(target=answered, args=(engine, packet))
-    probe.start()
-    assert first.entered.wait(10)
-    held, first.held = first.held, None
-    still.clock.advance(8_000 + PROBE_MS - 1)
-    fresh = still.kernel.preview(still.event("C9"))
-    assert "last" == answered(engine, fresh)
-    still.clock.advance(1)
-    assert ["first", "first"] == [answered(engine, fresh) for _ in "ab"]
-    held.set()
-    probe.join()
-
-
-def test_a_reason_code_that_is_no_text_is_a_failure_and_ends_its_probe(still: World) -> None:
-    first, last = Scripted("first"), Scripted("last")
-    engine, logged = chain(still, first, last)
-    packet, odd = still.packet(), ModelError("odd")
-    odd.reason_code = ["NOT", "TEXT"]  # type: ignore[assignment]  # what a careless engine may raise
-    first.failure = odd
-    assert "last" == answered(engine, packet)
-    still.clock.advance(1_000)
-    assert ("last", 2) == (answered(engine, packet), first.asked)
-    still.clock.advance(2_000)
-    assert ("last", 3) == (answered(engine, packet), first.asked)
-    assert {"MODEL_UNAVAILABLE"} == {facts["reason"] for _, facts in logged}  # type: ignore[index]  # facts
 
 
 @pytest.mark.parametrize(
