@@ -300,7 +300,7 @@ class Dispatcher:
             if known.status != "absent":
                 return known
             if not self.keeps_key(intent.dfid, "REVERSAL"):
-                return Receipt("unknown", detail=FORGOTTEN)
+                return Receipt("absent", detail=FORGOTTEN)
         receipt = self._ask(intent, "the reversal", lambda: self.executor.revert(intent, self._deadline_s))
         return receipt if receipt.status in ("settled", "rejected") else self.reverted(intent)
 
