@@ -46,7 +46,7 @@ def _is_of_pending(trigger: str) -> bool:
     with suppress(*NOT_AS_WRITTEN):
         said = difference_in(json.loads(trigger)) or {}
         pending = said["code"] == "ORDER_UNKNOWN" and said["outside"].startswith("pending")
-        return pending or said["code"] == "PENDING_OUTSIDE"
+        return bool(pending or said["code"] == "PENDING_OUTSIDE")
     return False
 
 
