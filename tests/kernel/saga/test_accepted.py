@@ -245,6 +245,17 @@ def test_an_accepted_reversal_whose_look_ups_fail_is_looked_up_again_after_growi
     assert "COMPENSATED" == parent(run(world.kernel, world, script))[1]
 
 
+def test_a_reversal_that_is_accepted_and_not_found_yet_is_waited_for(world: World) -> None:
+    outside, script = clearing(world, undoes_later=True), Script(step_2=deny, compensation=REVERT)
+    outside.reverted = lambda *_: Receipt("absent")  # type: ignore[method-assign]
+    found = run(world.kernel, world, script)
+    assert (("ACTIVE", DIRTY, None), ["PENDING"]) == (parent(found), list(found.reversals.values()))
+    del outside.reverted
+    outside.works()
+    world.clock.advance(2 * LEASE_MS)
+    assert 1 == recovered(world).sagas_ended
+
+
 def test_an_accepted_reversal_whose_key_may_be_forgotten_is_a_humans(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
