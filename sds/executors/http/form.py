@@ -12,11 +12,11 @@ from pydantic import AfterValidator, Field, model_validator
 
 from sds.executors.http.questions import (
     FieldName,
+    FormPart,
     HeaderName,
     ListName,
     LookupForm,
     OrderForm,
-    Part,
     PathTemplate,
     Prefix,
     ReplyForm,
@@ -41,7 +41,7 @@ def _address(text: str) -> str:
     return text.rstrip("/")
 
 
-class SecretPlace(Part):
+class SecretPlace(FormPart):
     """Where a secret is: in an environment variable or in a file. A relative file lies beside the gateway file."""
 
     env: str = ""
@@ -54,7 +54,7 @@ class SecretPlace(Part):
         return self
 
 
-class ClientCredentials(Part):
+class ClientCredentials(FormPart):
     """Where a token is fetched, and with what (OAuth 2.0, client credentials). `token_url` may be at another address."""
 
     token_url: Annotated[str, Field(max_length=1024), AfterValidator(_address)]
@@ -72,7 +72,7 @@ class ClientCredentials(Part):
         return urlsplit(self.token_url).path or "/"
 
 
-class Authentication(Part):
+class Authentication(FormPart):
     """What shows who is asking, in a header: a secret, or a token that is fetched."""
 
     header: HeaderName = "Authorization"
@@ -87,7 +87,7 @@ class Authentication(Part):
         return self
 
 
-class SignatureForm(Part):
+class SignatureForm(FormPart):
     """The header that carries the HMAC-SHA256 of each request's body."""
 
     header: HeaderName
@@ -96,7 +96,7 @@ class SignatureForm(Part):
     encoding: Literal["hex", "base64"] = "hex"
 
 
-class Tls(Part):
+class Tls(FormPart):
     """PEM files; relative ones lie beside the gateway file. `ca`: trusted instead of the system's; `certificate`: our own."""
 
     ca: str = ""
@@ -110,12 +110,12 @@ class Tls(Part):
         return self
 
 
-class TimeField(Part):
+class TimeField(FormPart):
     field: FieldName
     unit: Literal["ms", "s", "iso"] = "ms"
 
 
-class LineForm(Part):
+class LineForm(FormPart):
     """Where the parts of a statement's line are. `outcomes`: the gateway's words for settled, rejected, reverted, pending.
 
     `decimals`: its amounts are texts with so many, or with `amounts: number` JSON numbers with so many at most; 0: they are
@@ -145,7 +145,7 @@ class LineForm(Part):
         return self
 
 
-class StatementForm(Part):
+class StatementForm(FormPart):
     """`lines`: the list in an answer, or `.`. The next page is named by a field, `next`, whose value becomes `{after}`, or by
     the answer's `Link` header. `more`: the field that says whether there is a next page.
 
@@ -180,7 +180,7 @@ class StatementForm(Part):
         return self
 
 
-class GatewayForm(Part):
+class GatewayForm(FormPart):
     """A whole gateway file."""
 
     address: Annotated[str, Field(max_length=1024), AfterValidator(_address)]

@@ -70,11 +70,11 @@ Prefix = Annotated[str, Field(max_length=64)]
 PathTemplate = Annotated[str, Field(max_length=1024), AfterValidator(_path)]
 
 
-class Part(BaseModel):
+class FormPart(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class Rule(Part):
+class Rule(FormPart):
     """One kind of answer: one of these statuses, and these values in these fields. A text may name facts of the order."""
 
     status: Annotated[list[Status], Field(min_length=1, max_length=16)]
@@ -84,7 +84,7 @@ class Rule(Part):
 Rules = Annotated[list[Rule], Field(max_length=16)]
 
 
-class ReplyForm(Part):
+class ReplyForm(FormPart):
     """Where an answer names our key: in a field, or in a header. An answer that does not name it is not believed."""
 
     key: FieldName | None = None
@@ -98,7 +98,7 @@ class ReplyForm(Part):
         return self
 
 
-class GatewayQuestion(Part):
+class GatewayQuestion(FormPart):
     method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"] = "POST"
     path: PathTemplate
     headers: dict[HeaderName, str] = Field(default_factory=dict, max_length=16)
