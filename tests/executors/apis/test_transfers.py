@@ -16,7 +16,7 @@ from sds.kernel.audit import verify
 from sds.kernel.contract.schema import parse_contract
 from sds.kernel.errors import UsageError
 from sds.kernel.executor.protocol import ExecutionIntent
-from tests.executors.apis.serving import PAGE, Api, Reply, Request, file_on_page, serving
+from tests.executors.apis.serving import Api, Reply, Request, file_on_page, serving
 from tests.executors.apis.stripe import ADDRESS, SECRET, failure
 from tests.kernel import world as worlds
 from tests.kernel.durable import World, deny, whole
@@ -30,11 +30,7 @@ ORDER = ExecutionIntent("flow-1", KEY, "TRANSFER", (("amount", 500),), "acct_1",
 
 
 def file_for(url: str) -> str:
-    (block,) = re.findall(
-        r"^```yaml\n(order:\n  path: /v1/transfers\n.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE
-    )
-    head = "".join(file_on_page(ADDRESS).splitlines(keepends=True)[:6])
-    return head.replace(ADDRESS, url) + str(block)
+    return file_on_page(ADDRESS, "/v1/transfers").replace(ADDRESS, url)
 
 
 @dataclass
