@@ -201,6 +201,8 @@ def _decide_event(store: Store, contract: Contract, dfid: str, by: Mapping[str, 
 
 def _close_case(store: Store, contract: Contract, dfid: str, by: Mapping[str, str], now_ms: int) -> None:
     """Close the case about an order that is taken over: taking it over has decided the case."""
+    if store.value("SELECT state FROM decision_flows WHERE dfid = ?", (dfid,)) != "ESCALATED":
+        return
     case = cases.read_case(store, contract, dfid)
     made = HumanDecision("ABORT", by["who"], f"adopted: {by['reason']}", "LOW", False, "", contract.hash, now_ms)
     write_human(store, case, made, state="ABORTED", now_ms=now_ms)
