@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from sds.engines.breaker import Breaker
+from sds.engines.protocol import Engine
+from sds.host.clock import now_ms
 from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.envelope.envelope import DENY, ESCALATE, format_literal
 from sds.kernel.envelope.proposal import Proposal, write_proposal
+from sds.policy.language_model import LanguageModel
 from tests.kernel.durable import Propose
 
 SURE = Decoding("says", 0.9)
@@ -41,3 +45,12 @@ class Greedy(Says):
         kind = next(k for name in self._order if (k := packet.envelope.kind(name)) is not None)
         params = tuple((name, format_literal(b.hi, b.scale)) for name, b in kind.params)
         return write_proposal(Proposal(kind.kind, params, kind.reasons[0], packet.snapshot.id))
+
+
+class WithLanguageModel(Greedy):
+    """Proposes like a policy's readers, with a language model beside it."""
+
+    def __init__(self, *order: str, beside: Engine) -> None:
+        super().__init__(*order)
+        breaker = Breaker(whole_ms=30_000, now_ms=now_ms)
+        self.language_model = LanguageModel(lambda: beside, needed=True, breaker=breaker)

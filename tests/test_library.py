@@ -67,7 +67,7 @@ def test_every_method_of_a_handle_is_named_with_its_parameters() -> None:
 def test_every_receipt_and_every_method_of_an_executor_is_named() -> None:
     text = section("An executor")
     assert set(Settlement.__args__) == cells("An executor")
-    for kind in (executors.Executor, executors.Voids, executors.Reverts, executors.Lists):
+    for kind in (executors.Executor, executors.Voids, executors.Reverts, executors.RevertsOrders, executors.Lists):
         assert [] == [name for name in public(kind) | set(kind.__annotations__) if f"`{name}" not in text]
 
 

@@ -21,7 +21,11 @@ from sds.kernel.storage.vault import fingerprint_in
 _OF_ORDERS = frozenset({"ADOPTED", "RESERVED", "SETTLED", "UNKNOWN", "VOIDING", "RESOLVED", "CONTRADICTED"})
 _AFTER = {"SUCCESS": "CLOSED", "FAILED": "ABORTED", "UNKNOWN": "EXECUTING"}
 _HELD = {"PENDING": "live", "UNKNOWN": "live", "SUCCESS": "settled", "FAILED": "released", "DIRTY": "settled"}
-_REVERSAL_AFTER = {"": ("PENDING",), "PENDING": ("REVERTED", "REFUSED", "UNKNOWN"), "UNKNOWN": ("REVERTED", "REFUSED")}
+_REVERSAL_AFTER = {
+    "": ("PENDING",),
+    "PENDING": ("PENDING", "REVERTED", "REFUSED", "UNKNOWN"),  # the second time it is accepted
+    "UNKNOWN": ("REVERTED", "REFUSED"),
+}
 _FOLLOWED = "SELECT parent_dfid, gate, event_id FROM decision_flows WHERE parent_dfid IS NOT NULL"
 _TRIGGERS = (
     "SELECT created_at_ms, dfid, gate, event_id, trigger_event FROM decision_flows {after}"

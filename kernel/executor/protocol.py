@@ -126,6 +126,19 @@ class Reverts(Protocol):
 
 
 @runtime_checkable
+class RevertsOrders(Protocol):
+    """An executor that can undo, and needs more for that than the key. `reference`: the outside's id of what was carried out;
+    "" without one.
+    """
+
+    def revert_order(self, intent: ExecutionIntent, reference: str, deadline_s: float) -> Receipt:
+        """Do what `revert` does."""
+
+    def reverted_order(self, intent: ExecutionIntent, reference: str, deadline_s: float) -> Receipt:
+        """Do what `reverted` does."""
+
+
+@runtime_checkable
 class Lists(Protocol):
     """An executor that can list its orders, so that they can be compared with the record."""
 
@@ -186,16 +199,20 @@ class VerifyingExecutor:
 
     @property
     def reverts(self) -> bool:
-        return isinstance(self._executor, Reverts)
+        return isinstance(self._executor, Reverts | RevertsOrders)
 
-    def revert(self, intent: ExecutionIntent, deadline_s: float) -> Receipt:
-        if not isinstance(self._executor, Reverts):
+    def revert(self, intent: ExecutionIntent, reference: str, deadline_s: float) -> Receipt:
+        if not isinstance(self._executor, Reverts | RevertsOrders):
             return Receipt("rejected", detail="this executor cannot revert orders")
         if not intent.is_signed_by(self._signer):  # the key it was signed with may not have arrived here yet
             return Receipt("unknown", detail="the order's signature is not known here; nothing was asked")
+        if isinstance(self._executor, RevertsOrders):
+            return self._executor.revert_order(intent, reference, deadline_s)
         return self._executor.revert(intent.idempotency_key, deadline_s)
 
-    def reverted(self, intent: ExecutionIntent, deadline_s: float) -> Receipt:
-        if not intent.is_signed_by(self._signer) or not isinstance(self._executor, Reverts):
+    def reverted(self, intent: ExecutionIntent, reference: str, deadline_s: float) -> Receipt:
+        if not intent.is_signed_by(self._signer) or not isinstance(self._executor, Reverts | RevertsOrders):
             return Receipt("unknown", detail="the reversal cannot be looked up")
+        if isinstance(self._executor, RevertsOrders):
+            return self._executor.reverted_order(intent, reference, deadline_s)
         return self._executor.reverted(intent.idempotency_key, deadline_s)

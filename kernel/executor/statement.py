@@ -256,7 +256,10 @@ def _judge(order: Order, lines: Iterable[StatementLine], until_ms: int) -> Diffe
     if code is None:
         return None
     line = lines[0] if lines else None
-    return Difference(code, order.key, order.dfid, order.resource_key, order.words, _outside(lines), line)
+    here, outside = order.words, _outside(lines)
+    if code == "ORDER_DIFFERS" and line is not None and line.dfid not in ("", order.dfid):
+        here, outside = f"{here}, for flow {order.dfid}", f"{outside}, for flow {line.dfid}"
+    return Difference(code, order.key, order.dfid, order.resource_key, here, outside, line)
 
 
 def _at_odds(order: Order, lines: tuple[StatementLine, ...], until_ms: int) -> str | None:

@@ -300,13 +300,15 @@ class Dispatcher:
             if known.status != "absent":
                 return known
             if not self.keeps_key(intent.dfid, "REVERSAL"):
-                return Receipt("unknown", detail=FORGOTTEN)
-        receipt = self._ask(intent, "the reversal", lambda: self.executor.revert(intent, self._deadline_s))
-        return receipt if receipt.status in ("settled", "rejected") else self.reverted(intent)
+                return Receipt("absent", detail=FORGOTTEN)
+        done = in_flight.reference_of(self._store, intent.dfid)
+        receipt = self._ask(intent, "the reversal", lambda: self.executor.revert(intent, done, self._deadline_s))
+        return receipt if receipt.status in ("settled", "rejected", "pending") else self.reverted(intent)
 
     def reverted(self, intent: ExecutionIntent) -> Receipt:
         """Look up whether an order was undone."""
-        return self._ask(intent, "the look-up", lambda: self.executor.reverted(intent, self._deadline_s))
+        done = in_flight.reference_of(self._store, intent.dfid)
+        return self._ask(intent, "the look-up", lambda: self.executor.reverted(intent, done, self._deadline_s))
 
     def settle(
         self, intent: ExecutionIntent, receipt: Receipt, *, by: Mapping[str, object] | None = None, until_ms: int = 0

@@ -112,6 +112,11 @@ def deadline_ms(record: Reader, dfid: str) -> int | None:
     return None if found is None else int(found)
 
 
+def reference_of(record: Reader, dfid: str) -> str:
+    """Return the outside's id of what a flow's order did; "" where there is none."""
+    return str(record.value("SELECT external_receipt FROM execution_log WHERE dfid = ?", (dfid,)) or "")
+
+
 def accepted_as(record: Reader, dfid: str) -> str | None:
     """Return the outside's id of an order that it has called `pending`, "" where it gave none; None: it has not."""
     found = record.row(_ACCEPTED, (dfid,))

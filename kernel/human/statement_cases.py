@@ -5,20 +5,26 @@ Nothing else changes: no order, no money, no count of any agent. A human settles
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from sds.kernel.canonical import canonical, digest, flow_id
 from sds.kernel.contract.schema import Contract
+from sds.kernel.errors import NOT_AS_WRITTEN
 from sds.kernel.executor.statement import Difference
 from sds.kernel.flow.decision_record import SEALED, seal
 from sds.kernel.flow.intake import Event, begin
 from sds.kernel.flow.states import move_on, transition
 from sds.kernel.storage import ledger
-from sds.kernel.storage.store import Store
+from sds.kernel.storage.store import Reader, Store
 
 CODE = "STATEMENT_DIFFERS"
 CASES_MAX = 1_000  # cases that one comparison opens; the next comparison goes on
+
+
+_OPEN = "SELECT dfid, trigger_event FROM decision_flows WHERE gate = ? AND event_id = ? AND state = 'ESCALATED'"
 
 
 def case_of(gate: str, difference: Difference) -> str:
@@ -26,13 +32,32 @@ def case_of(gate: str, difference: Difference) -> str:
     return flow_id(gate, f"statement/{difference.key}", digest(difference.as_data()), 0)
 
 
+def open_case(store: Reader, gate: str, difference: Difference) -> str | None:
+    """Return the flow of the open case that a difference belongs to: its own, or the one that was opened about the order
+    while the outside had not ended it. None: there is none.
+    """
+    rows = store.rows(_OPEN, (gate, f"statement/{difference.key}"))
+    dfid = case_of(gate, difference)
+    return next((found for found, trigger in rows if found == dfid or _is_of_pending(trigger)), None)
+
+
+def _is_of_pending(trigger: str) -> bool:
+    """Tell whether a case is about an order that the outside had not ended."""
+    with suppress(*NOT_AS_WRITTEN):
+        said = difference_in(json.loads(trigger)) or {}
+        pending = said["code"] == "ORDER_UNKNOWN" and said["outside"].startswith("pending")
+        return bool(pending or said["code"] == "PENDING_OUTSIDE")
+    return False
+
+
 def open_cases(store: Store, contract: Contract, differences: Iterable[Difference], *, now_ms: int) -> tuple[str, ...]:
-    """Open a case for every difference that never had one; return their flows."""
+    """Open a case for every difference that never had one, and has none that stands for it; return their flows."""
     opened: list[str] = []
     for difference in differences:
         dfid = case_of(contract.gate, difference)
         with store.transaction():
-            if store.value("SELECT 1 FROM decision_flows WHERE dfid = ?", (dfid,)) is None:
+            known = store.value("SELECT 1 FROM decision_flows WHERE dfid = ?", (dfid,)) is not None
+            if not known and open_case(store, contract.gate, difference) is None:
                 _write(store, contract, dfid, difference, now_ms)
                 opened.append(dfid)
         if len(opened) == CASES_MAX:

@@ -78,6 +78,8 @@ def _counted(store: Store, gate: str, dfid: str, found: MonitoredDecision, now_m
 
 
 def _decision(store: Reader, dfid: str) -> tuple[dict[str, Any], float | None, str]:
+    if store.value("SELECT 1 FROM decision_flows WHERE dfid = ?", (dfid,)) is None:
+        raise UsageError(f"there is no flow `{dfid}` in the record", hint="`sds flows` lists them", dfid=dfid)
     row = store.row(_DECISION, (dfid,))
     if row is None:
         raise UsageError(f"flow `{dfid}` has no decision in the record", hint=f"sds audit {dfid}", dfid=dfid)

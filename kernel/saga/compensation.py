@@ -17,6 +17,7 @@ from sds.kernel.saga.kernels import stopped
 from sds.kernel.storage import ledger
 from sds.kernel.storage.store import Reader
 
+_ACCEPTED = "SELECT 1 FROM ledger WHERE dfid = ? AND kind = 'REVERSAL' AND json_type(body, '$.accepted') IS NOT NULL"
 _STATUS = {"settled": "REVERTED", "rejected": "REFUSED", "pending": "PENDING"}  # any other: UNKNOWN
 
 
@@ -86,13 +87,16 @@ def _begin(kernel: Kernel, parent: str, order: ExecutionIntent, now_ms: int) -> 
 
 
 def settle(kernel: Kernel, parent: str, order: ExecutionIntent, receipt: Receipt, now_ms: int) -> str:
-    """Record what became of a reversal; return its status. A settled one stays as it is; nothing is given back twice. One that
-    is UNKNOWN stays that until its end is known.
+    """Record what became of a reversal, or that it was accepted; return its status. A settled one stays as it is; nothing is
+    given back twice. One that is UNKNOWN stays that until its end is known, and one that was accepted stays PENDING where a
+    look-up gets no answer: it is looked up again.
     """
     store, status = kernel.store, _STATUS.get(receipt.status, "UNKNOWN")
     with store.transaction():
         was = store.value("SELECT status FROM saga_reversals WHERE dfid = ?", (order.dfid,))
-        if was in ("REVERTED", "REFUSED", status) or (was, status) == ("UNKNOWN", "PENDING"):
+        accepted = was == "PENDING" and store.value(_ACCEPTED, (order.dfid,)) is not None
+        stays = {"UNKNOWN": ("unknown", "absent", "pending"), "PENDING": ("unknown", "pending") if accepted else ()}
+        if was in ("REVERTED", "REFUSED") or receipt.status in stays[was]:
             return str(was)
         store.run(
             "UPDATE saga_reversals SET status = ?, reference = ? WHERE dfid = ?",
@@ -100,7 +104,8 @@ def settle(kernel: Kernel, parent: str, order: ExecutionIntent, receipt: Receipt
         )
         if status == "REVERTED":
             reservations.release(store, order.dfid, kept=reservations.left_drawn(store, order.dfid))
-        body = {"status": status, "saga": parent, "idempotency_key": order.idempotency_key}
+        body: dict[str, object] = {"status": status, "saga": parent, "idempotency_key": order.idempotency_key}
+        body |= {"accepted": True} if status == "PENDING" else {}
         ledger.append(
             store, now_ms, "REVERSAL", order.dfid, body | {"reference": receipt.reference, "detail": receipt.detail}
         )

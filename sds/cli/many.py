@@ -54,24 +54,35 @@ def _read(file: str) -> list[str]:
         raise UsageError(f"`{file}` is not text in UTF-8", hint="save it as UTF-8") from error
 
 
-def for_each(ids: Sequence[str], act: Callable[[str], Report], *, as_json: bool) -> None:
+AGAIN = "their lines say why; after a mend, run it again with the same ids: what is done is not done twice"
+
+
+def for_each(
+    ids: Sequence[str],
+    act: Callable[[str], Report],
+    *,
+    as_json: bool,
+    is_done: Callable[[Mapping[str, Any]], bool] = lambda _: True,
+    hint: str = AGAIN,
+) -> None:
     """Do `act` for each id and print its report at once: one JSON object, or one line. One that is refused is reported and
-    the others go on. Raises WorldError at the end where some were refused, and at once where the store itself fails.
+    the others go on. Raises WorldError with `hint` at the end where some were refused, or are not done as `is_done` tells
+    from their facts, and at once where the store itself fails.
     """
-    refused = 0
+    undone = 0
     for each in ids:
         try:
             facts, line = act(each)
+            undone += not is_done(facts)
         except SdsError as error:
             if isinstance(error, StoreError) and not error.dfid:
                 raise
-            refused += 1
+            undone += 1
             facts = {"id": each, "error": str(error), "reason_code": error.reason_code, "hint": error.hint}
             line = f"{each}  not done: {error}"
         if as_json:
             print_json(facts)
         else:
             typer.echo(plain(line))
-    if refused:
-        hint = "their lines say why; after a mend, run it again with the same ids: what is done is not done twice"
-        raise WorldError(f"{refused:,} of {len(ids):,} were not done", hint=hint)
+    if undone:
+        raise WorldError(f"{undone:,} of {len(ids):,} were not done", hint=hint)

@@ -41,6 +41,8 @@ class Connection:
             )
         if not self.key or not (self.key.isascii() and self.key.isprintable()) or " " in self.key:
             raise UsageError("`key` is not a key", hint="give it as `sds keys add` printed it; it begins with `sds_`")
+        if not isinstance(self.timeout_s, int | float):
+            raise UsageError("`timeout_s` must be a number of seconds", hint=f"above 0, at most {TIMEOUT_S_MAX:.0f}")
         if not 0 < self.timeout_s <= TIMEOUT_S_MAX:
             raise UsageError(f"`timeout_s` must be above 0, at most {TIMEOUT_S_MAX:.0f}, got {self.timeout_s}")
 

@@ -42,6 +42,8 @@ def is_path(gate: str) -> bool:
 
 def find(gate: str | os.PathLike[str]) -> GateDefinition:
     """Return the gate with a name or at a path. Raises UsageError where there is none, or its code cannot be imported."""
+    if not isinstance(gate, str | os.PathLike):
+        raise UsageError("a gate is a definition, a name or a path", hint=f"the gates are: {', '.join(installed())}")
     if not isinstance(gate, str) or is_path(gate):
         return _find_at(Path(gate))
     entry = installed().get(gate)

@@ -4,6 +4,9 @@
     open    the engine is down: packets are refused (EngineDownError), and every `PROBE_MS` one is let through, as a probe
     closed  again once a probe is answered
 
+A probe that has not ended after the contract's time for a decision and `PROBE_MS` more hangs: another one is sent. Once
+`PROBES_MAX` hang, the engine is down until one of them ends.
+
 So an outage hands a few cases to humans, not all of them. It is a state of one process: another may have a model that works.
 """
 
@@ -23,6 +26,7 @@ from sds.models.protocol import ENDINGS
 
 FAILURES_MAX = 3
 PROBE_MS = 5_000
+PROBES_MAX = 3  # threads that an engine which never answers may hold
 # reasons that are faults of the packet, not of the engine
 PACKETS_FAULT = frozenset({TOKEN_BUDGET_EXCEEDED, "LANGUAGE_TOO_LARGE", "LANGUAGE_INVALID", "LANGUAGE_EMPTY"})
 NO_FAULT = PACKETS_FAULT | {CHOICE_TOO_CLOSE}
@@ -35,6 +39,45 @@ class EngineDownError(ModelError):
 
 class CountedError(ModelError):
     """An engine within this one failed, and its own breaker has counted that."""
+
+
+class Probes:
+    """The probes of an engine that is down: one at a time, and another one when the last hangs, at most `PROBES_MAX`.
+
+    `hangs_ms`: the time after which a probe hangs. A probe is a number from 1 up; 0 is none. The caller holds a lock.
+    """
+
+    def __init__(self, hangs_ms: int) -> None:
+        self._hangs_ms = hangs_ms
+        self._last, self._running = 0, set[int]()
+        self._next_at_ms, self._pause_ms = 0, 0
+
+    @property
+    def running(self) -> bool:
+        return bool(self._running)
+
+    def wait_ms(self, now_ms: int) -> int:
+        """Return the time until a probe may begin. A clock that was set back delays it by at most the pause it is in."""
+        if len(self._running) >= PROBES_MAX:
+            return self._hangs_ms
+        left_ms = self._next_at_ms - now_ms
+        return left_ms if 0 < left_ms <= self._pause_ms else 0
+
+    def begin(self, now_ms: int) -> int:
+        self._last += 1
+        self._running.add(self._last)
+        self.pause(now_ms, self._hangs_ms)
+        return self._last
+
+    def end(self, probe: int, now_ms: int, pause_ms: int = 0) -> None:
+        """End a probe. After the last one to begin, the next may begin in `pause_ms`. A probe that has ended stays so."""
+        if probe in self._running:
+            self._running.remove(probe)
+            if probe == self._last:
+                self.pause(now_ms, pause_ms)
+
+    def pause(self, now_ms: int, pause_ms: int) -> None:
+        self._next_at_ms, self._pause_ms = now_ms + pause_ms, pause_ms
 
 
 class Proposes(Protocol):
@@ -53,7 +96,7 @@ class Breaker:
     def __init__(self, *, whole_ms: int, now_ms: Callable[[], int], log: Log = lambda _event, _facts: None) -> None:
         self._whole_ms, self._now_ms, self._log = whole_ms, now_ms, log
         self._lock = threading.Lock()
-        self._failures, self._probe_at_ms, self._probing = 0, 0, False
+        self._failures, self._probes = 0, Probes(whole_ms + PROBE_MS)
 
     def log_to(self, log: Log) -> None:
         self._log = log
@@ -78,44 +121,35 @@ class Breaker:
         """
         probe = self._enter()
         try:
+            return self._ask(engine, packet, tokens_max, probe=probe)
+        finally:
+            with self._lock:
+                self._probes.end(probe, self._now_ms())
+
+    def _ask(self, engine: Proposes, packet: DecisionPacket, tokens_max: int, *, probe: int) -> tuple[bytes, Decoding]:
+        try:
             data, decoding = engine.propose(packet, tokens_max=tokens_max)
             refuse_unkeepable(data, decoding)
         except ENDINGS:  # an interrupt says nothing about the engine
-            self._leave(probe)
             raise
         except BaseException as error:
-            if not self._is_failure(packet, error):
-                self._leave(probe)
-                raise
-            if not self._failed(error, packet.dfid, engine, probe=probe):
+            if not self._is_failure(packet, error) or not self._failed(error, packet.dfid, engine, probe=probe):
                 raise
             why = str(error) if isinstance(error, SdsError) else f"the engine failed: {type(error).__name__}"
             raise EngineDownError(f"the model is down: {why}") from error
-        if decoding.model == NOT_ASKED:
-            self._leave(probe)
-        else:
+        if decoding.model != NOT_ASKED:
             self._answered(packet.dfid, engine, probe=probe)
         return data, decoding
 
     def _wait_ms(self) -> int:
-        if not self.is_open:
-            return 0
-        if self._probing:
-            return PROBE_MS
-        left_ms = self._probe_at_ms - self._now_ms()
-        return left_ms if 0 < left_ms <= PROBE_MS else 0
+        return min(PROBE_MS, self._probes.wait_ms(self._now_ms())) if self.is_open else 0
 
-    def _enter(self) -> bool:
-        """Return whether this packet is a probe. Raises EngineDownError where it is to wait."""
+    def _enter(self) -> int:
+        """Return the number of the probe, 0 where this packet is none. Raises EngineDownError where it is to wait."""
         with self._lock:
             if self._wait_ms():
                 raise EngineDownError(f"the model is down: its last {self._failures} proposals failed")
-            self._probing = self.is_open
-            return self._probing
-
-    def _leave(self, probe: bool) -> None:
-        with self._lock:
-            self._probing = self._probing and not probe
+            return self._probes.begin(self._now_ms()) if self.is_open else 0
 
     def _is_failure(self, packet: DecisionPacket, error: BaseException) -> bool:
         if isinstance(error, (EngineDownError, CountedError, QueueTimeoutError)):
@@ -123,31 +157,36 @@ class Breaker:
         if not isinstance(error, SdsError):
             return True
         had_less = packet.expires_at_ms - packet.created_at_ms < self._whole_ms
-        return error.reason_code not in _NO_FAILURE and not (error.reason_code == DEADLINE_EXCEEDED and had_less)
+        return reason_of(error) not in _NO_FAILURE and not (error.reason_code == DEADLINE_EXCEEDED and had_less)
 
-    def _failed(self, error: BaseException, dfid: str, engine: object, *, probe: bool) -> bool:
+    def _failed(self, error: BaseException, dfid: str, engine: object, *, probe: int) -> bool:
         """Count a failure. Return whether the engine was known to be down: then the reason is not this case."""
         with self._lock:
             was_open = self.is_open
             self._failures += 1
-            self._probing = self._probing and not probe
-            if probe or not was_open:
-                self._probe_at_ms = self._now_ms() + PROBE_MS
+            self._probes.end(probe, self._now_ms(), PROBE_MS)
+            if not was_open:
+                self._probes.pause(self._now_ms(), PROBE_MS)
         if self.is_open and not was_open:
-            reason = error.reason_code if isinstance(error, SdsError) else type(error).__name__
+            reason = reason_of(error) if isinstance(error, SdsError) else type(error).__name__
             self._log(
                 "engine.down", {"dfid": dfid, "engine": _name(engine), "reason": reason, "cool_down_ms": PROBE_MS}
             )
         return was_open
 
-    def _answered(self, dfid: str, engine: object, *, probe: bool) -> None:
+    def _answered(self, dfid: str, engine: object, *, probe: int) -> None:
         """Close after a probe. Any other answer may belong to a question from before the engine went down."""
         with self._lock:
             was_open = self.is_open
             if probe or not was_open:
-                self._failures, self._probing = 0, False
+                self._failures = 0
         if probe:
             self._log("engine.up", {"dfid": dfid, "engine": _name(engine)})
+
+
+def reason_of(error: SdsError) -> str:
+    """Return the reason code of what an engine raised; another engine's own error may have none."""
+    return error.reason_code if isinstance(error.reason_code, str) else ModelError.reason_code
 
 
 def _name(engine: object) -> str:

@@ -120,9 +120,11 @@ def _check_dtype(spec: EngineSpec, backend: BackendFacts) -> None:
     if backend.dtypes:
         *some, last = backend.dtypes
         raise ContradictionError(("dtype",), f"{backend.title} computes in {', '.join(some)} or {last} here")
-    *names, name = (each.name for each in BACKENDS.values() if each.dtypes)
-    also = "" if spec.library else ": name one of them, too"
-    raise ContradictionError(("dtype",), f"`dtype` is for the libraries {', '.join(names)} and {name}{also}")
+    driven = outlines.PROCESSINGS if spec.kind == "outlines" else BACKENDS
+    *names, name = (each.name for each in BACKENDS.values() if each.dtypes and each.name in driven)
+    also = "" if spec.library else ": name one of them, too" if names else ": name it, too"
+    which = f"libraries {', '.join(names)} and {name}" if names else f"library {name}"
+    raise ContradictionError(("dtype",), f"`dtype` is for the {which}{also}")
 
 
 def _check_many(spec: EngineSpec, backend: BackendFacts) -> None:

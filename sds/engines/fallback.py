@@ -9,12 +9,12 @@ an engine which was down at the start also opens it, and may come too late (`doc
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 
 from sds.decoding.errors import CHOICE_TOO_CLOSE
-from sds.engines.breaker import NO_FAULT, PACKETS_FAULT
+from sds.engines.breaker import NO_FAULT, PACKETS_FAULT, PROBE_MS, Probes, reason_of
 from sds.engines.protocol import Checks, Engine, Proves, let_go
 from sds.engines.queueing import QueueTimeoutError
 from sds.kernel.contract.schema import Contract
@@ -39,7 +39,10 @@ class Link:
     engine: Engine | None = field(default=None, init=False)
     failures: int = field(default=0, init=False)
     down_until_ms: int = field(default=0, init=False)
-    probing: bool = field(default=False, init=False)
+    probes: Probes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.probes = Probes(self.timeout_ms + PROBE_MS)
 
 
 class FallbackEngine:
@@ -90,33 +93,31 @@ class FallbackEngine:
         failure: SdsError = ModelError("every engine is down")
         queue_timeout: QueueTimeoutError | None = None
         for number, link in enumerate(self._links):
-            probe = self._enter(link)
-            deadline_ms = self._deadline_ms(packet, number)
-            if probe is None or deadline_ms <= self._now_ms():
-                self._end_probe(link, probe)
-                continue
-            try:
-                answer = self._ask(link, replace(packet, expires_at_ms=deadline_ms), tokens_max, probe=probe)
-            except (ModelError, LanguageError) as error:  # a language too large for one engine may fit another
-                failure = error
-                busy = isinstance(error, QueueTimeoutError) and not probe  # nobody else uses an engine that is probed
-                queue_timeout = error if isinstance(error, QueueTimeoutError) and busy else queue_timeout
-                if busy or error.reason_code in NO_FAULT:
-                    self._end_probe(link, probe)
-                    if error.reason_code == CHOICE_TOO_CLOSE:  # another engine might choose otherwise
+            with self._entered(link) as probe:
+                deadline_ms = self._deadline_ms(packet, number)
+                if probe is None or deadline_ms <= self._now_ms():
+                    continue
+                try:
+                    answer = self._ask(link, replace(packet, expires_at_ms=deadline_ms), tokens_max, probe=probe)
+                except (ModelError, LanguageError) as error:  # a language too large for one engine may fit another
+                    failure = error
+                    busy = (
+                        isinstance(error, QueueTimeoutError) and not probe
+                    )  # nobody else uses an engine that is probed
+                    queue_timeout = error if isinstance(error, QueueTimeoutError) and busy else queue_timeout
+                    if reason_of(error) == CHOICE_TOO_CLOSE:  # another engine might choose otherwise
                         raise
+                    if not busy and reason_of(error) not in NO_FAULT:
+                        self._went_down(link, error, dfid=packet.dfid)
+                except ENDINGS:  # an interrupt says nothing about the engine
+                    raise
+                except BaseException as error:  # noqa: BLE001  an engine may fail in any way; the next one is asked
+                    failure = _broken(link, error)
+                    self._went_down(link, failure, dfid=packet.dfid)
                 else:
-                    self._went_down(link, error, dfid=packet.dfid, probe=probe)
-            except ENDINGS:  # an interrupt says nothing about the engine
-                self._end_probe(link, probe)
-                raise
-            except BaseException as error:  # noqa: BLE001  an engine may fail in any way; the next one is asked
-                failure = _broken(link, error)
-                self._went_down(link, failure, dfid=packet.dfid, probe=probe)
-            else:
-                self._came_back(link, packet.dfid, probe=probe)
-                return answer
-        if queue_timeout is not None and failure.reason_code not in PACKETS_FAULT:
+                    self._came_back(link, packet.dfid, probe=probe)
+                    return answer
+        if queue_timeout is not None and reason_of(failure) not in PACKETS_FAULT:
             raise queue_timeout  # a working engine was busy: the reason is the load, not the case
         raise failure
 
@@ -161,7 +162,7 @@ class FallbackEngine:
         else:
             self.notices += tuple(f"engine `{link.name}`: {notice}" for notice in getattr(link.engine, "notices", ()))
 
-    def _ask(self, link: Link, packet: DecisionPacket, tokens_max: int, *, probe: bool) -> tuple[bytes, Decoding]:
+    def _ask(self, link: Link, packet: DecisionPacket, tokens_max: int, *, probe: int) -> tuple[bytes, Decoding]:
         if link.engine is None:
             self._install(link, self._open_checked(link))
         elif probe and isinstance(link.engine, Proves):  # another server may answer by now
@@ -200,36 +201,44 @@ class FallbackEngine:
         reserved = sum(link.timeout_ms for link in later)
         return min(self._now_ms() + self._links[number].timeout_ms, packet.expires_at_ms - reserved)
 
-    def _enter(self, link: Link) -> bool | None:
-        """Return whether asking this link now is a probe; None: it is down, or another decision probes it."""
+    @contextmanager
+    def _entered(self, link: Link) -> Iterator[int | None]:
+        """Yield the number of the probe that asking this link now is, 0 where it is none, None where it is not to be asked:
+        it is down, or another decision probes it.
+        """
+        probe = self._enter(link)
+        try:
+            yield probe
+        finally:
+            with self._lock:
+                link.probes.end(probe or 0, self._now_ms())
+
+    def _enter(self, link: Link) -> int | None:
+        """Begin a probe where one is due. A link is opened by one probe at a time, however long that takes."""
         with self._lock:
             if not link.failures:
-                return False
-            if link.probing or self._now_ms() < link.down_until_ms:
+                return 0
+            now_ms = self._now_ms()
+            opening = link.engine is None and link.probes.running
+            if opening or now_ms < link.down_until_ms or link.probes.wait_ms(now_ms):
                 return None
-            link.probing = True
-            return True
+            return link.probes.begin(now_ms)
 
-    def _end_probe(self, link: Link, probe: bool | None) -> None:
+    def _went_down(self, link: Link, error: SdsError, *, dfid: str | None) -> None:
         with self._lock:
-            link.probing = link.probing and not probe
-
-    def _went_down(self, link: Link, error: SdsError, *, dfid: str | None, probe: bool = False) -> None:
-        with self._lock:
-            link.probing = link.probing and not probe
             if self._now_ms() < link.down_until_ms:  # another decision has found out already
                 return
             down_ms = min(link.cool_down_ms << min(link.failures, _DOUBLINGS_MAX), COOL_DOWN_MS_MAX)
             link.failures += 1
             link.down_until_ms = self._now_ms() + down_ms
-        facts = {"engine": link.name, "reason": error.reason_code, "cool_down_ms": down_ms}
+        facts = {"engine": link.name, "reason": reason_of(error), "cool_down_ms": down_ms}
         self._log("engine.down", {"dfid": dfid, **facts})
 
-    def _came_back(self, link: Link, dfid: str, *, probe: bool) -> None:
+    def _came_back(self, link: Link, dfid: str, *, probe: int) -> None:
         """Close its breaker after a probe. Any other answer may belong to a question from before it went down."""
         with self._lock:
             if probe:
-                link.failures, link.probing = 0, False
+                link.failures = 0
         if probe:
             self._log("engine.up", {"dfid": dfid, "engine": link.name})
 

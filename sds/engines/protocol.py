@@ -81,6 +81,11 @@ class HasLanguageModel(Protocol):
     def language_model(self) -> OnDemand: ...
 
 
+def language_model_of(engine: object) -> OnDemand | None:
+    """Return the language model beside a policy; None where no policy decides."""
+    return engine.language_model if isinstance(engine, HasLanguageModel) else None
+
+
 @runtime_checkable
 class Checks(Protocol):
     """An engine that says before the first event what its model cannot decide."""

@@ -161,8 +161,8 @@ def _report(
     payments: list[StatementLine],
 ) -> dict[str, Any]:
     answers = [each.answer for each in decided]
-    waiting = sum(map(_waits, answers))
-    failed = [answer for answer in answers if _undecided(answer) and not _waits(answer)]
+    waiting = sum(map(waits, answers))
+    failed = [answer for answer in answers if _undecided(answer) and not waits(answer)]
     wrong = wrongly_paid(opened, gate, payments)
     alone = [each for each in decided if _action(each.answer) not in (None, ESCALATE)]
     dfids, lists = {answer.dfid for answer in answers}, opened.kernel.dispatcher.executor.lists
@@ -237,14 +237,14 @@ def _decided_elsewhere(answer: Answer, watch: Watch) -> bool:
     return answer.action is not None and answer.dfid not in watch.first_permitted
 
 
-def _waits(answer: Answer) -> bool:
+def waits(answer: Answer) -> bool:
     """Return whether it is undecided and may be decided later. A flow that drift ended was decided, on outdated state."""
     return answer.retryable and answer.tag != DRIFTED
 
 
 def _undecided(answer: Answer) -> bool:
     """Return whether no model decided it: it waits, or it went to a human without a proposal."""
-    return _waits(answer) or answer.action is None
+    return waits(answer) or answer.action is None
 
 
 def _action(answer: Answer) -> str | None:
@@ -255,7 +255,7 @@ def _action(answer: Answer) -> str | None:
 
 def outcome(answer: Answer, gate: GateDefinition) -> str:
     """Return the word for a case's outcome in the table."""
-    if _waits(answer):
+    if waits(answer):
         return "waiting"
     if answer.state == "ESCALATED":
         return "escalated"

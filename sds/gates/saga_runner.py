@@ -23,6 +23,7 @@ from sds.gates.runner import (
     percentiles,
     refuse_stopped,
     undecided_cases,
+    waits,
     wrongly_paid,
 )
 from sds.host.paths import public_keys_of
@@ -82,6 +83,7 @@ def _report(gate: GateDefinition, opened: Gate, folder: Path, decided: Decided) 
         "model": opened.engine.model,
         "decisions": len(decided),
         "decided_by_model": sum(any(step and step.action for step in answer.steps) for answer in answers),
+        "waiting": sum(waits(answer.answer) for answer in answers),
         "outcomes": dict(Counter(outcome(answer) for answer in answers)),
         "dirty": sum(answer.compensation is not None for answer in answers),
         "compensations": dict(Counter(a.compensation for a in answers if a.compensation is not None)),
@@ -99,6 +101,8 @@ def _report(gate: GateDefinition, opened: Gate, folder: Path, decided: Decided) 
 
 def outcome(answer: SagaAnswer) -> str:
     """Return the word for a case's outcome in the table."""
+    if waits(answer.answer):
+        return "waiting"
     if answer.answer.state == "CLOSED":
         return "complete"
     if answer.answer.tag == COMPENSATED:

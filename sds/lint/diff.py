@@ -65,8 +65,8 @@ class ContractDiff:
     def verdict(self) -> str:
         searched = f"in {self.snapshots} snapshots: a search, not a proof"
         if not self.more:
-            return f"B permits nothing that A did not ({searched})"
-        return f"B permits more: {', '.join(self.more)} ({searched})"
+            return f"the new contract permits nothing that the old one did not ({searched})"
+        return f"the new contract permits more: {', '.join(self.more)} ({searched})"
 
 
 def _name(change: DecisionChange) -> str:

@@ -6,14 +6,18 @@ import json
 import sqlite3
 from contextlib import nullcontext
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 from sds.cli.decisions import decide, run
+from sds.engines.queueing import QueueTimeoutError
+from sds.kernel.decision.packet import DecisionPacket
 from tests.cli.conftest import Cli
 from tests.gates.own import GATE, written
-from tests.proposers import Greedy
+from tests.kernel.durable import proposal
+from tests.proposers import Greedy, Says
 from tests.stores.planned import Planned
 
 
@@ -65,6 +69,36 @@ def test_one_event_is_looked_at_decided_and_settled_by_a_human(cli: Cli) -> None
     assert "0 differences" in cli.ok("reconcile", "./toll")
     for command in (("flows",), ("audit", answer["dfid"]), ("ledger", "verify"), ("agents", "list"), ("keys", "show")):
         assert cli.ok(*command, "--gate", "./toll") == cli.ok(*command, "--gate", "toll")
+
+
+def test_what_is_left_undecided_ends_with_a_failure_however_it_was_asked_for(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = count()
+
+    def busy(packet: DecisionPacket) -> bytes:
+        if next(asked) != 3:
+            raise QueueTimeoutError("nothing was free")
+        return proposal("DENY", "NO_REASON")(packet)
+
+    for module in (run, decide):
+        monkeypatch.setattr(module, "opened_engine", lambda *_, **__: nullcontext(Says(busy)))
+    code, out, err = cli("decide", "./toll", "--event", event(1))
+    first = json.loads(out)
+    assert (1, True) == (code, first["retryable"])
+    said = ["error: event `T-1` was not decided: DEADLINE_EXCEEDED", "mend:  decide the same event again later"]
+    assert said == err.splitlines()[:2]
+    code, out, err = cli("retry", first["dfid"], "--gate", "./toll")
+    second = json.loads(out)["dfid"]
+    assert (1, "error: event `T-1` was not decided: DEADLINE_EXCEEDED") == beginning((code, out, err))
+    third = json.loads(cli("decide", "./toll", "--event", event(2))[1])["dfid"]
+    code, out, err = cli("retry", second, third, "--gate", "./toll")
+    assert [False, True] == [json.loads(line)["retryable"] for line in out.splitlines()]
+    assert (1, "error: 1 of 2 were not done") == beginning((code, out, err))
+    assert "mend:  sds flows --undecided --gate ./toll lists what waits" == err.splitlines()[1]
+    asked = count(2)
+    ended = cli("run", "./toll", "--limit", "3")
+    assert (1, "error: 2 of 3 events were not decided: they wait") == beginning(ended)
 
 
 def test_a_human_is_told_what_to_type_for_a_gate_of_this_path(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

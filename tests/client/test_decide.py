@@ -179,6 +179,12 @@ def test_no_try_begins_after_a_wait_that_took_all_that_was_left(given: dict[str,
     assert ("OVERLOADED", 1) == (refused.value.reason_code, len(service.requests))
 
 
+@pytest.mark.parametrize("given", ["3", None, -1.0, float("nan")])
+def test_a_time_that_is_none_is_refused_in_words(given: Any) -> None:
+    with pytest.raises(UsageError, match=r"^`timeout_s` must be "):
+        DecisionClient("http://127.0.0.1:1", KEY, timeout_s=given)
+
+
 def test_a_wait_longer_than_what_is_left_is_not_begun(decide: Decide) -> None:
     service = Service(problem(503, "OVERLOADED", retryable=True, after="10"))
     with pytest.raises(WorldError):

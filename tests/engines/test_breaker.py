@@ -7,13 +7,13 @@ from collections.abc import Mapping
 
 import pytest
 
-from sds.engines.breaker import FAILURES_MAX, PROBE_MS, Breaker, EngineDownError
+from sds.engines.breaker import FAILURES_MAX, PROBE_MS, PROBES_MAX, Breaker, EngineDownError
 from sds.engines.queueing import QueueTimeoutError
 from sds.kernel.decision.packet import NOT_ASKED, DecisionPacket, Decoding
 from sds.kernel.errors import LanguageError, ModelError, SdsError
 from sds.kernel.flow.states import Answer
 from sds.pipeline import Stream
-from tests.engines.scripted import Scripted, still
+from tests.engines.scripted import Scripted, answered, chain, still
 from tests.hostile import Panic
 from tests.kernel.durable import World, deny
 
@@ -133,39 +133,98 @@ def test_what_the_record_could_not_keep_is_a_failure(still: World, breaker: Brea
     assert ["ModelError"] * FAILURES_MAX + ["down"] == [ask(breaker, engine, packet) for _ in range(FAILURES_MAX + 1)]
 
 
+class Slow(Scripted):
+    """Holds each packet until it is let go."""
+
+    def __init__(self, model: str = "slow") -> None:
+        super().__init__(model)
+        self.entered, self.go = threading.Event(), threading.Event()
+
+    def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
+        self.entered.set()
+        assert self.go.wait(10)
+        return super().propose(packet, tokens_max=tokens_max)
+
+
+def hung(breaker: Breaker, packet: DecisionPacket) -> tuple[Slow, threading.Thread]:
+    """Send a packet to an engine that holds it, in a thread of its own."""
+    slow = Slow()
+    thread = threading.Thread(target=ask, args=(breaker, slow, packet))
+    thread.start()
+    assert slow.entered.wait(10)
+    return slow, thread
+
+
 def test_one_probe_at_a_time_and_an_old_answer_closes_nothing(still: World, breaker: Breaker) -> None:
-    class Slow(Scripted):
-        """The first packet of each kind is held until it is let go."""
-
-        def __init__(self) -> None:
-            super().__init__("slow")
-            self.entered, self.go = threading.Event(), threading.Event()
-
-        def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
-            self.entered.set()
-            assert self.go.wait(10)
-            return super().propose(packet, tokens_max=tokens_max)
-
     packet, failing = still.packet(), Scripted("f")
     failing.failure = GONE
-    old, probe = Slow(), Slow()
-    with_old = threading.Thread(target=ask, args=(breaker, old, packet))
-    with_old.start()
-    assert old.entered.wait(10)
+    old, with_old = hung(breaker, packet)
     for _ in range(FAILURES_MAX):
         ask(breaker, failing, packet)
     old.go.set()
     with_old.join()
     assert breaker.is_open
     still.clock.advance(PROBE_MS)
-    with_probe = threading.Thread(target=ask, args=(breaker, probe, packet))
-    with_probe.start()
-    assert probe.entered.wait(10)
-    still.clock.advance(10 * PROBE_MS)
+    probe, with_probe = hung(breaker, packet)
+    still.clock.advance(still.contract.budget.ttl_ms)
     assert ("down", FAILURES_MAX, PROBE_MS) == (ask(breaker, failing, packet), failing.asked, breaker.wait_ms)
     probe.go.set()
     with_probe.join()
     assert not breaker.is_open
+
+
+def test_after_a_probe_that_hangs_another_is_sent_and_closes_the_breaker(
+    still: World, breaker: Breaker, engine: Scripted
+) -> None:
+    packet, engine.failure = still.packet(), GONE
+    for _ in range(FAILURES_MAX):
+        ask(breaker, engine, packet)
+    still.clock.advance(PROBE_MS)
+    probe, with_probe = hung(breaker, packet)
+    still.clock.advance(still.contract.budget.ttl_ms + PROBE_MS - 1)
+    assert ("down", 1) == (ask(breaker, engine, packet), breaker.wait_ms)
+    still.clock.advance(1)
+    engine.failure = None
+    assert (["ok", "ok"], False) == ([ask(breaker, engine, packet) for _ in "ab"], breaker.is_open)
+    probe.go.set()
+    with_probe.join()
+    assert not breaker.is_open
+
+
+def test_an_engine_that_never_answers_holds_a_few_threads_and_then_gets_no_probe_until_one_ends(
+    still: World, breaker: Breaker, engine: Scripted
+) -> None:
+    packet, engine.failure = still.packet(), GONE
+    for _ in range(FAILURES_MAX):
+        ask(breaker, engine, packet)
+    still.clock.advance(PROBE_MS)
+    probes = []
+    for _ in range(PROBES_MAX):
+        assert 0 == breaker.wait_ms
+        probes.append(hung(breaker, packet))
+        still.clock.advance(still.contract.budget.ttl_ms + PROBE_MS)
+    engine.failure = None
+    still.clock.advance(100 * PROBE_MS)
+    assert ("down", PROBE_MS, FAILURES_MAX) == (ask(breaker, engine, packet), breaker.wait_ms, engine.asked)
+    for probe, with_probe in probes:  # the first answer closes it
+        probe.go.set()
+        with_probe.join()
+        assert not breaker.is_open
+    assert "ok" == ask(breaker, engine, packet)
+
+
+def test_a_reason_code_that_is_no_text_is_a_failure_and_ends_its_probe(
+    still: World, breaker: Breaker, engine: Scripted, logged: list[tuple[str, Mapping[str, object]]]
+) -> None:
+    packet, odd = still.packet(), ModelError("odd")
+    odd.reason_code = ["NOT", "TEXT"]  # type: ignore[assignment]  # what a careless engine may raise
+    engine.failure = odd
+    assert ["ModelError"] * FAILURES_MAX == [ask(breaker, engine, packet) for _ in range(FAILURES_MAX)]
+    assert ["MODEL_UNAVAILABLE"] == [facts["reason"] for _, facts in logged]
+    for _ in "ab":
+        still.clock.advance(PROBE_MS)
+        assert "down" == ask(breaker, engine, packet)
+    assert FAILURES_MAX + 2 == engine.asked
 
 
 def test_a_clock_that_is_set_back_delays_the_probe_no_longer_than_usual(
@@ -213,3 +272,41 @@ def test_why_a_packet_was_refused_says_that_the_model_is_down(still: World, brea
     still.clock.advance(PROBE_MS)
     with pytest.raises(SdsError, match="the model is down: the server does not answer"):
         breaker.ask(engine, packet, tokens_max=100)
+
+
+def test_a_probe_that_hangs_leaves_no_engine_of_a_chain_for_ever(still: World) -> None:
+    first, last = Slow("first"), Scripted("last")
+    first.go.set()
+    engine, _ = chain(still, first, last)
+    packet, first.failure = still.packet(), ModelError("gone")
+    assert "last" == answered(engine, packet)
+    still.clock.advance(1_000)
+    first.go.clear()
+    first.entered.clear()
+    first.failure = None
+    probe = threading.Thread(target=answered, args=(engine, packet))
+    probe.start()
+    assert first.entered.wait(10)
+    still.clock.advance(8_000 + PROBE_MS - 1)
+    fresh = still.kernel.preview(still.event("C9"))
+    assert "last" == answered(engine, fresh)
+    still.clock.advance(1)
+    held, first.go = first.go, threading.Event()
+    first.go.set()
+    assert ["first", "first"] == [answered(engine, fresh) for _ in "ab"]
+    held.set()
+    probe.join()
+
+
+def test_a_reason_code_that_is_no_text_ends_the_probe_of_an_engine_of_a_chain(still: World) -> None:
+    first, last = Scripted("first"), Scripted("last")
+    engine, logged = chain(still, first, last)
+    packet, odd = still.packet(), ModelError("odd")
+    odd.reason_code = ["NOT", "TEXT"]  # type: ignore[assignment]  # what a careless engine may raise
+    first.failure = odd
+    assert "last" == answered(engine, packet)
+    still.clock.advance(1_000)
+    assert ("last", 2) == (answered(engine, packet), first.asked)
+    still.clock.advance(2_000)
+    assert ("last", 3) == (answered(engine, packet), first.asked)
+    assert {"MODEL_UNAVAILABLE"} == {facts["reason"] for _, facts in logged}  # type: ignore[index]  # facts

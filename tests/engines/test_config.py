@@ -85,6 +85,10 @@ def test_a_file_is_read_into_engines_in_its_order() -> None:
             "f.yaml:2: engines.0.dtype: `dtype` is for the libraries transformers, openvino and integer",
         ),
         (
+            "engines:\n  - {name: a, kind: outlines, dtype: bf16}\n",
+            "f.yaml:2: engines.0.dtype: `dtype` is for the library transformers: name it, too",
+        ),
+        (
             "engines:\n  - {name: a, kind: native, library: openvino, device: cuda}\n",
             "f.yaml:2: engines.0.device: `device` is for the libraries llamacpp and transformers",
         ),

@@ -10,6 +10,7 @@ import pytest
 
 from sds.definitions import registry
 from sds.definitions.definition import GateDefinition
+from sds.gate import Gate
 from sds.kernel.errors import ContractError, UsageError
 from tests.gates.own import GATE, written
 
@@ -36,6 +37,12 @@ def test_a_gate_of_a_path_imports_its_neighbours_and_leaves_no_module_and_no_pat
     assert paths == sys.path
     assert {"gate", "prices"} & set(sys.modules) == {"gate", "prices"} & before
     assert all(name.startswith("_sds_gate_") for name in set(sys.modules) - before if "prices" in name)
+
+
+def test_what_names_no_gate_is_said_in_words() -> None:
+    with pytest.raises(UsageError, match=r"^a gate is a definition, a name or a path$") as caught:
+        Gate.load(3)  # type: ignore[arg-type]  # what an untyped program may give
+    assert "refund" in caught.value.hint
 
 
 @pytest.mark.parametrize(

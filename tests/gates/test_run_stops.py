@@ -233,7 +233,8 @@ def test_a_claim_that_had_no_turn_waits_and_is_counted_so(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cli, "opened_engine", lambda *_, **__: nullcontext(Late()))
-    cli.run(REFUND, limit=4)
+    with pytest.raises(WorldError, match=r"^2 of 4 claims were not decided: they wait$"):
+        cli.run(REFUND, limit=4)
     said = capsys.readouterr().out
     assert "not decided yet, and waiting (sds flows --undecided): 2 of 4 claims" in said
     assert "(N = 2)" in said

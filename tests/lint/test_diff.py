@@ -93,10 +93,10 @@ def test_a_change_is_shown_on_the_plainest_snapshot_with_only_what_matters():
 def test_the_verdict_says_that_it_rests_on_a_search():
     narrower, wider = compare((PAY, PAY.replace("left", "left / 2")))
     searched = f"(in {narrower.snapshots} snapshots: a search, not a proof)"
-    assert f"B permits nothing that A did not {searched}" == narrower.verdict
+    assert f"the new contract permits nothing that the old one did not {searched}" == narrower.verdict
     assert () == narrower.more
     assert "PAY amount" in wider.more
-    assert wider.verdict.startswith("B permits more: PAY amount, PAY becomes possible (in ")
+    assert wider.verdict.startswith("the new contract permits more: PAY amount, PAY becomes possible (in ")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from signal import SIGINT
 
 import psycopg
@@ -14,6 +15,7 @@ import pytest
 from sds.kernel.audit import verify
 from sds.kernel.errors import SdsError, StoreError, UsageError
 from sds.kernel.storage.postgres import schema as schemas
+from sds.kernel.storage.postgres.connections import Url
 from sds.kernel.storage.postgres.store import PostgresStore, look_at
 from tests.stores.server import by_hand, fresh_schema, role_with, server_url
 from tests.storms.servers import Server, postgresql
@@ -55,6 +57,20 @@ def test_a_record_is_made_read_and_verified_alike_whatever_is_set_for_a_role(set
         assert ["ä"] == [row[0] for row in store.rows("SELECT resource FROM resources WHERE resource <> '\\'")]
         assert r'"p\u0000q"' == store.value("SELECT CAST(? AS TEXT) -> '$.z'", (NUL,))
         assert "on" == store.value("SELECT current_setting('synchronous_commit')")
+
+
+def test_the_password_may_stand_in_a_file_instead_of_the_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "pgpass"
+    file.write_text("*:*:*:*:from-the-file\n")
+    file.chmod(0o600)
+    monkeypatch.setenv("PGPASSFILE", str(file))
+    monkeypatch.delenv("PGPASSWORD", raising=False)
+    url = Url(server_url())
+    with psycopg.connect(url.conninfo) as db:
+        assert "from-the-file" == db.info.password
+    assert "from-the-file" not in f"{url!r} {url.name}"
 
 
 def test_what_waits_for_more_than_the_disk_still_does() -> None:

@@ -12,16 +12,18 @@ from rich.table import Table
 
 from sds.cli.common import ChosenGate, EventFile, JsonFlag, OpenedGate, defined, open_store, read_event_text, whole_dfid
 from sds.cli.engines import NO_OPTIONS, EngineOptions, opened_engine
-from sds.cli.many import IdsFile, for_each, ids_of
+from sds.cli.many import IdsFile, Report, for_each, ids_of
 from sds.cli.render import number_range, print_json
 from sds.gates.opening import preview_kernel
 from sds.host.paths import gate_home
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.envelope.envelope import DecisionEnvelope, format_literal
-from sds.kernel.errors import UsageError
+from sds.kernel.errors import UsageError, WorldError
 from sds.kernel.flow import intake, undecided
+from sds.kernel.flow.states import Answer
 
 FORMATS = ("regex", "lark", "gbnf", "json-schema")
+AGAIN_LATER = "decide the same event again later"
 
 
 def decide(
@@ -32,7 +34,8 @@ def decide(
         int | None, typer.Option("--deadline-ms", min=1, help="The deadline in milliseconds. Nothing is sent after it.")
     ] = None,
 ) -> None:
-    """Decide one event; print the answer as JSON. The same event again prints the stored answer.
+    """Decide one event; print the answer as JSON. The same event again prints the stored answer. Exit code 1: nobody has
+    decided it, and it waits.
 
     Example: sds events refund | head -1 | sds decide refund --event -
     """
@@ -45,9 +48,19 @@ def decide(
         known = kernel.known(intake.parse_event(kernel.contract, text))
     if known is not None and known.state != "ACTIVE":
         print_json(known.as_data())
+        _refuse_undecided(known, AGAIN_LATER)
         return
     with opened_engine(options, brief=True, gate=definition) as engine, Gate.load(definition, engine=engine) as opened:
-        print_json(opened.decide(text, deadline_ms=deadline_ms).as_data())  # before `Gate` waits for a rationale
+        answer = opened.decide(text, deadline_ms=deadline_ms)
+        print_json(answer.as_data())  # before `Gate` waits for a rationale
+    _refuse_undecided(answer, AGAIN_LATER)
+
+
+def _refuse_undecided(answer: Answer, hint: str) -> None:
+    """Raise WorldError where an answer says that nobody has decided the event."""
+    if answer.retryable:
+        why = answer.reason_code or answer.tag
+        raise WorldError(f"event `{answer.event_id}` was not decided: {why}", hint=hint, dfid=answer.dfid)
 
 
 def retry(
@@ -61,7 +74,7 @@ def retry(
 ) -> None:
     """Decide an undecided case again. Its flow ended without a decision. The answer is printed as JSON.
 
-    Of several cases each has a line of its own.
+    Of several cases each has a line of its own. Exit code 1: a case still waits.
 
     Example: sds retry 550e8400-e29b-81d4-a716-446655440000
     """
@@ -73,11 +86,18 @@ def retry(
         if one:  # refused before the model is opened
             dfids = [whole_dfid(store, dfids[0])]
             undecided.refuse_unless_undecided(store, dfids[0])
+    hint = f"sds flows --undecided{definition.option} lists what waits"
     with opened_engine(options, brief=True, gate=definition) as engine, Gate.load(definition, engine=engine) as opened:
-        if one:
-            print_json(opened.retry(dfids[0]).as_data())
-        else:
-            for_each(dfids, lambda each: (opened.retry(whole_dfid(opened.store, each)).as_data(), ""), as_json=True)
+        if not one:
+
+            def again(each: str) -> Report:
+                return opened.retry(whole_dfid(opened.store, each)).as_data(), ""
+
+            for_each(dfids, again, as_json=True, is_done=lambda facts: not facts["retryable"], hint=hint)
+            return
+        answer = opened.retry(dfids[0])
+        print_json(answer.as_data())
+    _refuse_undecided(answer, hint)
 
 
 def events(

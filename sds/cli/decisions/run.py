@@ -121,6 +121,7 @@ def _run_decisions(
         why, hint = report["stopped"]
         what = f"{report['decisions']} of {counted(limit, gate.demo.case)}"
         raise WorldError(f"stopped after {what}: {why}", hint=hint)
+    sagas.refuse_waiting(gate, report, chaos)
 
 
 def _refuse_together(chaos: str | None, saga: str | None, parallel: int) -> None:

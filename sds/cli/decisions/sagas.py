@@ -12,10 +12,10 @@ from sds.cli.render import counted, print_json
 from sds.definitions.definition import GateDefinition
 from sds.engines.protocol import Engine
 from sds.kernel.envelope.envelope import format_literal
-from sds.kernel.errors import ModelError, SdsError, UsageError
+from sds.kernel.errors import ModelError, SdsError, UsageError, WorldError
 from sds.kernel.saga.state import SagaAnswer
 
-ROWS = ("complete", "nothing_done", "escalated", "compensated", "dirty_with_a_human")
+ROWS = ("complete", "nothing_done", "escalated", "compensated", "dirty_with_a_human", "waiting")
 STOPPED = "stopped after {}; `sds recover` ends the flows that were under way"
 PROMISES = ("out_of_envelope", "double_payouts", "record_faults", "compensated_but_paid")
 
@@ -45,6 +45,14 @@ def show(
     if as_json:
         print_json(report)
     _judge(gate, report, chaos)
+    refuse_waiting(gate, report, chaos)
+
+
+def refuse_waiting(gate: GateDefinition, report: dict[str, Any], chaos: str | None) -> None:
+    """Raise WorldError where cases were not decided and wait, unless the run was disturbed on purpose."""
+    if report["waiting"] and chaos is None:
+        what = f"{report['waiting']} of {counted(report['decisions'], gate.demo.case)}"
+        raise WorldError(f"{what} were not decided: they wait", hint=f"sds flows --undecided{gate.option}")
 
 
 def _table(gate: GateDefinition, report: dict[str, Any], console: Console) -> None:

@@ -17,7 +17,10 @@ from sds.service.settings import PARALLEL_MAX, WORKERS_MAX, ServiceSettings
 StoreUrl = Annotated[
     str,
     typer.Option(
-        "--store", envvar="SDS_STORE", help="A postgresql:// URL. Default: files in $SDS_HOME.", show_default=False
+        "--store",
+        envvar="SDS_STORE",
+        help="A postgresql:// URL, without a password. Default: files in $SDS_HOME.",
+        show_default=False,
     ),
 ]
 

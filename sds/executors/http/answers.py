@@ -9,7 +9,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from sds.executors.http.exchange import Reply
-from sds.executors.http.form import WHOLE, ReplyForm, Rule
+from sds.executors.http.questions import WHOLE, ReplyForm, Rule
 from sds.executors.http.templates import Fact, UnwritableError, written
 from sds.kernel.canonical import no_number, one_line
 from sds.kernel.executor.protocol import REFERENCE_CHARS_MAX, Receipt, Settlement

@@ -19,7 +19,8 @@ from sds.executors.http.answers import Reading
 from sds.executors.http.client import GatewayClient
 from sds.executors.http.credentials import TokenError
 from sds.executors.http.exchange import GatewayRequest, NoReplyError, NotSentError
-from sds.executors.http.form import GatewayForm, GatewayQuestion, LookupForm, Rule
+from sds.executors.http.form import GatewayForm
+from sds.executors.http.questions import GatewayQuestion, LookupForm, Rule
 from sds.executors.http.templates import Fact, UnwritableError
 from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.types import say_first
@@ -36,7 +37,7 @@ GATEWAY_INVALID = "GATEWAY_INVALID"
 class HttpExecutor:
     """Carries orders out at the gateway that a form describes. Safe in several threads; close it in the end.
 
-    It has `void` and `statement` only where the form has them. `folder`: where the form's relative files lie.
+    It has `void`, `statement` and the two for reversals only where the form has them. `folder`: where the form's relative files lie.
     """
 
     def __init__(self, form: GatewayForm, folder: Path) -> None:
@@ -44,6 +45,8 @@ class HttpExecutor:
         self._form, self._client = form, GatewayClient(form, folder)
         if form.void is not None:
             self.void = self._void
+        if form.reverse is not None:
+            self.revert_order, self.reverted_order = self._revert_order, self._reverted_order
         if form.statement is not None:
             self.statement = self._statement
 
@@ -57,7 +60,9 @@ class HttpExecutor:
         """Raise UsageError where the file writes a number with other decimals than the contract gives it: it would be wrong
         by a factor of ten or more. A number to which the contract gives no decimals may be one of cents.
         """
-        questions = [each for each in (self._form.order, self._form.lookup) if each is not None]
+        back = self._form.reverse
+        given = (self._form.order, self._form.lookup, back, back.lookup if back else None)
+        questions = [each for each in given if each is not None]
         texts = [text for each in questions for text in (*each.texts, *each.compared)]
         for name, decimals in templates.decimals_of_params(texts):
             for kind, spec in contract.kinds.items():
@@ -91,6 +96,18 @@ class HttpExecutor:
     def _void(self, key: str, deadline_s: float) -> Receipt:
         """Make sure that `key` never has an effect: `rejected` once it is void."""
         return self._ask(self._form.void, self._key_facts(key), deadline_s)
+
+    def _revert_order(self, intent: ExecutionIntent, reference: str, deadline_s: float) -> Receipt:
+        """Take back what an order did, under a key of its own: `settled` once it is undone, `rejected` if it never will be."""
+        return self._ask(self._form.reverse, self._reversal_facts(intent, reference), deadline_s)
+
+    def _reverted_order(self, intent: ExecutionIntent, reference: str, deadline_s: float) -> Receipt:
+        """Ask whether it was taken back: `settled`, or `absent` when it certainly was not."""
+        form = self._form.reverse.lookup if self._form.reverse else None
+        return self._ask(form, self._reversal_facts(intent, reference), deadline_s)
+
+    def _reversal_facts(self, intent: ExecutionIntent, reference: str) -> dict[str, Fact]:
+        return templates.reversal_facts(intent, reference, self._form.key_form, self._form.currency)
 
     def _key_facts(self, key: str) -> dict[str, Fact]:
         return templates.key_facts(key, self._form.key_form, self._form.currency)

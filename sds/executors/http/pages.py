@@ -12,7 +12,8 @@ from urllib.parse import urljoin
 
 from sds.executors.http import answers, templates
 from sds.executors.http.answers import MISSING
-from sds.executors.http.form import LineForm, StatementForm, TimeField, is_path
+from sds.executors.http.form import LineForm, StatementForm, TimeField
+from sds.executors.http.questions import is_path
 from sds.executors.http.templates import Fact
 from sds.kernel.errors import ExecutorError
 from sds.kernel.executor.statement import StatementLine

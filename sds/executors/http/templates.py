@@ -6,6 +6,7 @@ of minor units as a text with two decimals, `:2n` as a number with two decimals,
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
@@ -23,6 +24,7 @@ KEY_FACTS = frozenset({"key", "whole_key", "currency"})
 SHORT_KEY_CHARS = 32  # of a key's 64 hexadecimal digits: 128 bits
 ORDER_FACTS = KEY_FACTS | {"kind", "dfid", "resource_key", "state_version"}
 LOOKUP_FACTS = ORDER_FACTS | {"reference"}  # the gateway's id of an order that it has accepted
+REVERSAL_FACTS = LOOKUP_FACTS | {"order_key"}  # `key` and `whole_key` are the reversal's own
 PERIOD_FACTS = frozenset({"since_ms", "until_ms", "since_s", "until_s", "after", "currency"})
 
 _PLACE = re.compile(r"\{([a-z][a-z0-9_.]*)(?::([1-9])(n?))?\}")
@@ -92,6 +94,14 @@ def order_facts(intent: ExecutionIntent, key: str, form: KeyForm, currency: str)
     }
     facts |= key_facts(key, form, currency)
     return facts | {f"{_PARAMS}{name}": number for name, number in intent.params}
+
+
+def reversal_facts(intent: ExecutionIntent, reference: str, form: KeyForm, currency: str) -> dict[str, Fact]:
+    """Return the facts of an order's reversal. `reference`: the gateway's id of what is to be undone, "" without one."""
+    key = intent.idempotency_key
+    facts = order_facts(intent, hashlib.sha256(f"{key}:reverse".encode()).hexdigest(), form, currency)
+    facts["order_key"] = _written_key(key, form)
+    return facts | ({"reference": reference} if reference else {})
 
 
 def written(tree: Tree, facts: Mapping[str, Fact]) -> Tree:

@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sds.engines.protocol import language_model_of
 from sds.gate import Gate
 from sds.kernel.audit.agent_history import Halt, Move
 from sds.kernel.errors import NOT_AS_WRITTEN, StoreError
@@ -64,7 +65,7 @@ class Agent:
 @dataclass(frozen=True, slots=True)
 class GateNow:
     """One gate now. `minutes`: decisions in each of the last `MINUTES`, oldest first; `p50_ms`, `p99_ms`: None without any.
-    `queued`, `deciding`, `model_down`: in this process. `executor`: its state in words; `answers`: whether its breaker is
+    `queued`, `deciding`, `model_down`, `language_model_down` (a policy's): in this process. `executor`: its state in words; `answers`: whether its breaker is
     closed. `whole`: whether all decisions of these minutes were read.
     """
 
@@ -82,6 +83,7 @@ class GateNow:
     executor: str
     answers: bool
     model_down: bool
+    language_model_down: bool
     last: tuple[DecidedFlow, ...]
     whole: bool
 
@@ -95,7 +97,7 @@ def gate_now(name: str, gate: Gate, now_ms: int) -> GateNow:
     minutes = [0] * MINUTES
     for each in flows:
         minutes[-1 - min(MINUTES - 1, max(0, now_ms - each.at_ms) // 60_000)] += 1
-    state = breaker.read(store, gate.contract.gate)
+    state, model = breaker.read(store, gate.contract.gate), language_model_of(gate.engine)
     return GateNow(
         name=name,
         halted=_halt(gate) if store.halted else None,
@@ -111,6 +113,7 @@ def gate_now(name: str, gate: Gate, now_ms: int) -> GateNow:
         executor=state.text,
         answers=not state.is_open,
         model_down=gate.breaker.is_open,
+        language_model_down=model is not None and model.breaker.is_open,
         last=tuple(flows[:SHOWN_MAX]),
         whole=len(flows) < READ_MAX,
     )

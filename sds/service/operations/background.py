@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from sds.engines.protocol import language_model_of
 from sds.gate import Gate
 from sds.kernel.errors import SdsError
 from sds.service.deciding.idempotency import SWEPT_MAX
@@ -44,6 +45,9 @@ class Background:
             works.append((f"recover-{name}", settings.recover_every_s, partial(self._recover, each.gate)))
             deliverer = Deliverer(service, name, metrics, self._stopping)
             works.append((f"webhooks-{name}", settings.webhooks_every_s, deliverer.run))
+            if language_model_of(each.gate.engine) is not None:
+                probe = partial(health.probe_language_model, each)
+                works.append((f"language_model-{name}", settings.probe_every_s, probe))
         self._works = works
         for work, _, _ in works:
             metrics.store_errors.labels(_kind(work))

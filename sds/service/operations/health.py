@@ -4,6 +4,7 @@
 - store: it takes a write; a file's disk also has ROOM_BYTES_MIN left, since the probe's small write fits on a full disk
 - clock: within a second of the store's clock; for a file, at most a second before the last ledger entry
 - record: it has all orders that its executor lists; a restored record orders nothing until they are adopted
+- language_model: that of a policy is not down. Its readers decide without it, so the process stays ready
 - draining: SIGTERM has not come
 - probe: the last probe is not too old
 """
@@ -13,12 +14,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from shutil import disk_usage
 
+from sds.engines.breaker import Breaker, EngineDownError
+from sds.engines.protocol import Engine, language_model_of
 from sds.host import paths
-from sds.kernel.errors import SdsError
+from sds.kernel.errors import ModelError, SdsError
 from sds.kernel.executor.wholeness import RECORD_BEHIND
 from sds.kernel.storage.sqlite import SqliteStore
 from sds.kernel.storage.store import Store
@@ -26,6 +30,7 @@ from sds.service.gates import OpenGate
 from sds.service.state import Service
 
 OK = "ok"
+LANGUAGE_MODEL = "language_model"
 CLOCKS_APART_MS_MAX = 1_000
 ROOM_BYTES_MIN = 4 << 20  # free bytes on the disk of a record: enough for some decisions
 CASES_MAX = 20  # cases of a gate's queue that are tried for one with a choice to prove the model on
@@ -67,16 +72,31 @@ class Health:
         late_s = max(LATE_S, 3 * self._service.settings.probe_every_s)
         fresh = looked_s is not None and time.monotonic() - looked_s <= late_s
         probe = OK if fresh else "LATE" if looked_s is not None else "NOT_YET"
+        if models := {n: m for n, each in self._service.gates.items() if (m := language_model_of(each.gate.engine))}:
+            down = {name: ModelError.reason_code if model.breaker.is_open else OK for name, model in models.items()}
+            results[LANGUAGE_MODEL] = down
         return {**results, "draining": "DRAINING" if self._service.stopping else OK, "probe": probe}
 
     @staticmethod
     def ready(checks: Mapping[str, str | Mapping[str, str]]) -> bool:
-        return all(each == OK if isinstance(each, str) else {*each.values()} <= {OK} for each in checks.values())
+        """Tell whether the process should get requests: every check is ok, or that of a policy's language model alone is not."""
+        needed = [each for check, each in checks.items() if check != LANGUAGE_MODEL]
+        return all(each == OK if isinstance(each, str) else {*each.values()} <= {OK} for each in needed)
+
+    @staticmethod
+    def probe_language_model(each: OpenGate) -> None:
+        """Have a policy's language model propose for a case of the gate while it is down, so that it comes back without
+        an event that waits for it. Blocks. Raises what the gate and the model raise, except that it is still down.
+        """
+        model = language_model_of(each.gate.engine)
+        if model is not None and model.breaker.is_open:
+            with suppress(EngineDownError):
+                _prove(each, model.get(), model.breaker)
 
     def _model(self, each: OpenGate) -> str:
         """Have the model propose for a case of the gate, unless it has done so before and is not down since."""
         if each.name not in self._proved or each.gate.breaker.is_open:
-            _prove(each)
+            _prove(each, each.gate.engine, each.gate.breaker)
             self._proved.add(each.name)
         return OK
 
@@ -110,8 +130,8 @@ def _result(look: Callable[[], str]) -> str:
         return type(error).__name__
 
 
-def _prove(each: OpenGate) -> None:
-    """Have the engine propose for a case of the gate's queue that leaves it a choice, else for an unknown case.
+def _prove(each: OpenGate, engine: Engine, breaker: Breaker) -> None:
+    """Have an engine propose for a case of the gate's queue that leaves it a choice, else for an unknown case.
 
     Nothing is recorded. Raises what the gate and its engine raise.
     """
@@ -120,7 +140,7 @@ def _prove(each: OpenGate) -> None:
     unknown = {name: "readiness" for name in (event.id, event.key, event.evidence) if name}
     packets = map(gate.preview, [*(case.event for case in islice(queue, CASES_MAX)), unknown])
     packet = next((found for found in packets if len(found.envelope.kinds) > 1), None) or gate.preview(unknown)
-    gate.breaker.ask(gate.engine, packet, tokens_max=gate.contract.budget.tokens_max)
+    breaker.ask(engine, packet, tokens_max=gate.contract.budget.tokens_max)
 
 
 def clock_ms(store: Store) -> int | None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
+from typing import BinaryIO, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -169,11 +169,21 @@ def _reserve(folder: Path) -> None:
             file = folder / f"{kind}_{os.getpid()}.db"
             made = file if file.exists() else file.with_suffix(".new")  # it exists where an ended process had this id
             with made.open("ab") as opened:
-                os.posix_fallocate(opened.fileno(), 0, size)
+                _allocate(opened, size)
             made.rename(file)
     except OSError as error:
         hint = "make room where temporary files are, or set TMPDIR to a folder that has room"
         raise SdsError(f"the metrics cannot be kept in `{folder}`: {cause_of(error)}", hint=hint) from error
+
+
+def _allocate(file: BinaryIO, size: int) -> None:
+    """Reserve room on the disk for the first `size` bytes of a file that is open for appending."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file.fileno(), 0, size)
+        return
+    file.write(bytes(max(0, size - file.seek(0, os.SEEK_END))))  # macOS
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def forget_process(pid: int) -> None:

@@ -78,7 +78,7 @@ def test_a_difference_shows_what_becomes_possible_with_a_snapshot(home: Shell, t
         "+ spend.day: {name: day, window: day, max_minor: 100000} -> {name: day, window: day, max_minor: 200000}"
         in shown
     )
-    assert shown.splitlines()[-1].startswith("B permits more: ")
+    assert shown.splitlines()[-1].startswith("the new contract permits more: ")
     back = home.json("contracts", "diff", new, old, "--json")
     assert [] == back["more"]
     assert {"narrower"} == {change["direction"] for change in [*back["decisions"], *back["settings"]]}

@@ -22,10 +22,10 @@ PAGE = Path(__file__).parents[3] / "docs" / "library.md"
 _KEYS = ("idempotency-key", "paypal-request-id", "x-request-id")
 
 
-def file_on_page(address: str) -> str:
-    """Return the gateway file of docs/library.md that is for an address."""
+def file_on_page(address: str, orders_at: str = "") -> str:
+    """Return the gateway file of docs/library.md that is for an address, and whose orders go to a path there."""
     blocks = re.findall(r"^```yaml\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    (block,) = [each for each in blocks if each.startswith(f"address: {address}\n")]
+    (block,) = [each for each in blocks if each.startswith(f"address: {address}\n") and f"path: {orders_at}" in each]
     return str(block)
 
 

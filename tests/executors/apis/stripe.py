@@ -33,7 +33,7 @@ class Stripe(Api):
     listed: list[dict[str, str]] = field(default_factory=list)
 
     def file(self, url: str) -> str:
-        return file_on_page(ADDRESS).replace(ADDRESS, url)
+        return file_on_page(ADDRESS, "/v1/refunds").replace(ADDRESS, url)
 
     def forget(self) -> None:
         """Forget the keys, as after a day."""

@@ -12,12 +12,12 @@ from sds.kernel.errors import UsageError
 from sds.kernel.executor import breaker
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt, Settlement
 from sds.kernel.flow.decision_record import read_order
-from sds.kernel.human.review import attest
+from sds.kernel.human.review import HumanReview, Resolution, attest
 from sds.kernel.operations.recovery import Recovered
 from tests.kernel.durable import World, refund
 from tests.kernel.orders import execution, recovered
 from tests.kernel.outside import Rail
-from tests.kernel.statements import adopted, backup, codes, listing, restore
+from tests.kernel.statements import adopted, backup, cases, codes, listing, restore
 
 ACCEPTED = Receipt("pending", "REF-1", "accepted")
 
@@ -306,8 +306,9 @@ def test_a_pending_order_that_the_record_has_lost_is_not_adopted_before_it_has_e
     assert (["ORDER_UNKNOWN"], ()) == (codes(world), adopted(world))
     assert "RECORD_BEHIND" == world.decide(refund()).tag
     rail.tells = lambda line: line
+    assert (["ORDER_UNKNOWN"], 1) == (codes(world), len(cases(world)))  # the same case
     assert 1 == len(adopted(world))
-    assert 1 == len(rail.paid())
+    assert (1, []) == (len(rail.paid()), cases(world))
 
 
 def test_what_has_ended_in_the_record_and_is_pending_outside_is_a_difference(world: World) -> None:
@@ -318,3 +319,11 @@ def test_what_has_ended_in_the_record_and_is_pending_outside_is_a_difference(wor
     world.decide(refund(), "C2", "T2")
     rail.tells = lambda line: replace(line, outcome="pending")
     assert ["PENDING_OUTSIDE"] * 2 == codes(world)
+    opened = {case.dfid for case in cases(world)}
+    rail.tells = lambda line: replace(line, outcome={"settled": "rejected", "rejected": "settled"}[line.outcome])
+    assert ["CARRIED_OUT_OUTSIDE", "REJECTED_OUTSIDE"] == sorted(codes(world))
+    assert opened == {case.dfid for case in cases(world)}  # what became of it belongs to the case that waits
+    for dfid in opened:
+        HumanReview(world.kernel, now_ms=world.clock).resolve(dfid, Resolution("ABORT", "ada", "it will be paid"))
+    codes(world)
+    assert 2 == len(cases(world))  # what was closed as pending has not ended as the record says

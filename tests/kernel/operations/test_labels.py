@@ -70,7 +70,7 @@ def test_only_what_an_agent_decided_has_a_label(world: World):
     waits = world.packet("waits")
     world.kernel.not_decided(waits, "QUEUE_FULL", "256 decisions wait already")
     for dfid, said in (
-        ("nothing", "has no decision in the record"),
+        ("nothing", "there is no flow `nothing` in the record"),
         (open_flow, "has no decision in the record"),
         (waits.dfid, "was not decided by an agent"),
     ):

@@ -142,5 +142,5 @@ def test_a_reversal_whose_key_is_not_here_is_unknown_and_not_refused(world: Worl
             raise AssertionError("nothing is asked")
 
     strange = replace(order, signature="0" * 64)
-    receipt = world.open_kernel(executor=Reverting()).dispatcher.executor.revert(strange, 1.0)
+    receipt = world.open_kernel(executor=Reverting()).dispatcher.executor.revert(strange, "", 1.0)
     assert "unknown" == receipt.status

@@ -95,7 +95,9 @@ def test_another_order_under_the_same_key_is_a_case(world: World, change: dict[s
     world.decide(refund())
     rail.tells = lambda line: replace(line, **change)  # type: ignore[arg-type]  # one field of a line
 
-    assert ["ORDER_DIFFERS"] == codes(world)
+    (difference,) = compared(world).differences
+    assert "ORDER_DIFFERS" == difference.code
+    assert difference.here.partition(": ")[2] != difference.outside.partition(": ")[2]  # a human sees what differs
 
 
 def test_an_outside_that_keeps_only_keys_and_amounts_is_compared_by_these(world: World) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -216,6 +217,55 @@ def test_a_reversal_that_is_waited_for_is_looked_up_after_growing_pauses(world: 
         recovered(world, at_once=False)
         world.clock.advance(1000)
     assert 4 == outside.looked_up - before  # at once, after 5 s, 10 s, 20 s
+
+
+def test_an_accepted_reversal_whose_look_ups_fail_is_looked_up_again_after_growing_pauses(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside, script, asked = clearing(world, undoes_later=True), Script(step_2=deny, compensation=REVERT), list[int]()
+    run(world.kernel, world, script)
+    world.clock.advance(2 * LEASE_MS)
+
+    def fails(*_: object) -> Receipt:
+        asked.append(world.clock())
+        raise OSError("away")
+
+    with monkeypatch.context() as away:
+        away.setattr(outside, "reverted", fails)
+        for _ in range(60):
+            assert 0 == recovered(world, at_once=False).sagas_ended
+            world.clock.advance(1000)
+        found = run(world.kernel, world, script)
+    assert [5_000, 10_000, 20_000] == [later - earlier for earlier, later in pairwise(asked[:4])]
+    assert (("ACTIVE", DIRTY, None), ["PENDING"]) == (parent(found), list(found.reversals.values()))
+    assert ([], 1) == (waiting(world.store, world.contract), len(outside.undoing))
+    assert (["REF-1"], ()) == (world.column("SELECT reference FROM saga_reversals"), verify.verify(world.store).faults)
+    outside.works()
+    assert 1 == recovered(world).sagas_ended
+    assert "COMPENSATED" == parent(run(world.kernel, world, script))[1]
+
+
+def test_a_reversal_that_is_accepted_and_not_found_yet_is_waited_for(world: World) -> None:
+    outside, script = clearing(world, undoes_later=True), Script(step_2=deny, compensation=REVERT)
+    outside.reverted = lambda *_: Receipt("absent")  # type: ignore[method-assign]
+    found = run(world.kernel, world, script)
+    assert (("ACTIVE", DIRTY, None), ["PENDING"]) == (parent(found), list(found.reversals.values()))
+    del outside.reverted
+    outside.works()
+    world.clock.advance(2 * LEASE_MS)
+    assert 1 == recovered(world).sagas_ended
+
+
+def test_an_accepted_reversal_whose_key_may_be_forgotten_is_a_humans(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside = clearing(world, undoes_later=True)
+    script = Script(step_2=deny, compensation=REVERT)
+    run(world.kernel, world, script)
+    outside.undoing.clear()
+    monkeypatch.setattr(world.kernel.dispatcher, "keeps_key", lambda *_: False)
+    found = run(world.kernel, world, script)
+    assert (("ESCALATED", DIRTY, "REVERT"), ["UNKNOWN"]) == (parent(found), list(found.reversals.values()))
 
 
 def test_a_reversal_that_is_found_accepted_after_nobody_knew_stays_unknown_until_its_end(world: World) -> None:

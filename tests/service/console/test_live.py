@@ -12,6 +12,7 @@ from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.errors import ModelError
 from sds.kernel.registry import registry
 from tests.kernel.durable import deny, escalate
+from tests.policy.scripted import on_demand
 from tests.proposers import Says
 from tests.service.console.office import Office, Visitor, text
 
@@ -65,13 +66,29 @@ def test_what_an_operator_may_not_do_is_said(office: Office, ada: Visitor) -> No
     assert not office.claims.store.halted
 
 
-def test_the_live_page_says_that_the_model_is_down(office: Office, ada: Visitor) -> None:
-    def fails(_: DecisionPacket) -> bytes:
-        raise ModelError("no answer")
+def fails(_: DecisionPacket) -> bytes:
+    raise ModelError("no answer")
 
+
+def test_the_live_page_says_that_the_model_is_down(office: Office, ada: Visitor) -> None:
     packet = office.claims.preview({"claim_id": "C-9", "ticket_id": "T-9", "text": "please"})
     assert "model is down" not in text(ada.get("/console/live/now").text)
     for _ in range(FAILURES_MAX):
         with pytest.raises(ModelError):
             office.claims.breaker.ask(Says(fails), packet, tokens_max=10)
     assert "model is down" in text(ada.get("/console/live/now").text)
+    assert "language model of the policy" not in text(ada.get("/console/live/now").text)
+
+
+def test_the_live_page_says_that_the_language_model_of_a_policy_is_down(
+    office: Office, ada: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = on_demand(Says(fails))
+    monkeypatch.setattr(office.claims.engine, "language_model", model, raising=False)
+    packet = office.claims.preview({"claim_id": "C-9", "ticket_id": "T-9", "text": "please"})
+    said = "language model of the policy is down"
+    assert said not in text(ada.get("/console/live/now").text)
+    for _ in range(FAILURES_MAX):
+        with pytest.raises(ModelError):
+            model.propose(packet, tokens_max=10)
+    assert said in text(ada.get("/console/live/now").text)

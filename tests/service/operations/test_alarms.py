@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,10 @@ import yaml
 
 from sds.host.clock import now_ms
 from sds.service.operations.endpoints import add_endpoint
+from tests.proposers import Greedy, WithLanguageModel
 from tests.service.operations.exposition import samples, scraped, selectors
 from tests.service.operations.waiting import wait_until
-from tests.service.testbed import Bed
+from tests.service.testbed import Bed, opened_bed
 
 ROOT = Path(__file__).parents[3]
 RULES = ROOT / "deploy" / "alerts.yml"
@@ -39,6 +40,7 @@ FIRES: dict[str, tuple[int, int, list[Values]]] = {
     "SdsFault": (9, 11, [("sds_refusals_total", {"code": "INTERNAL"}, "0x9 1x50")]),
     "SdsBackgroundWorkFails": (4, 9, [("sds_store_errors_total", {"work": "webhooks"}, "0+1x60")]),
     "SdsModelDown": (9, 11, [("escalation_count_total", {"reason": "MODEL_UNAVAILABLE"}, "0x9 1x50")]),
+    "SdsLanguageModelDown": (1, 3, [("sds_check_ok", {"check": "language_model", **GATE}, "0x60")]),
     "SdsExecutorDown": (0, 2, [("sds_executor_up", GATE, "0x60")]),
     "SdsOrdersUnknown": (14, 16, [("sds_orders_unknown", GATE, "3x60")]),
     "SdsRecoveryFails": (9, 11, [("sds_recovery_errors_total", GATE, "0x9 1x50")]),
@@ -49,6 +51,13 @@ FIRES: dict[str, tuple[int, int, list[Values]]] = {
     "SdsWebhookFails": (10, 12, [("sds_webhook_failing_seconds", {"webhook": "shop"}, "0+60x60")]),
     "SdsStateDrifts": (14, 17, [("stale_context_reject_rate_total", GATE, "0+10x60")]),
 }
+
+
+@pytest.fixture
+def bed(home: Path) -> Iterator[Bed]:
+    """A service whose gate has every series: a policy decides, with a language model beside it."""
+    with opened_bed(home, WithLanguageModel("WAIVE", beside=Greedy("WAIVE"))) as opened:
+        yield opened
 
 
 def rules() -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from sds.kernel.executor.wholeness import RECORD_BEHIND, Doubt
 from sds.service.operations import health
 from sds.service.operations.health import Health
 from tests.kernel.durable import proposal
-from tests.proposers import Says
+from tests.proposers import Says, WithLanguageModel
 from tests.service.operations.waiting import wait_until
 from tests.service.testbed import EVENT, Bed, check, opened_bed
 
@@ -199,6 +200,35 @@ def test_a_model_that_goes_down_later_is_not_ready_and_its_looks_are_the_probes(
         assert "DENY" == bed.post(EVENT | {"trip_id": "T-new"}).json()["action"]
 
 
+def test_a_policys_language_model_that_is_down_is_shown_and_probed_while_the_process_stays_ready(home: Path) -> None:
+    down = [False]
+    policy = WithLanguageModel("DENY", beside=unless_down(down))
+    model = policy.language_model
+    with opened_bed(home, policy, probe_every_s=0.05) as bed:
+
+        def shown() -> tuple[int, object, float]:
+            answer, scraped = bed.client.get("/readyz"), bed.client.get("/metrics").text
+            (gauge,) = re.findall(r'sds_check_ok\{check="language_model",gate="toll"\} (\S+)', scraped)
+            return answer.status_code, answer.json()["checks"]["language_model"], float(gauge)
+
+        assert 200 == looked(bed).status_code
+        assert (200, {"toll": "ok"}, 1) == shown()
+        down[0], packet = True, bed.gate.preview(EVENT)
+        for _ in range(FAILURES_MAX):
+            with pytest.raises(ModelError):
+                model.propose(packet, tokens_max=100)
+        assert (200, {"toll": "MODEL_UNAVAILABLE"}, 0) == shown()
+        assert "DENY" == bed.post().json()["action"]
+        asked = model.get().asked  # type: ignore[attr-defined]  # it is a Says
+        model.breaker._probes.pause(0, 0)
+        wait_until(lambda: model.get().asked == asked + 1)  # type: ignore[attr-defined]
+        down[0] = False
+        model.breaker._probes.pause(0, 0)
+        wait_until(lambda: not model.breaker.is_open)
+        assert (200, {"toll": "ok"}, 1) == shown()
+        assert 0 == len([facts for event, facts in bed.logged if event == "service.background_failed"])
+
+
 def due(bed: Bed) -> None:
     """Let the pause before the next probe pass."""
-    bed.gate.breaker._probe_at_ms = 0
+    bed.gate.breaker._probes.pause(0, 0)

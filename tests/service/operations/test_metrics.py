@@ -230,6 +230,25 @@ def test_no_scrape_meets_a_shared_file_without_a_size(monkeypatch: pytest.Monkey
     assert min(sizes) > 0
 
 
+def test_shared_files_are_reserved_with_zeros_where_the_system_cannot_allocate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(os, "posix_fallocate")
+    with shared_values():
+        folder = Path(os.environ["PROMETHEUS_MULTIPROC_DIR"])
+        metrics_of._reserve(folder)
+        made = {file.name.partition(f"_{os.getpid()}")[0]: file for file in folder.iterdir()}
+        assert {kind: bytes(size) for kind, size in metrics_of.RESERVED_BYTES.items()} == {
+            kind: file.read_bytes() for kind, file in made.items()
+        }
+        for file in made.values():  # it exists where an ended process had this id
+            assert file.stat().st_size <= 512 * file.stat().st_blocks
+        made["counter"].write_bytes(b"kept")
+        metrics_of._reserve(folder)
+        again = made["counter"].read_bytes()
+        assert (b"kept", metrics_of.RESERVED_BYTES["counter"]) == (again[:4], len(again))
+
+
 def test_a_disk_without_room_for_the_shared_files_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
