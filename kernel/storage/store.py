@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from sds.kernel.errors import StoreError
 from sds.kernel.storage.keyring import Keyring
@@ -32,7 +32,6 @@ _VERSION = re.compile("[0-9]{1,9}")
 _WRITES = re.compile(r"\b(INSERT|UPDATE|DELETE|REPLACE|MERGE)\b", re.IGNORECASE)
 
 Row = tuple[Any, ...]
-Result = TypeVar("Result")
 
 
 @lru_cache(STATEMENTS_MAX)
@@ -164,11 +163,6 @@ class Store(Reader):
 
         Yield the rows of `first`, a SELECT, as the transaction finds them. The statement is sent along with the begin.
         """
-
-    def atomically(self, work: Callable[[], Result]) -> Result:
-        """Return what `work` returns, done in one transaction. A store that could not commit may call it again."""
-        with self.transaction():
-            return work()
 
     @abstractmethod
     def frozen(self) -> AbstractContextManager[Reader]:

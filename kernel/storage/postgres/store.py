@@ -19,7 +19,7 @@ from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.storage.keyring import Keyring
 from sds.kernel.storage.postgres import schema as schemas
 from sds.kernel.storage.postgres.connections import BEGIN, UNHURRIED, Pool, Url, connected
-from sds.kernel.storage.postgres.errors import NO_READ, NO_WRITE, REFUSED, is_worth_again, mend, refused, said
+from sds.kernel.storage.postgres.errors import NO_READ, NO_WRITE, REFUSED, mend, refused, said
 from sds.kernel.storage.postgres.pipelined import Connection
 from sds.kernel.storage.postgres.transaction import Transaction
 from sds.kernel.storage.store import (
@@ -28,7 +28,6 @@ from sds.kernel.storage.store import (
     UPGRADABLE,
     Generation,
     Reader,
-    Result,
     Row,
     Store,
     Witness,
@@ -38,7 +37,6 @@ from sds.kernel.storage.store import (
 
 WRITERS_MAX = 8  # threads of one process that wait for the record's lock at once; the other connections are for reading
 TURN_S = 60.0  # how long a thread waits for its turn to wait for that lock
-AGAIN_MAX = 5
 _SCHEMA = re.compile("[a-z][a-z0-9_]{0,62}")
 _NAME = re.compile("[a-z][a-z_]{0,31}")
 _MOMENT = (
@@ -271,16 +269,6 @@ class PostgresStore(_CatalogueReader, Store):
         done = db.each((BEGIN, ()), (self._lock, ()), *([(first, values)] if first else ()))
         locked = next(each.rows for each in done if each.rows)
         return replace(db.server, record=locked[0][1]), done[-1].rows if first else []
-
-    def atomically(self, work: Callable[[], Result]) -> Result:
-        for left in reversed(range(AGAIN_MAX)):
-            try:
-                with self.transaction():
-                    return work()
-            except StoreError as error:
-                if not left or not is_worth_again(error.__cause__):
-                    raise
-        raise AssertionError("unreachable")
 
     @contextmanager
     def frozen(self) -> Iterator[Reader]:
