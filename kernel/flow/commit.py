@@ -118,7 +118,7 @@ class Committer:
             return None, self._escalate(replace(attempt, verdict=verdict))
         why = "; ".join((*report.drift, *report.objections)) if report else ""
         reasons = (Reason(dim.AFTER_THE_GATES, code, why or code.lower()),)
-        verdict = replace(verdict, outcome="REJECTED", reasons=reasons, gate_reached=dim.AFTER_THE_GATES)
+        verdict = replace(verdict, outcome="REJECTED", reasons=reasons)
         return None, self._undecided(replace(attempt, verdict=verdict), code)
 
     def _checked_again(self, attempt: Attempt) -> tuple[Attempt, LiveState | None, str | None]:
@@ -276,5 +276,5 @@ class Committer:
 def _too_late(attempt: Attempt, late_ms: int) -> Attempt:
     """Return the attempt as one that nobody decided: its deadline had passed when it would have been committed."""
     reason = Reason(dim.AFTER_THE_GATES, DEADLINE_EXCEEDED, f"the decision is {late_ms} ms past its deadline")
-    verdict = Verdict("REJECTED", (reason,), dim.AFTER_THE_GATES)
+    verdict = Verdict("REJECTED", (reason,))
     return replace(attempt, data=b"", decoding=Decoding(), verdict=verdict, report=None)

@@ -213,13 +213,13 @@ class Kernel:
 
     def not_decided(self, packet: DecisionPacket, code: str, message: str) -> Answer:
         """End a flow that got no turn with the model or with its resource. Its event waits and may be sent again."""
-        verdict = Verdict("REJECTED", (Reason(1, code, one_line(message, 300)),), 1)
+        verdict = Verdict("REJECTED", (Reason(1, code, one_line(message, 300)),))
         self._committer.not_decided(Attempt(packet, b"", Decoding(), verdict))
         return self.answer(packet.dfid)
 
     def escalate(self, packet: DecisionPacket, code: str, message: str) -> Answer:
         """Hand the flow to a human because the user space failed: no model, no answer in time, a dead mask."""
-        verdict = Verdict("ESCALATED", (Reason(1, code, one_line(message, 300)),), 1)
+        verdict = Verdict("ESCALATED", (Reason(1, code, one_line(message, 300)),))
         self.commit(packet, b"", Decoding(), verdict, None)
         return self.answer(packet.dfid)
 
