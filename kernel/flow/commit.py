@@ -59,7 +59,7 @@ class Committer:
         self._contract, self._store, self._signer, self._context = contract, store, signer, context
         self._contract_hash, self._orders = contract.hash, contract.orders
         self._whole, self._now_ms, self._log = whole, now_ms, log
-        self._monitors = monitored.DecisionMonitors(contract)
+        self._monitors = monitored.decision_monitors(contract)
 
     def commit(self, judged: Attempt) -> ExecutionIntent | None:
         """Reserve and write the outcome of one attempt; return the order to send, if any. Raises UsageError: not open."""
@@ -262,7 +262,7 @@ class Committer:
         """Write the end of the flow and count it in the monitors; return what they found and suspended the agent for."""
         dfid, verdict = attempt.packet.dfid, attempt.verdict
         passed: tuple[State, ...] = ("ACCEPTED",) if state in ("EXECUTING", "CLOSED") else ()
-        counted = self._monitors.count(self._store, attempt, state, tag)
+        counted = monitored.count(self._contract, self._monitors, self._store, attempt, state, tag)
         more: dict[str, object] = {"escalations": [spent.parts, spent.at_ms]} if spent else {}
         more |= {"monitors": counted.digest} if counted.digest else {}
         end = transition("ACTIVE", "VALIDATING", *passed, state)
@@ -270,7 +270,7 @@ class Committer:
         move_on(self._store, "decision_flows", dfid, state, was=("ACTIVE",), tag=tag)
         if verdict.outcome == "ACCEPTED" and attempt.open_flow.rejections:
             self._store.write("UPDATE agents SET rejections = 0 WHERE agent_id = ?", (attempt.packet.agent_id,))
-        return self._monitors.monitors.settle(self._store, counted, attempt.now_ms)
+        return self._monitors.settle(self._store, counted, attempt.now_ms)
 
 
 def _too_late(attempt: Attempt, late_ms: int) -> Attempt:
