@@ -48,6 +48,7 @@ _MOMENT = (
 class _CatalogueReader(Reader):
     """Reads the catalogue over one connection."""
 
+    _url: Url
     _schema_name: str
 
     def _on_connection(self, ask: Callable[[Connection], Any]) -> Any:
@@ -67,28 +68,27 @@ class _CatalogueReader(Reader):
         found: list[str] = self._on_connection(lambda db: schemas.switched_off(db, self._schema_name))
         return found
 
-
-def _expected_schema(url: Url, schema: str) -> Mapping[str, str]:
-    db = connected(url, schema)
-    try:
-        return schemas.expected(db)
-    except psycopg.errors.InsufficientPrivilege as error:
-        message = "this user cannot verify the record: it may make no schema to compare with"
-        raise UsageError(message, hint="GRANT CREATE ON DATABASE ... TO ...") from error
-    except psycopg.Error as error:
-        raise refused(error, "its schema cannot be compared with a fresh one") from error
-    finally:
-        db.close()
+    @property
+    def expected_schema(self) -> Mapping[str, str]:
+        """Return what `schema` should be. Raises UsageError when the user may not make a schema to compare."""
+        db = connected(self._url, self._schema_name)
+        try:
+            return schemas.expected(db)
+        except psycopg.errors.InsufficientPrivilege as error:
+            message = "this user cannot verify the record: it may make no schema to compare with"
+            raise UsageError(message, hint="GRANT CREATE ON DATABASE ... TO ...") from error
+        except psycopg.Error as error:
+            raise refused(error, "its schema cannot be compared with a fresh one") from error
+        finally:
+            db.close()
 
 
 class PostgresReader(_CatalogueReader):
     """Reads one moment of a record, in the one transaction of a connection."""
 
-    def __init__(
-        self, db: Connection, schema: str, expected: Callable[[], Mapping[str, str]], keyring: Keyring | None
-    ) -> None:
+    def __init__(self, db: Connection, url: Url, schema: str, keyring: Keyring | None = None) -> None:
         super().__init__(keyring)
-        self._db, self._schema_name, self._expected, self._lock = db, schema, expected, threading.RLock()
+        self._db, self._url, self._schema_name, self._lock = db, url, schema, threading.RLock()
 
     def rows(self, sql: str, values: Row = ()) -> list[Row]:
         refuse_writing(sql)
@@ -102,10 +102,6 @@ class PostgresReader(_CatalogueReader):
             except REFUSED as error:
                 raise refused(error, NO_READ) from error
 
-    @property
-    def expected_schema(self) -> Mapping[str, str]:
-        return self._expected()
-
     def close(self) -> None:
         with self._lock:
             self._db.close()
@@ -115,7 +111,7 @@ def look_at(url: str, schema: str) -> PostgresReader | None:
     """Open a record to read it as it is: nothing is created or added. None: there is no such schema. Raises StoreError."""
     address = Url(url)
     db = connected(address, schema, only_reads=True)
-    reader = PostgresReader(db, schema, lambda: _expected_schema(address, schema), None)
+    reader = PostgresReader(db, address, schema)
     try:
         if reader.value("SELECT to_regnamespace(?) IS NOT NULL", (schema,)):
             return reader
@@ -235,11 +231,6 @@ class PostgresStore(_CatalogueReader, Store):
     def _transaction_of_thread(self) -> Transaction | None:
         return getattr(self._own, "transaction", None)
 
-    @property
-    def expected_schema(self) -> Mapping[str, str]:
-        """Return what `schema` should be. Raises UsageError when the user may not make a schema to compare."""
-        return _expected_schema(self._url, self._schema_name)
-
     @contextmanager
     def transaction(self, first: str = "", values: Row = ()) -> Iterator[list[Row]]:
         if self._transaction_of_thread() is not None:
@@ -274,7 +265,7 @@ class PostgresStore(_CatalogueReader, Store):
     def frozen(self) -> Iterator[Reader]:
         db, _ = self._pool.begun(lambda db: db.execute(_MOMENT, prepare=False), NO_READ)
         try:
-            yield PostgresReader(db, self._schema_name, lambda: self.expected_schema, self._keyring)
+            yield PostgresReader(db, self._url, self._schema_name, self._keyring)
         finally:
             Transaction(db, db.server).roll_back()
             self._pool.give_back(db)
