@@ -37,8 +37,8 @@ def reverse(kernel: Kernel, parent: str, dfid: str, *, now_ms: int) -> str:
         if kernel.store.value("SELECT phase FROM sagas WHERE dfid = ?", (parent,)) != "DIRTY":
             return saga.MOVED_ON
         if known is None:
-            if not _stands(kernel, dfid):
-                return saga.MOVED_ON
+            if kernel.store.value("SELECT status FROM execution_log WHERE dfid = ?", (dfid,)) != "SUCCESS":
+                return saga.MOVED_ON  # it was contradicted since
             if (code := stopped(kernel, parent)) is not None:
                 return code
             _begin(kernel, parent, order, now_ms)
@@ -49,11 +49,6 @@ def under_way(store: Reader, parent: str) -> str | None:
     """Return the step of a saga whose reversal has begun and not ended; None: there is none."""
     found: str | None = store.value("SELECT dfid FROM saga_reversals WHERE saga = ? AND status = 'PENDING'", (parent,))
     return found
-
-
-def _stands(kernel: Kernel, dfid: str) -> bool:
-    """Tell whether an order is settled as carried out and has not been contradicted since."""
-    return bool(kernel.store.value("SELECT status FROM execution_log WHERE dfid = ?", (dfid,)) == "SUCCESS")
 
 
 def look_again(kernel: Kernel, *, now_ms: int, is_due: Callable[[str], bool]) -> list[tuple[str, Exception]]:
