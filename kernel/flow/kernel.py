@@ -130,10 +130,7 @@ class Kernel:
         order = self.commit(packet, data, decoding, verdict, report)
         self.log("stage.committed", flow)
         if order is not None:
-            # An order is reserved within `ttl_ms` and the lease runs `dispatch_ms_max` longer: `until_ms` is within it.
-            reserved_at_ms, deadline_ms = in_flight.times_ms(self.store, packet.dfid)
-            until_ms = reserved_at_ms + self.contract.budget.dispatch_ms_max
-            self.dispatcher.carry_out(order, until_ms=until_ms, deadline_ms=deadline_ms)
+            self.send(order)
             self.log("stage.dispatched", flow)
         return self.answer(packet.dfid)
 
@@ -206,6 +203,15 @@ class Kernel:
     ) -> ExecutionIntent | None:
         """Reserve and write the outcome of one attempt, in one transaction; return the order to send, if any."""
         return self._committer.commit(Attempt(packet, data, decoding, verdict, report))
+
+    def send(self, order: ExecutionIntent) -> None:
+        """Send an order that has just been reserved. Raises StoreError, and sends nothing, where the record has lost it since.
+
+        It was reserved within its lease less `dispatch_ms_max`: so its lease still runs while it may be sent.
+        """
+        reserved_at_ms, deadline_ms = in_flight.times_ms(self.store, order.dfid)
+        until_ms = reserved_at_ms + self.contract.budget.dispatch_ms_max
+        self.dispatcher.carry_out(order, until_ms=until_ms, deadline_ms=deadline_ms)
 
     def with_feedback(self, packet: DecisionPacket) -> DecisionPacket:
         """Return the packet for the next attempt: the same packet with this flow's rejected attempts and the reasons."""
