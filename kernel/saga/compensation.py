@@ -82,11 +82,13 @@ def _begin(kernel: Kernel, parent: str, order: ExecutionIntent, now_ms: int) -> 
 
 def settle(kernel: Kernel, parent: str, order: ExecutionIntent, receipt: Receipt, now_ms: int) -> str:
     """Record what became of a reversal; return its status. A settled one stays as it is; nothing is given back twice. One that
-    is UNKNOWN stays that until its end is known.
+    is UNKNOWN stays that until its end is known. Raises StoreError for one that the record does not have.
     """
     store, status = kernel.store, _STATUS.get(receipt.status, "UNKNOWN")
     with store.transaction():
         was = store.value("SELECT status FROM saga_reversals WHERE dfid = ?", (order.dfid,))
+        if was is None:  # lost since it began: a standby took over that had not heard of it
+            raise StoreError(f"the reversal of flow `{order.dfid}` is not in the record", dfid=order.dfid)
         if was in ("REVERTED", "REFUSED", status) or (was, status) == ("UNKNOWN", "PENDING"):
             return str(was)
         store.run(

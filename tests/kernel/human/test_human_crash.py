@@ -230,6 +230,7 @@ def then_lost(world: World, reserve: Callable[..., ExecutionIntent | None]) -> C
     return reserved
 
 
+@pytest.mark.sqlite_alone("what a standby lacks is imitated by a copy of the file")
 def test_a_humans_order_that_the_record_has_lost_since_it_was_reserved_is_not_sent(fresh: Callable[..., World]):
     world = fresh()
     review, dfid = HumanReview(world.kernel, now_ms=world.clock), the_case(world)
@@ -241,6 +242,7 @@ def test_a_humans_order_that_the_record_has_lost_since_it_was_reserved_is_not_se
     world.close()
 
 
+@pytest.mark.sqlite_alone("what a standby lacks is imitated by a copy of the file")
 def test_an_agents_order_that_the_record_has_lost_since_it_was_reserved_is_not_sent(folder: Path):
     world = World(folder)
     packet = world.packet()
