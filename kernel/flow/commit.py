@@ -246,8 +246,9 @@ class Committer:
     def _escalate(self, attempt: Attempt) -> Watched:
         """Hand the case to a human and charge the agent's budget; return what was monitored, and why it was suspended."""
         packet, code, now_ms = attempt.packet, attempt.verdict.reason_code, attempt.now_ms
+        authority, by_choice = attempt.open_flow.authority, not packet.notes
         charged = escalation_budget.charge(
-            self._store, self._contract, packet.dfid, code, by_choice=not packet.notes, now_ms=now_ms
+            self._store, self._contract, authority, code, by_choice=by_choice, now_ms=now_ms
         )
         watched = self._finish(attempt, "ESCALATED", code, charged.spent)
         if charged.moves_to is None or watched.suspended:
