@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
 
-from sds.kernel.errors import StoreError
+from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.storage.keyring import Keyring
 
 SCHEMA_VERSION = "8"
@@ -28,7 +28,7 @@ _NEWER = "run the version of this program that opened it last; to go back, see d
 
 _KEY = "put `kernel.key` back into the gate's folder: from a backup, readable by you alone"
 
-_VERSION = re.compile("[0-9]{1,9}")
+_VERSION, _LOCK = re.compile("[0-9]{1,9}"), re.compile("[a-z][a-z_]{0,31}")
 _WRITES = re.compile(r"\b(INSERT|UPDATE|DELETE|REPLACE|MERGE)\b", re.IGNORECASE)
 
 Row = tuple[Any, ...]
@@ -40,6 +40,11 @@ def refuse_writing(sql: str) -> None:
     text = sql.lstrip()
     if not text.startswith("SELECT") and (not text.startswith("WITH") or _WRITES.search(text)):
         raise StoreError("the store cannot be read: the statement is not a SELECT", retryable=False)
+
+
+def check_lock_name(name: str) -> None:
+    if not _LOCK.fullmatch(name):
+        raise UsageError(f"`{name}` is not a name of a lock", hint="lower-case letters and `_`")
 
 
 def refuse_newer(version: object, record: str = "it") -> None:

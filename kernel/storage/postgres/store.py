@@ -31,6 +31,7 @@ from sds.kernel.storage.store import (
     Row,
     Store,
     Witness,
+    check_lock_name,
     refuse_newer,
     refuse_writing,
 )
@@ -38,7 +39,6 @@ from sds.kernel.storage.store import (
 WRITERS_MAX = 8  # threads of one process that wait for the record's lock at once; the other connections are for reading
 TURN_S = 60.0  # how long a thread waits for its turn to wait for that lock
 _SCHEMA = re.compile("[a-z][a-z0-9_]{0,62}")
-_NAME = re.compile("[a-z][a-z_]{0,31}")
 _MOMENT = (
     "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY NOT DEFERRABLE; SET LOCAL idle_in_transaction_session_timeout = 0;"
     f" {UNHURRIED}"
@@ -273,8 +273,7 @@ class PostgresStore(_CatalogueReader, Store):
     @contextmanager
     def exclusively(self, name: str) -> Iterator[bool]:
         """Lock over another connection. The lock ends with that connection, whatever becomes of the process."""
-        if not _NAME.fullmatch(name):
-            raise UsageError(f"`{name}` is not a name of a lock", hint="lower-case letters and `_`")
+        check_lock_name(name)
         db = connected(self._url, self._schema_name)
         try:
             number = schemas.lock_number(f"{self._schema_name} {name}")
