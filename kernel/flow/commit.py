@@ -23,6 +23,7 @@ from sds.kernel.envelope.proposal import PROPOSAL_BYTES_MAX
 from sds.kernel.errors import UsageError
 from sds.kernel.executor import breaker
 from sds.kernel.executor.protocol import ExecutionIntent
+from sds.kernel.executor.statement import known_keys
 from sds.kernel.executor.wholeness import RECORD_BEHIND, Wholeness
 from sds.kernel.flow import decision_record, monitored, undecided
 from sds.kernel.flow.attempts import Attempt, asking_for_open, open_flow, write_attempt
@@ -209,7 +210,7 @@ class Committer:
         if flow and flow.parent is None:
             return flow.key, bool(flow.ordered)
         key = self._idempotency_key(attempt, undecided.named_by(self._store, dfid))
-        return key, decision_record.is_ordered(self._store, key)
+        return key, bool(known_keys(self._store, [key]))
 
     def _reject(self, attempt: Attempt) -> Watched:
         """Keep the attempt and let the flow go on, or end it when the limit is reached or another attempt cannot help.
