@@ -75,7 +75,8 @@ def charge(
 ) -> Charge:
     """Charge an escalation to the agent, inside the caller's transaction, which also writes `spent` into the ledger.
 
-    `authority`: the flow's, as read in that transaction. `by_choice`: the envelope left the agent more than the human. Otherwise it had no choice, and the budget is not charged.
+    `authority`: the flow's, as read in that transaction. `by_choice`: the envelope left the agent more than the human.
+    Otherwise it had no choice, and the budget is not charged.
     """
     if authority.withdrawn(contract.hash) is not None:
         return Charge()
