@@ -145,7 +145,7 @@ class Bench:
         intent = kernel.commit(narrowed, data, decoding, verdict, report)
         clock.append(time.perf_counter() - since)
         if intent is not None:
-            kernel.dispatcher.carry_out(intent, until_ms=now_ms() + self.gate.contract.budget.dispatch_ms_max)
+            kernel.send(intent)
         clock.append(time.perf_counter() - since)
         proposal = parse_proposal(data)
         action = proposal.action if isinstance(proposal, Proposal) else ""

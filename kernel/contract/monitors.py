@@ -156,8 +156,3 @@ Monitored = Annotated[
     Annotated[AggregateThresholds, Tag(MAPPING)] | Annotated[Listed, Tag(LISTED)],
     Discriminator(lambda given: LISTED if isinstance(given, (list, tuple)) else MAPPING),
 ]
-
-
-def monitors_of(thresholds: AggregateThresholds | tuple[MonitorSpec, ...]) -> tuple[MonitorSpec, ...]:
-    """Return the monitors of thresholds in either form."""
-    return thresholds.monitors if isinstance(thresholds, AggregateThresholds) else thresholds

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from sds.kernel.canonical import digest
 from sds.kernel.contract.form import Section
-from sds.kernel.contract.monitors import AggregateThresholds, Monitored, MonitorSpec, monitors_of
+from sds.kernel.contract.monitors import AggregateThresholds, Monitored, MonitorSpec
 from sds.kernel.contract.readings import READINGS_MAX, MaxError, PolicyLine, ReadingSpec
 from sds.kernel.contract.types import (
     AgentId,
@@ -288,7 +288,8 @@ class ContractFields(Section):
     @property
     def monitors(self) -> tuple[MonitorSpec, ...]:
         """What is watched over many decisions, whichever form the contract uses."""
-        return monitors_of(self.aggregate_thresholds)
+        watched = self.aggregate_thresholds
+        return watched.monitors if isinstance(watched, AggregateThresholds) else watched
 
     @cached_property
     def orders(self) -> frozenset[str]:

@@ -71,16 +71,17 @@ class AuthorityState:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The judgement. `amounts_minor`: every number of the decision in minor units, the kernel's fills included.
-
-    `gate_reached`: the first gate that objected, 5 when none did.
-    """
+    """The judgement. `amounts_minor`: every number of the decision in minor units, the kernel's fills included."""
 
     outcome: Outcome
     reasons: tuple[Reason, ...]
-    gate_reached: int
     proposal: Proposal | None = None
     amounts_minor: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def gate_reached(self) -> int:
+        """The first gate that objected, 5 when none did."""
+        return self.reasons[0].gate if self.reasons else 5
 
     @property
     def reason_code(self) -> str | None:
@@ -104,7 +105,7 @@ def judge(
         return _judge(contract, packet, data, now, decoding, now_ms)
     except Exception as error:  # noqa: BLE001  a fault of ours must never let a proposal through
         why = f"the kernel could not judge this proposal: {type(error).__name__}"
-        return Verdict("REJECTED", (Reason(1, "KERNEL_FAULT", why),), 1)
+        return Verdict("REJECTED", (Reason(1, "KERNEL_FAULT", why),))
 
 
 def _judge(
@@ -115,7 +116,7 @@ def _judge(
     proposal = None if isinstance(parsed, str) else parsed
     if proposal is not None and data in now.rejected:
         again = Reason(1, "REPEATED_PROPOSAL", "the same proposal was rejected before")
-        return Verdict("ESCALATED", (again,), 1, proposal)
+        return Verdict("ESCALATED", (again,), proposal)
     # the first two gates share the objections of the envelope
     objections = [("SCHEMA_INVALID", parsed)] if isinstance(parsed, str) else packet.envelope.objections(parsed)
     reasons = (
@@ -193,13 +194,12 @@ def _outcome(
     permitted = packet.envelope.kind(proposal.action) if proposal is not None else None
     escalates = proposal is not None and proposal.action == ESCALATE
     if reasons and escalates and all(reason.code in HUMAN_ANYWAY for reason in reasons):
-        return Verdict("ESCALATED", reasons, reasons[0].gate, proposal)
+        return Verdict("ESCALATED", reasons, proposal)
     if reasons or proposal is None or permitted is None:
-        reasons = reasons or (Reason(2, "RBAC_DENIED", "not permitted now"),)
-        return Verdict("REJECTED", reasons, reasons[0].gate, proposal)
+        return Verdict("REJECTED", reasons or (Reason(2, "RBAC_DENIED", "not permitted now"),), proposal)
     escalation = _escalation(contract, packet, proposal, decoding)
     outcome: Outcome = "ACCEPTED" if escalation is None else "ESCALATED"
-    return Verdict(outcome, (escalation,) if escalation else (), 5, proposal, amounts_minor(proposal, permitted))
+    return Verdict(outcome, (escalation,) if escalation else (), proposal, amounts_minor(proposal, permitted))
 
 
 def amounts_minor(proposal: Proposal, permitted: KindBound) -> tuple[tuple[str, int], ...]:

@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextvars import copy_context
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 
@@ -39,44 +39,6 @@ class _Thread:
             self.calls.get()()
 
 
-class _Call(Generic[T]):
-    """One call in a thread of its own. The lock decides what came first: the result, or the end of the waiting."""
-
-    def __init__(self, work: Callable[[], T], late: Callable[[T], None]) -> None:
-        self._work, self._late = work, late
-        self._lock, self._abandoned = threading.Lock(), False
-        self._came: queue.SimpleQueue[T | BaseException] = queue.SimpleQueue()
-
-    def __call__(self) -> None:
-        came: T | BaseException
-        try:
-            came = self._work()
-        except BaseException as error:  # noqa: BLE001  `result` raises it
-            came = error
-        with self._lock:
-            if not self._abandoned:
-                self._came.put(came)
-                return
-        if not isinstance(came, BaseException):
-            self._late(came)
-
-    def result(self, timeout_s: float) -> T:
-        """Return what the call returns, or raise what it raises. Raises LateError after `timeout_s` seconds."""
-        try:
-            came = self._came.get(timeout=timeout_s)
-        except queue.Empty:
-            with self._lock:
-                self._abandoned = self._came.empty()
-            if self._abandoned:
-                raise LateError from None
-            came = self._came.get()
-        if isinstance(came, Exception):
-            raise came
-        if isinstance(came, BaseException):
-            raise EndingError(type(came).__name__).with_traceback(came.__traceback__) from came
-        return came
-
-
 def within(timeout_s: float, work: Callable[[], T], *, late: Callable[[T], None] = lambda _result: None) -> T:
     """Return what `work` returns, or raise what it raises, within `timeout_s` seconds; else raise LateError.
 
@@ -84,11 +46,33 @@ def within(timeout_s: float, work: Callable[[], T], *, late: Callable[[T], None]
     raises SystemExit or a cancellation, EndingError is raised here: that is not meant for the caller. A thread that
     hangs stays behind, as a daemon, and calls `late` with the result if there ever is one.
     """
-    context = copy_context()
-    call = _Call(lambda: context.run(work), late)
+    context, answers = copy_context(), queue.SimpleQueue[T | BaseException]()
+    first = threading.Lock()  # taken by what comes first: the result, or the end of the waiting
+
+    def call() -> None:
+        came: T | BaseException
+        try:
+            came = context.run(work)
+        except BaseException as error:  # noqa: BLE001  it is raised below
+            came = error
+        if first.acquire(blocking=False):
+            answers.put(came)
+        elif not isinstance(came, BaseException):
+            late(came)
+
     try:
         thread = _idle.pop()
     except IndexError:
         thread = _Thread()
     thread.calls.put(call)
-    return call.result(timeout_s)
+    try:
+        came = answers.get(timeout=timeout_s)
+    except queue.Empty:
+        if first.acquire(blocking=False):
+            raise LateError from None
+        came = answers.get()
+    if isinstance(came, Exception):
+        raise came
+    if isinstance(came, BaseException):
+        raise EndingError(type(came).__name__).with_traceback(came.__traceback__) from came
+    return came

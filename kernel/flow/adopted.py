@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from sds.kernel.flow import undecided
 from sds.kernel.flow.states import ADOPTED
-from sds.kernel.storage.store import Reader, Store
+from sds.kernel.storage.store import Reader
 
 _NAMED = f"SELECT dfid, state FROM decision_flows WHERE gate = ? AND tag = '{ADOPTED}' AND dfid IN ({{marks}})"
 
@@ -39,12 +39,6 @@ def flow_of_event(store: Reader, gate: str, event_id: str, body_hash: str) -> Ad
     restarts = dict(undecided.names_of_flows(gate, event_id, body_hash))
     rows = store.rows(_NAMED.format(marks=", ".join("?" * len(restarts))), (gate, *restarts))
     return max((AdoptedFlow(state == "CLOSED", restarts[dfid], dfid) for dfid, state in rows), default=None)
-
-
-def stand_for(store: Store, dfid: str, gate: str, event_id: str, body_hash: str) -> None:
-    """Point an event at an adopted flow. `body_hash`: the digest of its masked body, which that flow's id is made of."""
-    sql = "UPDATE events SET dfid = ?, body_hash = ? WHERE gate = ? AND event_id = ?"
-    store.write(sql, (dfid, body_hash, gate, event_id))
 
 
 def is_adopted(trigger: str) -> bool:

@@ -23,6 +23,7 @@ from sds.kernel.envelope.proposal import PROPOSAL_BYTES_MAX
 from sds.kernel.errors import UsageError
 from sds.kernel.executor import breaker
 from sds.kernel.executor.protocol import ExecutionIntent
+from sds.kernel.executor.statement import known_keys
 from sds.kernel.executor.wholeness import RECORD_BEHIND, Wholeness
 from sds.kernel.flow import decision_record, monitored, undecided
 from sds.kernel.flow.attempts import Attempt, asking_for_open, open_flow, write_attempt
@@ -59,7 +60,7 @@ class Committer:
         self._contract, self._store, self._signer, self._context = contract, store, signer, context
         self._contract_hash, self._orders = contract.hash, contract.orders
         self._whole, self._now_ms, self._log = whole, now_ms, log
-        self._monitors = monitored.DecisionMonitors(contract)
+        self._monitors = monitored.decision_monitors(contract)
 
     def commit(self, judged: Attempt) -> ExecutionIntent | None:
         """Reserve and write the outcome of one attempt; return the order to send, if any. Raises UsageError: not open."""
@@ -118,7 +119,7 @@ class Committer:
             return None, self._escalate(replace(attempt, verdict=verdict))
         why = "; ".join((*report.drift, *report.objections)) if report else ""
         reasons = (Reason(dim.AFTER_THE_GATES, code, why or code.lower()),)
-        verdict = replace(verdict, outcome="REJECTED", reasons=reasons, gate_reached=dim.AFTER_THE_GATES)
+        verdict = replace(verdict, outcome="REJECTED", reasons=reasons)
         return None, self._undecided(replace(attempt, verdict=verdict), code)
 
     def _checked_again(self, attempt: Attempt) -> tuple[Attempt, LiveState | None, str | None]:
@@ -209,7 +210,7 @@ class Committer:
         if flow and flow.parent is None:
             return flow.key, bool(flow.ordered)
         key = self._idempotency_key(attempt, undecided.named_by(self._store, dfid))
-        return key, decision_record.is_ordered(self._store, key)
+        return key, bool(known_keys(self._store, [key]))
 
     def _reject(self, attempt: Attempt) -> Watched:
         """Keep the attempt and let the flow go on, or end it when the limit is reached or another attempt cannot help.
@@ -246,8 +247,9 @@ class Committer:
     def _escalate(self, attempt: Attempt) -> Watched:
         """Hand the case to a human and charge the agent's budget; return what was monitored, and why it was suspended."""
         packet, code, now_ms = attempt.packet, attempt.verdict.reason_code, attempt.now_ms
+        authority, by_choice = attempt.open_flow.authority, not packet.notes
         charged = escalation_budget.charge(
-            self._store, self._contract, packet.dfid, code, by_choice=not packet.notes, now_ms=now_ms
+            self._store, self._contract, authority, code, by_choice=by_choice, now_ms=now_ms
         )
         watched = self._finish(attempt, "ESCALATED", code, charged.spent)
         if charged.moves_to is None or watched.suspended:
@@ -262,7 +264,7 @@ class Committer:
         """Write the end of the flow and count it in the monitors; return what they found and suspended the agent for."""
         dfid, verdict = attempt.packet.dfid, attempt.verdict
         passed: tuple[State, ...] = ("ACCEPTED",) if state in ("EXECUTING", "CLOSED") else ()
-        counted = self._monitors.count(self._store, attempt, state, tag)
+        counted = monitored.count(self._contract, self._monitors, self._store, attempt, state, tag)
         more: dict[str, object] = {"escalations": [spent.parts, spent.at_ms]} if spent else {}
         more |= {"monitors": counted.digest} if counted.digest else {}
         end = transition("ACTIVE", "VALIDATING", *passed, state)
@@ -270,11 +272,11 @@ class Committer:
         move_on(self._store, "decision_flows", dfid, state, was=("ACTIVE",), tag=tag)
         if verdict.outcome == "ACCEPTED" and attempt.open_flow.rejections:
             self._store.write("UPDATE agents SET rejections = 0 WHERE agent_id = ?", (attempt.packet.agent_id,))
-        return self._monitors.monitors.settle(self._store, counted, attempt.now_ms)
+        return self._monitors.settle(self._store, counted, attempt.now_ms)
 
 
 def _too_late(attempt: Attempt, late_ms: int) -> Attempt:
     """Return the attempt as one that nobody decided: its deadline had passed when it would have been committed."""
     reason = Reason(dim.AFTER_THE_GATES, DEADLINE_EXCEEDED, f"the decision is {late_ms} ms past its deadline")
-    verdict = Verdict("REJECTED", (reason,), dim.AFTER_THE_GATES)
+    verdict = Verdict("REJECTED", (reason,))
     return replace(attempt, data=b"", decoding=Decoding(), verdict=verdict, report=None)

@@ -232,11 +232,6 @@ def write_reservation(
     return ledger.append(store, now_ms, "RESERVED", intent.dfid, {**body, "needs": needs, "rows": rows}, after=after)
 
 
-def is_ordered(store: Reader, key: str) -> bool:
-    """Tell whether the record has an order under an idempotency key, from any flow."""
-    return store.value("SELECT 1 FROM execution_log WHERE idempotency_key = ?", (key,)) is not None
-
-
 def read_order(store: Reader, dfid: str) -> ExecutionIntent | None:
     """Return a flow's order as the record has it. Verify its signature before acting on it."""
     row = store.row(f"{_ORDER} WHERE dfid = ?", (dfid,))

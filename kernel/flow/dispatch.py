@@ -29,7 +29,7 @@ from sds.kernel.executor.protocol import (
 )
 from sds.kernel.executor.statement import STATEMENT_S_MAX, StatementLine, unreadable_statement
 from sds.kernel.flow import in_flight, undecided
-from sds.kernel.flow.in_flight import StandingOrder, deadline_ms
+from sds.kernel.flow.in_flight import StandingOrder
 from sds.kernel.flow.states import EXECUTION_FAILED, NOT_SENT, State, move_on, transition
 from sds.kernel.registry import reservations
 from sds.kernel.storage import ledger
@@ -218,7 +218,7 @@ class Dispatcher:
                 self._store.run(_SENT_AGAIN, (intent.dfid,))
         if status not in _IN_FLIGHT:
             return str(status)
-        until_ms = deadline_ms(self._store, intent.dfid)
+        _, until_ms = in_flight.times_ms(self._store, intent.dfid)
         left_s = self._deadline_s if until_ms is None else min(self._deadline_s, (until_ms - self._now_ms()) / 1000)
         if left_s <= 0:
             return self._void_absent(intent)
@@ -231,10 +231,6 @@ class Dispatcher:
             return FORGOTTEN
         return None if accepted is None else ACCEPTED_BEFORE
 
-    def _void_absent(self, intent: ExecutionIntent) -> str:
-        self._announce_void(intent)
-        return self.settle(intent, self._void(intent))
-
     def keeps_key(self, dfid: str, since: Literal["RESERVED", "REVERSAL"] = "RESERVED") -> bool:
         """Tell whether the outside certainly still knows a flow's order, or its reversal, so that `absent` means something.
 
@@ -244,17 +240,17 @@ class Dispatcher:
         kept_ms, now_ms = self.executor.keys_kept_ms, self._now_ms()
         return is_kept(self._store, dfid, since, kept_ms=kept_ms, now_ms=now_ms, margin_ms=margin_ms)
 
-    def _announce_void(self, intent: ExecutionIntent) -> None:
-        """Record that an order is about to be voided. Afterwards the executor only says `rejected`; this entry tells a
-        reader, after a crash too, that nobody decided it.
+    def _void_absent(self, intent: ExecutionIntent) -> str:
+        """Void an order, having recorded that: afterwards the executor only says `rejected`, and the entry tells a reader,
+        after a crash too, that nobody decided it.
         """
-        if not self.executor.voids:
-            return
-        with self._store.transaction():
-            announced = in_flight.is_void_announced(self._store, intent.dfid)
-            if self._status(intent) in _IN_FLIGHT and not announced:
-                body = {"idempotency_key": intent.idempotency_key}
-                ledger.append(self._store, self._now_ms(), "VOIDING", intent.dfid, body)
+        if self.executor.voids:
+            with self._store.transaction():
+                announced = in_flight.is_void_announced(self._store, intent.dfid)
+                if self._status(intent) in _IN_FLIGHT and not announced:
+                    body = {"idempotency_key": intent.idempotency_key}
+                    ledger.append(self._store, self._now_ms(), "VOIDING", intent.dfid, body)
+        return self.settle(intent, self._void(intent))
 
     def attest(self, intent: ExecutionIntent, stated: Receipt, *, by: Mapping[str, object]) -> str:
         """Settle an UNKNOWN order as a human found it outside. `by`: who says so and why, for the ledger.
@@ -326,7 +322,7 @@ class Dispatcher:
         self, intent: ExecutionIntent, receipt: Receipt, by: Mapping[str, object] | None, until_ms: int
     ) -> tuple[str, int]:
         """Do what `settle` does; return the status, and how many orders in a row the executor had not answered before."""
-        with self._store.transaction(*in_flight.asking_for_order(intent.dfid)) as found:
+        with self._store.transaction(in_flight.ORDER, (intent.dfid,)) as found:
             order = in_flight.standing_order(found)
             if order is None:
                 raise StoreError(f"the order of flow `{intent.dfid}` is not in the record", dfid=intent.dfid)

@@ -26,9 +26,9 @@ _UNFINISHED = (
     " ORDER BY COALESCE(e.reserved_at_ms, f.created_at_ms)"
 )
 
-# One row for each resource that the order holds or has held, at least one row. It is found by its flow: the index of what is
-# held now still has what was held since the server last cleaned it.
-_ORDER = (
+# Reads the order of a flow that is to be settled: one row for each resource that it holds or has held, at least one row. These
+# are found by the flow: the index of what is held now still has what was held since the server last cleaned it.
+ORDER = (
     "SELECT CASE WHEN r.status = 'live' THEN r.resource END, r.amount, x.resource IS NOT NULL, l.idx, l.entry_hash,"
     " e.status, n.dfid IS NOT NULL, COALESCE(h.contract_hash, f.contract_hash), b.failures FROM execution_log e"
     " LEFT JOIN decision_flows f ON f.dfid = e.dfid LEFT JOIN human_decisions h ON h.dfid = e.dfid"
@@ -41,10 +41,6 @@ _TIMES = (
     "SELECT e.reserved_at_ms, d.deadline_ms FROM execution_log e"
     " LEFT JOIN human_decisions h ON h.dfid = e.dfid LEFT JOIN flow_deadlines d ON d.dfid = e.dfid AND h.dfid IS NULL"
     " WHERE e.dfid = ?"
-)
-_DEADLINE = (
-    "SELECT deadline_ms FROM flow_deadlines d WHERE dfid = ?"
-    " AND NOT EXISTS (SELECT 1 FROM human_decisions h WHERE h.dfid = d.dfid)"
 )
 # Whether a human's word settled an order that has not been undone since.
 _ATTESTED = (
@@ -74,13 +70,8 @@ class StandingOrder:
     holds: list[tuple[str, int, bool]]
 
 
-def asking_for_order(dfid: str) -> tuple[str, Row]:
-    """Return the statement that reads an order that is to be settled, and its values."""
-    return _ORDER, (dfid,)
-
-
 def standing_order(rows: list[Row]) -> StandingOrder | None:
-    """Return what `asking_for_order` has read. None: there is no such order."""
+    """Return what `ORDER` has read. None: there is no such order."""
     if not rows:
         return None
     idx, entry_hash, status, sent_again, contract_hash, failures = rows[0][3:]
@@ -104,12 +95,6 @@ def unfinished_flows(record: Reader, gate: str, now_ms: int) -> list[UnfinishedF
         UnfinishedFlow(dfid, state, status != "UNKNOWN" and states.is_held(begun_ms, until_ms, now_ms))
         for dfid, state, status, begun_ms, until_ms in record.rows(_UNFINISHED, (gate,))
     ]
-
-
-def deadline_ms(record: Reader, dfid: str) -> int | None:
-    """Return until when a flow's order may be sent. None: no deadline was set, or a human has decided the case since."""
-    found = record.value(_DEADLINE, (dfid,))
-    return None if found is None else int(found)
 
 
 def reference_of(record: Reader, dfid: str) -> str:
@@ -157,7 +142,8 @@ def refusal(refused: Receipt, known: Receipt, *, accepted: bool) -> Receipt:
 
 
 def times_ms(record: Reader, dfid: str) -> tuple[int, int | None]:
-    """Return when a flow's order was reserved, by the clock inside that transaction, and until when it may be sent.
+    """Return when a flow's order was reserved, by the clock inside that transaction, and until when it may be sent; None: no
+    deadline was set, or a human has decided the case since.
 
     Raises StoreError where the record has lost it since: a standby took over that had not heard of it. It is not sent.
     """

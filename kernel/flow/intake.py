@@ -271,8 +271,15 @@ def write_event(store: Store, gate: str, event: Event, restarts: int) -> str:
     The id follows from the masked body, so that a record that has lost its key makes the same id again.
     """
     dfid = flow_id(gate, event.id, digest(event.body), restarts)
-    store.write(_POINT, (gate, event.id, _fingerprint(store, event), dfid))
+    point(store, gate, event.id, _fingerprint(store, event), dfid)
     return dfid
+
+
+def point(store: Store, gate: str, event_id: str, body_hash: str, dfid: str) -> None:
+    """Write which flow stands for an event. `body_hash`: what recognises the event; for an adopted flow the digest of the
+    masked body, which that flow's id is made of.
+    """
+    store.write(_POINT, (gate, event_id, body_hash, dfid))
 
 
 def _fingerprint(store: Reader, event: Event) -> str:
@@ -307,10 +314,7 @@ def _taken_over(store: Store, contract: Contract, event: Event, last: Row | None
     found = _adopted_of(store, contract, event, last)
     if found is None:
         return last
-    if last is None:
-        store.insert("events", gate=contract.gate, event_id=event.id, body_hash=digest(event.body), dfid=found.dfid)
-    else:
-        adopted.stand_for(store, found.dfid, contract.gate, event.id, digest(event.body))
+    point(store, contract.gate, event.id, digest(event.body), found.dfid)
     known = _flow_of(store, event, store.rows(*asking_for_seen(contract, event))[0][7:])
     return known and (*known[:3], found.restarts, *known[4:])
 

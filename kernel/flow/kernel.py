@@ -130,10 +130,7 @@ class Kernel:
         order = self.commit(packet, data, decoding, verdict, report)
         self.log("stage.committed", flow)
         if order is not None:
-            # An order is reserved within `ttl_ms` and the lease runs `dispatch_ms_max` longer: `until_ms` is within it.
-            reserved_at_ms, deadline_ms = in_flight.times_ms(self.store, packet.dfid)
-            until_ms = reserved_at_ms + self.contract.budget.dispatch_ms_max
-            self.dispatcher.carry_out(order, until_ms=until_ms, deadline_ms=deadline_ms)
+            self.send(order)
             self.log("stage.dispatched", flow)
         return self.answer(packet.dfid)
 
@@ -207,19 +204,28 @@ class Kernel:
         """Reserve and write the outcome of one attempt, in one transaction; return the order to send, if any."""
         return self._committer.commit(Attempt(packet, data, decoding, verdict, report))
 
+    def send(self, order: ExecutionIntent) -> None:
+        """Send an order that has just been reserved. Raises StoreError, and sends nothing, where the record has lost it since.
+
+        It was reserved within its lease less `dispatch_ms_max`: so its lease still runs while it may be sent.
+        """
+        reserved_at_ms, deadline_ms = in_flight.times_ms(self.store, order.dfid)
+        until_ms = reserved_at_ms + self.contract.budget.dispatch_ms_max
+        self.dispatcher.carry_out(order, until_ms=until_ms, deadline_ms=deadline_ms)
+
     def with_feedback(self, packet: DecisionPacket) -> DecisionPacket:
         """Return the packet for the next attempt: the same packet with this flow's rejected attempts and the reasons."""
         return packets.with_feedback(packet, attempts.feedback(self.store, self.contract, packet.dfid))
 
     def not_decided(self, packet: DecisionPacket, code: str, message: str) -> Answer:
         """End a flow that got no turn with the model or with its resource. Its event waits and may be sent again."""
-        verdict = Verdict("REJECTED", (Reason(1, code, one_line(message, 300)),), 1)
+        verdict = Verdict("REJECTED", (Reason(1, code, one_line(message, 300)),))
         self._committer.not_decided(Attempt(packet, b"", Decoding(), verdict))
         return self.answer(packet.dfid)
 
     def escalate(self, packet: DecisionPacket, code: str, message: str) -> Answer:
         """Hand the flow to a human because the user space failed: no model, no answer in time, a dead mask."""
-        verdict = Verdict("ESCALATED", (Reason(1, code, one_line(message, 300)),), 1)
+        verdict = Verdict("ESCALATED", (Reason(1, code, one_line(message, 300)),))
         self.commit(packet, b"", Decoding(), verdict, None)
         return self.answer(packet.dfid)
 

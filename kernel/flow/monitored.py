@@ -42,20 +42,15 @@ _NEWEST_MS = "SELECT at_ms FROM ledger ORDER BY idx DESC LIMIT 1"
 _WAS_LATER = "SELECT 1 FROM clock_steps WHERE idx <= ? AND was_ms >= ? LIMIT 1"
 
 
-class DecisionMonitors:
-    """The monitors of the decisions that an agent makes under one contract."""
-
-    def __init__(self, contract: Contract) -> None:
-        self._contract = contract
-        self.monitors = decision_monitors(contract)
-
-    def count(self, store: Store, attempt: Attempt, state: str, tag: str | None) -> Counted:
-        """Count an attempt that ends its flow, in the transaction that records it."""
-        if not self.monitors.monitors or tag in WAITING_TAGS:
-            return Counted()
-        history = partial(_history, self._contract, store, attempt.packet.dfid)
-        found = decided(self._contract, attempt, state)
-        return self.monitors.count(store, found, attempt.now_ms, history, kept=attempt.open_flow.windows)
+def count(
+    contract: Contract, monitors: Monitors, store: Store, attempt: Attempt, state: str, tag: str | None
+) -> Counted:
+    """Count an attempt that ends its flow in `state`, in the transaction that records it."""
+    if not monitors.monitors or tag in WAITING_TAGS:
+        return Counted()
+    history = partial(_history, contract, store, attempt.packet.dfid)
+    found = decided(contract, attempt, state)
+    return monitors.count(store, found, attempt.now_ms, history, kept=attempt.open_flow.windows)
 
 
 def decision_monitors(contract: Contract) -> Monitors:

@@ -18,7 +18,7 @@ from sds.kernel.flow.intake import Event, event_fields, event_in
 from sds.kernel.flow.states import numbers_of
 from sds.kernel.human.statement_cases import difference_in
 from sds.kernel.registry.contract_versions import registered_contract
-from sds.kernel.storage.store import Reader, Row
+from sds.kernel.storage.store import Reader
 from sds.kernel.storage.vault import PROPOSAL, TRIGGER, Texts
 
 Decision = Literal["OVERRIDE", "MODIFY", "RETURN", "ABORT"]
@@ -99,8 +99,8 @@ _SINCE = (
     " f.created_at_ms)"
 )
 _PLACED = f"CAST({_SINCE} AS BIGINT)"  # a number, whatever a damaged column holds
-_HEAD = f"f.dfid, f.event_id, f.agent_id, f.state, {_PLACED}"
-_GROUNDS = """
+_HEAD = f"""
+f.dfid, f.event_id, f.agent_id, f.state, {_PLACED},
 COALESCE(v.reason_code, CASE WHEN json_valid(d.body) THEN d.body ->> '$.reason_code' END),
 COALESCE(NULLIF(e.kind, ''), p.policy_kind), COALESCE(e.params, p.params)"""
 _MORE = """
@@ -118,7 +118,7 @@ LEFT JOIN ledger d ON d.dfid = f.dfid AND d.kind = 'DECIDED'
 WHERE f.gate = ?
 """
 _CASE = f"SELECT f.dfid, f.event_id, f.agent_id, f.state, {_SINCE}, {_MORE} {_FROM} AND f.dfid = ?"
-_PAGE = f"SELECT {{columns}} {_FROM} AND {{where}} AND ({_PLACED}, f.dfid) > (?, ?) ORDER BY 5, 1 LIMIT ?"
+_PAGE = f"SELECT {_HEAD} {_FROM} AND {{where}} AND ({_PLACED}, f.dfid) > (?, ?) ORDER BY 5, 1 LIMIT ?"
 
 # An escalated part of a saga is not listed: its saga waits. Where the word does not occur, no JSON is parsed.
 _OF_SAGA = "CASE WHEN json_valid(f.trigger_event) THEN json_type(f.trigger_event, '$.saga') END"
@@ -146,11 +146,11 @@ def waiting(store: Reader, contract: Contract, *, limit: int = WAITING_MAX, afte
     found = list[Case]()
     while True:
         asked = limit - len(found)
-        heads = _heads(store, contract.gate, asked, after, _HEAD)
-        found += [case for head in heads if (case := _still_waiting(store, contract, *head[:5])) is not None]
-        if len(heads) < asked or len(found) == limit:
+        page = heads(store, contract, limit=asked, after=after)
+        found += [case for head in page if (case := case_of(store, contract, head)) is not None]
+        if len(page) < asked or len(found) == limit:
             return found
-        after = heads[-1][4], heads[-1][0]
+        after = page[-1].since_ms, page[-1].dfid
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,14 +173,32 @@ class CaseHead:
         return impact(terms, self.action, self.numbers) if self.action else None
 
 
-def heads(store: Reader, contract: Contract, *, limit: int = WAITING_MAX) -> list[CaseHead]:
-    """Return the heads of the cases that wait, oldest first, in two statements however many there are."""
-    return [_head(*row) for row in _heads(store, contract.gate, limit, BEFORE_ALL, f"{_HEAD}, {_GROUNDS}")]
+def heads(store: Reader, contract: Contract, *, limit: int = WAITING_MAX, after: Place = BEFORE_ALL) -> list[CaseHead]:
+    """Return the heads of the cases that wait, oldest first, in two statements however many there are. `after`: as for
+    `waiting`.
+    """
+    rows = [
+        row
+        for where in (_ESCALATED, _UNKNOWN)
+        for row in store.rows(_PAGE.format(where=where), (contract.gate, *after, limit))
+    ]
+    return [_head(*row) for row in sorted(rows, key=lambda row: (row[4], row[0]))[:limit]]
 
 
 def case_of(store: Reader, contract: Contract, head: CaseHead) -> Case | None:
-    """Return the case of a head, `damaged` when its rows cannot be read; None: it waits no longer."""
-    return _still_waiting(store, contract, head.dfid, head.event_id, head.agent_id, head.state, head.since_ms)
+    """Return the case of a head, `damaged` when its rows cannot be read; None: it waits no longer. It keeps the place that
+    it was found at, also where recovery asked about its order meanwhile.
+    """
+    where = _UNKNOWN if head.state == "EXECUTING" else _ESCALATED
+    try:
+        row = store.row(f"{_CASE} AND {where}", (contract.gate, head.dfid))
+        if row is None:
+            return None
+        if type((found := _case(store, row)).since_ms) is int:
+            return replace(found, since_ms=head.since_ms)
+    except StoreError:
+        pass
+    return Case(head.dfid, head.event_id, head.agent_id, head.state, head.since_ms, damaged=True)
 
 
 def _head(
@@ -192,34 +210,6 @@ def _head(
         kind, numbers = None, {}
     reason = "UNKNOWN" if state == "EXECUTING" else code or ""
     return CaseHead(dfid, event_id, agent_id, state, since_ms, reason, None if kind == ESCALATE else kind, numbers)
-
-
-def _heads(store: Reader, gate: str, limit: int, after: Place, columns: str) -> list[Row]:
-    """Return columns of the cases that wait after a place, oldest first. The first five are those of `_HEAD`."""
-    found = [
-        row
-        for where in (_ESCALATED, _UNKNOWN)
-        for row in store.rows(_PAGE.format(columns=columns, where=where), (gate, *after, limit))
-    ]
-    return sorted(found, key=lambda row: (row[4], row[0]))[:limit]
-
-
-def _still_waiting(
-    store: Reader, contract: Contract, dfid: str, event_id: str, agent_id: str, state: str, since_ms: int
-) -> Case | None:
-    """Return a case of the list, `damaged` when its rows cannot be read; None: it waits no longer. It keeps the place
-    that it was found at, also where recovery asked about its order meanwhile.
-    """
-    where = _UNKNOWN if state == "EXECUTING" else _ESCALATED
-    try:
-        row = store.row(f"{_CASE} AND {where}", (contract.gate, dfid))
-        if row is None:
-            return None
-        if type((found := _case(store, row)).since_ms) is int:
-            return replace(found, since_ms=since_ms)
-    except StoreError:
-        pass
-    return Case(dfid, event_id, agent_id, state, since_ms, damaged=True)
 
 
 def read_case(store: Reader, contract: Contract, dfid: str) -> Case:

@@ -110,12 +110,12 @@ class HumanReview:
         if wanted.decision in TAGS:
             self._end(case, wanted)
         else:
-            made, order = self._carried(case, wanted)
+            order = self._carried(case, wanted)
             if order is not None:
-                self._kernel.dispatcher.carry_out(order, until_ms=made.lease_until_ms)
+                self._kernel.send(order)
         return self._answer(dfid)
 
-    def _carried(self, case: Case, wanted: Resolution) -> tuple[HumanDecision, ExecutionIntent | None]:
+    def _carried(self, case: Case, wanted: Resolution) -> ExecutionIntent | None:
         """Do what `_carry` does. Of two humans at once, the second learns of the first before anything else."""
         try:
             return self._carry(case, wanted)
@@ -134,8 +134,8 @@ class HumanReview:
         with self._store.transaction():
             self._write(case, made, transition("ESCALATED", "ABORTED"), self._now_ms())
 
-    def _carry(self, case: Case, wanted: Resolution) -> tuple[HumanDecision, ExecutionIntent | None]:
-        """Judge, check and reserve what a human decided."""
+    def _carry(self, case: Case, wanted: Resolution) -> ExecutionIntent | None:
+        """Judge, check and reserve what a human decided; return the order to send, if any."""
         if case.of_saga:
             hint = "end the case with --abort; send what is still due as a new event"
             raise UsageError("a part of a saga cannot be carried out by itself", hint=hint, dfid=case.dfid)
@@ -228,7 +228,7 @@ class HumanReview:
 
     def _commit(
         self, case: Case, view: CaseView, data: bytes, verdict: Verdict, made: HumanDecision
-    ) -> tuple[HumanDecision, ExecutionIntent | None]:
+    ) -> ExecutionIntent | None:
         """Reserve and write, in one transaction that checks again everything that can have changed meanwhile."""
         with self._store.transaction():
             now_ms = self._now_ms()
@@ -253,7 +253,7 @@ class HumanReview:
                 lease_until_ms=now_ms + self.contract.budget.dispatch_ms_max,
             )
             self._write(case, made, transition("ESCALATED", "ACCEPTED", "EXECUTING" if order else "CLOSED"), now_ms)
-        return made, order
+        return order
 
     def _was_carried_out(self, case: Case) -> bool:
         """Tell whether an order of the case's event was adopted from the outside, under whatever amounts and flow."""

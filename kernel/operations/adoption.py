@@ -19,7 +19,7 @@ from sds.kernel.envelope.state import Fields
 from sds.kernel.errors import UsageError
 from sds.kernel.executor.protocol import ExecutionIntent
 from sds.kernel.executor.statement import Difference, StatementLine, known_keys
-from sds.kernel.flow import adopted, decision_record, intake, undecided
+from sds.kernel.flow import decision_record, intake, undecided
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.flow.states import ADOPTED, UNDECIDED_TAGS, move_on
 from sds.kernel.human import cases
@@ -196,7 +196,7 @@ def _decide_event(store: Store, contract: Contract, dfid: str, by: Mapping[str, 
     if tag in UNDECIDED_TAGS or tag == ABORT_TAG:
         with suppress(UsageError):  # erased: nobody can send it again
             if (event := cases.event_of(store, later)) is not None:
-                adopted.stand_for(store, dfid, contract.gate, event.id, digest(event.body))
+                intake.point(store, contract.gate, event.id, digest(event.body), dfid)
 
 
 def _close_case(store: Store, contract: Contract, dfid: str, by: Mapping[str, str], now_ms: int) -> None:

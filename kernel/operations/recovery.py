@@ -10,7 +10,7 @@ from functools import partial
 from sds.kernel.canonical import in_words, one_line
 from sds.kernel.executor.protocol import ExecutionIntent
 from sds.kernel.flow import intake, undecided
-from sds.kernel.flow.in_flight import deadline_ms, orders_in_flight, unfinished_flows
+from sds.kernel.flow.in_flight import orders_in_flight, times_ms, unfinished_flows
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.operations import lookup_pauses
 from sds.kernel.storage.store import Reader
@@ -102,7 +102,7 @@ def _still_valid(kernel: Kernel, order: ExecutionIntent) -> bool:
         from sds.kernel.human.kernel import HumanKernel  # noqa: PLC0415  an option
 
         return HumanKernel(kernel, now_ms=lambda: kernel.now_ms).still_valid(order)
-    until_ms = deadline_ms(kernel.store, order.dfid)
+    _, until_ms = times_ms(kernel.store, order.dfid)
     if until_ms is not None and kernel.now_ms > until_ms:
         return False
     child = intake.saga_child(

@@ -42,7 +42,11 @@ def versions(store: Reader) -> list[Version]:
         rows.sort(key=lambda row: entered.get(row[3], _NO_ENTRY)[0])
         return [_version(row, entered.get(row[3], _NO_ENTRY)[1], row[3] in revoked) for row in rows[-VERSIONS_MAX:]]
     except NOT_AS_WRITTEN as error:
-        raise StoreError("the contracts in the record cannot be read", hint="sds ledger verify") from error
+        raise contracts_unreadable() from error
+
+
+def contracts_unreadable() -> StoreError:
+    return StoreError("the contracts in the record cannot be read", hint="sds ledger verify")
 
 
 def _by_hash(store: Reader, kind: str) -> dict[str, tuple[int, dict[str, Any]]]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from sds.kernel.contract.schema import Contract
 from sds.kernel.registry import registry
-from sds.kernel.registry.authority import authority_now
+from sds.kernel.registry.authority import Authority
 from sds.kernel.storage.store import Reader, Store
 
 EXHAUSTED = "escalation budget exhausted"
@@ -71,13 +71,14 @@ def left(store: Reader, agent_id: str, per_hour: int, now_ms: int) -> int:
 
 
 def charge(
-    store: Store, contract: Contract, dfid: str, reason_code: str | None, *, by_choice: bool, now_ms: int
+    store: Store, contract: Contract, authority: Authority, reason_code: str | None, *, by_choice: bool, now_ms: int
 ) -> Charge:
     """Charge an escalation to the agent, inside the caller's transaction, which also writes `spent` into the ledger.
 
-    `by_choice`: the envelope left the agent more than the human. Otherwise it had no choice, and the budget is not charged.
+    `authority`: the flow's, as read in that transaction. `by_choice`: the envelope left the agent more than the human.
+    Otherwise it had no choice, and the budget is not charged.
     """
-    if authority_now(store, contract.agent_id, dfid).withdrawn(contract.hash) is not None:
+    if authority.withdrawn(contract.hash) is not None:
         return Charge()
     spent = None
     if by_choice and reason_code not in NOT_CHARGED:

@@ -209,7 +209,7 @@ class Monitors:
     def standing(self, store: Reader, now_ms: int) -> tuple[Standing, ...]:
         """Return every monitor as it stands now. Writes nothing. Before its windows are filled, a record has no values."""
         try:
-            totals = self._windows.now(store, self._windows.read(store), now_ms)
+            totals = self._windows.now(store, now_ms)
             return tuple(_standing(judge, totals) for judge in self._judges)
         except NOT_AS_WRITTEN as error:
             raise self._unreadable() from error

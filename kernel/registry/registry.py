@@ -14,8 +14,9 @@ from typing import Literal
 
 from sds.kernel.canonical import canonical, one_line, person
 from sds.kernel.contract.schema import Contract
-from sds.kernel.errors import NOT_AS_WRITTEN, ContractError, StoreError, TransitionError
+from sds.kernel.errors import NOT_AS_WRITTEN, ContractError, TransitionError
 from sds.kernel.registry import compatibility, counter_scale, windows
+from sds.kernel.registry.contract_versions import contracts_unreadable
 from sds.kernel.storage import ledger
 from sds.kernel.storage.store import Reader, Store
 
@@ -94,12 +95,8 @@ def _refusal(
         if refused is None and all(each.contract_hash != contract.hash for each in known):
             refused = counter_scale.refusal(record, contract, now_ms)
     except NOT_AS_WRITTEN as error:
-        raise _contracts_unreadable() from error
+        raise contracts_unreadable() from error
     return refused
-
-
-def _contracts_unreadable() -> StoreError:
-    return StoreError("the contracts in the record cannot be read", hint="sds ledger verify")
 
 
 def _known(store: Reader, contract: Contract) -> list[compatibility.Known]:
@@ -171,7 +168,7 @@ def _revoke_superseded(store: Store, contract: Contract, entry: Mapping[str, str
             lost = sorted(set(body["authority"]) - set(contract.authority))
             recounted = counter_scale.recounted(body, contract)
         except NOT_AS_WRITTEN as error:
-            raise _contracts_unreadable() from error
+            raise contracts_unreadable() from error
         if lost or recounted:
             what = f"withdraws {', '.join(lost)}" if lost else "counts in other units"
             why = f"version {contract.version} {what}"

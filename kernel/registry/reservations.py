@@ -6,7 +6,7 @@ from live state meanwhile. Everything here that writes runs inside the caller's 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -100,7 +100,7 @@ def holder(store: Store, contract: Contract, key: str) -> str | None:
     paths = named(contract, key)
     found = store.value(
         "SELECT max(e.status) FROM reservations l JOIN execution_log e ON e.dfid = l.dfid WHERE l.status = 'live'"
-        f" AND l.resource IN ({marks(paths)})",
+        f" AND l.resource IN ({', '.join('?' * len(paths))})",
         tuple(paths),
     )
     return None if found is None else str(found)
@@ -109,10 +109,6 @@ def holder(store: Store, contract: Contract, key: str) -> str | None:
 @lru_cache(TYPES_MAX)
 def _numeric(declared: str) -> bool:
     return not declared.startswith(("bool", "string", "enum"))
-
-
-def marks(names: Iterable[str]) -> str:
-    return ", ".join("?" for _ in names)
 
 
 def reserve(

@@ -71,9 +71,8 @@ def scopes(contract: Contract, fields: Fields, at_ms: int) -> Scopes:
     """Name the counter of every spend limit: gate, limit, window, and a hash of the value of `per` (`*`: everything)."""
     if not contract.spend:
         return Scopes(at_ms, (), ())
-    utc = _utc(at_ms)
     whom = [digest(fields.get(limit.per, "?"))[:16] if limit.per else "*" for limit in contract.spend]
-    names = [_name(contract.gate, limit, who, at_ms, utc) for limit, who in zip(contract.spend, whom, strict=True)]
+    names = [_name(contract.gate, limit, who, at_ms) for limit, who in zip(contract.spend, whom, strict=True)]
     return Scopes(at_ms, tuple(names), tuple(whom))
 
 
@@ -82,10 +81,10 @@ def counters_for_anyone(contract: Contract, at_ms: int) -> tuple[str, ...]:
     return () if any(limit.per for limit in contract.spend) else scopes(contract, {}, at_ms).names
 
 
-def _name(gate: str, limit: SpendLimit, who: str, at_ms: int, utc: str) -> str:
+def _name(gate: str, limit: SpendLimit, who: str, at_ms: int) -> str:
     if limit.sliding:
-        return f"{_minutes(gate, limit, who)}{utc[:_MINUTE_CHARS]}"
-    return f"{gate}/{limit.name}/{_calendar(limit, at_ms, utc)}/{who}"
+        return f"{_minutes(gate, limit, who)}{_minute(at_ms)}"
+    return f"{gate}/{limit.name}/{window(limit, at_ms)}/{who}"
 
 
 def _minutes(gate: str, limit: SpendLimit, who: str) -> str:
@@ -101,23 +100,16 @@ def _moment(at_ms: int, zone: tzinfo) -> datetime:
         raise StoreError(what, hint="sds ledger verify", retryable=False) from error
 
 
-def _utc(at_ms: int) -> str:
-    return _moment(at_ms, UTC).isoformat()
-
-
 def _minute(at_ms: int) -> str:
-    return _utc(at_ms)[:_MINUTE_CHARS]
+    return _moment(at_ms, UTC).isoformat()[:_MINUTE_CHARS]
 
 
 def window(limit: SpendLimit, at_ms: int) -> str:
-    """Return the name of the calendar window of a moment."""
-    return _calendar(limit, at_ms, _utc(at_ms))
-
-
-def _calendar(limit: SpendLimit, at_ms: int, utc: str) -> str:
-    """Name a calendar window. The offset tells apart the two hours that a zone's clocks show twice."""
+    """Return the name of the calendar window of a moment. The offset tells apart the two hours that a zone's clocks show
+    twice.
+    """
     if limit.timezone is None:
-        return utc[:13] if limit.window == "hour" else utc[:10]
+        return _minute(at_ms)[: 13 if limit.window == "hour" else 10]
     local = _moment(at_ms, ZoneInfo(limit.timezone))
     return f"{local:%Y-%m-%dT%H%z}@{limit.timezone}" if limit.window == "hour" else f"{local:%Y-%m-%d}@{limit.timezone}"
 
@@ -143,7 +135,10 @@ def left(
     """
     if not contract.spend:
         return None
-    totals = known[1] if known and known[0] == now.names else _totals(store, now.names)
+    if known and known[0] == now.names:
+        totals = known[1]
+    else:
+        totals = store.rows(_TOTALS.format(columns=columns(now.names)), now.names)[0]
     used = _used(store, contract, now, totals, without)
     return max(0, min(limit.max_minor - taken for limit, taken in zip(contract.spend, used, strict=True)))
 
@@ -159,10 +154,6 @@ def _used(store: Reader, contract: Contract, now: Scopes, totals: Row, without: 
         if stepped:
             used[index] += _used_by_steps(store, contract.gate, limit, who, now.at_ms, without, stepped)
     return used
-
-
-def _totals(store: Reader, names: tuple[str, ...]) -> Row:
-    return store.rows(_TOTALS.format(columns=columns(names)), names)[0]
 
 
 def of_order(store: Reader, dfid: str) -> dict[str, int]:

@@ -96,14 +96,9 @@ class Windows:
         """How far back the windows reach: in decisions, and in milliseconds."""
         return self._longest, BUCKETS * max((length_ms for _, length_ms, _ in self._timed), default=0)
 
-    def read(self, store: Reader) -> Sums | None:
-        """Return the sums as they stand; None when there are none, or those of other monitors."""
-        return self._parsed(self.row(store))
-
     def taken(self, row: Row | None) -> Sums | None:
-        """Return the sums in a row that the caller's transaction has read, to count on with; None as in `read`.
-
-        A row that this object wrote last need not be parsed.
+        """Return the sums in a row that the caller's transaction has read, to count on with; None when there are none, or
+        those of other monitors. A row that this object wrote last need not be parsed.
         """
         written, self._written = self._written, None
         if row and written and (self._monitors, written[0]) == row[:2]:
@@ -183,9 +178,9 @@ class Windows:
         """Return the number and body of the sixtieths that have left the window."""
         return list(store.rows(f"SELECT bucket, body {_OLD_BUCKETS}", (*self._of, name, bucket - BUCKETS)))
 
-    def now(self, store: Reader, sums: Sums | None, at_ms: int) -> Vector:
+    def now(self, store: Reader, at_ms: int) -> Vector:
         """Return the totals at a moment, without what is over by then. Writes nothing."""
-        if sums is None:
+        if (sums := self._parsed(self.row(store))) is None:
             return [0] * self._width
         totals = list(sums.totals)
         for index, (name, length_ms, place) in enumerate(self._timed):

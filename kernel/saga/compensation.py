@@ -38,8 +38,8 @@ def reverse(kernel: Kernel, parent: str, dfid: str, *, now_ms: int) -> str:
         if kernel.store.value("SELECT phase FROM sagas WHERE dfid = ?", (parent,)) != "DIRTY":
             return saga.MOVED_ON
         if known is None:
-            if not _stands(kernel, dfid):
-                return saga.MOVED_ON
+            if kernel.store.value("SELECT status FROM execution_log WHERE dfid = ?", (dfid,)) != "SUCCESS":
+                return saga.MOVED_ON  # it was contradicted since
             if (code := stopped(kernel, parent)) is not None:
                 return code
             _begin(kernel, parent, order, now_ms)
@@ -50,11 +50,6 @@ def under_way(store: Reader, parent: str) -> str | None:
     """Return the step of a saga whose reversal has begun and not ended; None: there is none."""
     found: str | None = store.value("SELECT dfid FROM saga_reversals WHERE saga = ? AND status = 'PENDING'", (parent,))
     return found
-
-
-def _stands(kernel: Kernel, dfid: str) -> bool:
-    """Tell whether an order is settled as carried out and has not been contradicted since."""
-    return bool(kernel.store.value("SELECT status FROM execution_log WHERE dfid = ?", (dfid,)) == "SUCCESS")
 
 
 def look_again(kernel: Kernel, *, now_ms: int, is_due: Callable[[str], bool]) -> list[tuple[str, Exception]]:
@@ -89,11 +84,13 @@ def _begin(kernel: Kernel, parent: str, order: ExecutionIntent, now_ms: int) -> 
 def settle(kernel: Kernel, parent: str, order: ExecutionIntent, receipt: Receipt, now_ms: int) -> str:
     """Record what became of a reversal, or that it was accepted; return its status. A settled one stays as it is; nothing is
     given back twice. One that is UNKNOWN stays that until its end is known, and one that was accepted stays PENDING where a
-    look-up gets no answer: it is looked up again.
+    look-up gets no answer: it is looked up again. Raises StoreError for one that the record does not have.
     """
     store, status = kernel.store, _STATUS.get(receipt.status, "UNKNOWN")
     with store.transaction():
         was = store.value("SELECT status FROM saga_reversals WHERE dfid = ?", (order.dfid,))
+        if was is None:  # lost since it began: a standby took over that had not heard of it
+            raise StoreError(f"the reversal of flow `{order.dfid}` is not in the record", dfid=order.dfid)
         accepted = was == "PENDING" and store.value(_ACCEPTED, (order.dfid,)) is not None
         stays = {"UNKNOWN": ("unknown", "absent", "pending"), "PENDING": ("unknown", "pending") if accepted else ()}
         if was in ("REVERTED", "REFUSED") or receipt.status in stays[was]:

@@ -78,7 +78,9 @@ def _moves(kernel: Kernel, found: Saga, ask: Ask, now_ms: Callable[[], int]) -> 
     if kernel.whole.doubt() is not None:
         return False
     if ending is not None:
-        _close_steps(kernel, found, ending, now_ms)
+        saga.close_steps(
+            kernel.store, kernel.contract, found.dfid, ending.code, stopped=ending.stopped, now_ms=now_ms()
+        )
         return True
     return _compensate(kernel, found, ask, now_ms)
 
@@ -93,10 +95,6 @@ def _step(kernel: Kernel, found: Saga, ask: Ask) -> Answer | None:
         return None
     step = StepKernel(kernel, found, child.number)
     return _ask(step, step.event, ask)
-
-
-def _close_steps(kernel: Kernel, found: Saga, why: _Ending, now_ms: Callable[[], int]) -> None:
-    saga.close_steps(kernel.store, kernel.contract, found.dfid, why.code, stopped=why.stopped, now_ms=now_ms())
 
 
 def _ask(kernel: ChildKernel, event: Event, ask: Ask) -> Answer | None:

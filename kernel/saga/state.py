@@ -23,14 +23,8 @@ from sds.kernel.contract.sections import EventSpec, SagaSpec
 from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.flow import adopted, decision_record, intake, undecided
 from sds.kernel.flow.in_flight import accepted_as
-from sds.kernel.flow.intake import (
-    Event,
-    event_fields,
-    event_in,
-    masked,
-    saga_child,
-)
-from sds.kernel.flow.states import DECIDED_TAGS, SAGA_DIRTY, Answer, State, answer, move_on, transition
+from sds.kernel.flow.intake import Event, event_fields, event_in, masked, saga_child
+from sds.kernel.flow.states import DECIDED_TAGS, SAGA_DIRTY, Answer, State, known_answer, move_on, transition
 from sds.kernel.storage import ledger
 from sds.kernel.storage.store import Reader, Store
 from sds.kernel.storage.vault import Texts
@@ -122,7 +116,9 @@ def spec_of(contract: Contract, name: str) -> SagaSpec:
 
 
 def load(store: Reader, contract: Contract, dfid: str) -> Saga:
-    """Return a saga with its children as they stand. Raises StoreError when the record has none under this dfid."""
+    """Return a saga with its children as they stand; an adopted order stands for a step that nobody has begun since, or that
+    came to nothing here. Raises StoreError when the record has no saga under this dfid.
+    """
     row = store.row(
         "SELECT s.name, s.steps, s.menu, s.phase, s.compensation, f.event_id, f.trigger_event,"
         " f.restarts, d.deadline_ms FROM sagas s JOIN decision_flows f ON f.dfid = s.dfid"
@@ -149,11 +145,6 @@ def load(store: Reader, contract: Contract, dfid: str) -> Saga:
         _child(store, contract, prefix, dfid, COMPENSATION, "COMPENSATION"),
         deadline_ms,
     )
-    return _with_adopted(store, contract, found)
-
-
-def _with_adopted(store: Reader, contract: Contract, found: Saga) -> Saga:
-    """Return a saga in which an adopted order stands for a step that nobody has begun since, or that came to nothing here."""
     if not adopted.any_in(store, contract.gate):
         return found
     return replace(found, steps=tuple(_adopted_step(store, contract, found, child) for child in found.steps))
@@ -164,8 +155,10 @@ def _adopted_step(store: Reader, contract: Contract, saga: Saga, child: Child) -
         return child
     event = child_event(saga, child.number)
     flow = adopted.flow_of_event(store, contract.gate, event.id, digest(event.body))
-    said = answer(store, flow.dfid) if flow is not None and flow.settled else None
-    return child if said is None else replace(child, answer=said, became=_became(store, contract, said))
+    if flow is None or not flow.settled:
+        return child
+    said = known_answer(store, flow.dfid)
+    return replace(child, answer=said, became=_became(store, contract, said))
 
 
 def is_adopted_elsewhere(store: Reader, contract: Contract, saga: Saga) -> bool:
@@ -194,9 +187,7 @@ def _child(store: Reader, contract: Contract, prefix: str, saga: str, number: in
     # an outside event may have this id; an adopted flow, though, can only stand for the event that has it
     if row is None or (saga_child(row[1]) != (saga, number) and not adopted.is_adopted(row[1])):
         return Child(number, kind, None, "NOT_BEGUN")
-    found = answer(store, row[0])
-    if found is None:
-        raise StoreError(f"flow `{row[0]}` is not in the record", dfid=row[0])
+    found = known_answer(store, row[0])
     return Child(number, kind, found, _became(store, contract, found))
 
 
@@ -244,11 +235,7 @@ def child_event(saga: Saga, number: int) -> Event:
     evidence = said[spec.evidence] if spec.evidence and number != COMPENSATION else ""
     body: dict[str, object] = {spec.id: name, spec.key: saga.event.key, "saga": [saga.dfid, number]}
     body |= {spec.evidence: evidence} if spec.evidence else {}
-    return masked(Event(name, saga.event.key, evidence, _body(body), spec.evidence or ""))
-
-
-def _body(data: Mapping[str, object]) -> str:
-    return canonical(data).decode()
+    return masked(Event(name, saga.event.key, evidence, canonical(body).decode(), spec.evidence or ""))
 
 
 def check_phase(store: Reader, dfid: str, phase: Phase) -> None:
@@ -361,9 +348,7 @@ class SagaAnswer:
 
 def saga_answer(store: Reader, contract: Contract, dfid: str) -> SagaAnswer:
     """Read a saga's answer from the record. Raises StoreError when it is not there."""
-    saga, parent = load(store, contract, dfid), answer(store, dfid)
-    if parent is None:
-        raise StoreError(f"flow `{dfid}` is not in the record", dfid=dfid)
+    saga, parent = load(store, contract, dfid), known_answer(store, dfid)
     steps = tuple(child.answer for child in saga.steps)
     begun = tuple(step.dfid for step in steps if step is not None)
     first = "(SELECT MIN(idx) FROM ledger WHERE ledger.dfid = saga_reversals.dfid AND kind = 'REVERSAL')"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import cache
+from itertools import zip_longest
 
 from sds.kernel.canonical import one_line
 from sds.kernel.errors import StoreError
@@ -79,14 +80,6 @@ def differing(one: Reader, other: Reader) -> list[str]:
             continue
         columns = one.columns(table)
         pages = (_pages(each, table, columns, key) for each in (one, other))
-        if any(a != b for a, b in _side_by_side(*pages)):
+        if any(a != b for a, b in zip_longest(*pages)):
             found.append(table)
     return found
-
-
-def _side_by_side(one: Iterator[list[Row]], other: Iterator[list[Row]]) -> Iterator[tuple[list[Row], list[Row]]]:
-    while True:
-        pair = next(one, []), next(other, [])
-        if pair == ([], []):
-            return
-        yield pair

@@ -124,7 +124,8 @@ class Signer:
 
     def derived(self, purpose: str) -> tuple[bytes, ...]:
         """Return a key of 32 bytes for a purpose (HKDF-SHA256, RFC 5869) from each key, first from the one that signs."""
-        return tuple(_derived(key, purpose) for key in self._keys)
+        info = purpose.encode()
+        return tuple(HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=info).derive(key) for key in self._keys)
 
     def sign(self, data: bytes) -> str:
         self.generation()
@@ -165,10 +166,6 @@ def _checked(keys: tuple[bytes, ...]) -> tuple[bytes, ...]:
 
 def _mac(key: bytes, data: bytes) -> str:
     return hmac.digest(key, data, "sha256").hex()
-
-
-def _derived(key: bytes, purpose: str) -> bytes:
-    return HKDF(algorithm=hashes.SHA256(), length=32, salt=None, info=purpose.encode()).derive(key)
 
 
 class Keyring:

@@ -21,7 +21,7 @@ def make_private_file(path: Path) -> None:
     An existing file is not opened: closing it would give up the locks that SQLite holds on it in this process.
     """
     if not path.exists():
-        _link_new(path, b"")
+        _link_new(path)
     tighten(path)
 
 
@@ -46,8 +46,8 @@ def replace_private_file(path: Path, data: bytes) -> None:
     sync_folder(path.parent)
 
 
-def _link_new(path: Path, data: bytes) -> None:
-    made = _written(path, data)
+def _link_new(path: Path) -> None:
+    made = _written(path, b"")
     try:
         path.hardlink_to(made)
     except FileExistsError:  # another process was first

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import sqlite3
 import threading
 import time
@@ -20,7 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from sds.kernel.canonical import one_line
-from sds.kernel.errors import StoreError, UsageError, cause_of
+from sds.kernel.errors import StoreError, cause_of
 from sds.kernel.storage.keyring import Keyring
 from sds.kernel.storage.open_files import OpenFile, refuse_inherited
 from sds.kernel.storage.private_files import make_private_file, tighten
@@ -33,6 +32,7 @@ from sds.kernel.storage.store import (
     Row,
     Store,
     Witness,
+    check_lock_name,
     refuse_newer,
     refuse_writing,
 )
@@ -50,7 +50,6 @@ _OLDER_CLOCK_STEPS = (
 )
 
 _UNSTORABLE = (OverflowError, UnicodeEncodeError)  # a number beyond 64 bits, text that has no UTF-8
-_NAME = re.compile("[a-z][a-z_]{0,31}")
 
 _WRITE, _RESTORE = "check that you may write in its folder", "restore the record from a backup, or use another folder"
 _MENDS = {
@@ -351,8 +350,7 @@ class SqliteStore(SqliteReader, Store):
     @contextmanager
     def exclusively(self, name: str) -> Iterator[bool]:
         """Lock a file beside the record, `decisions.db.NAME`. The lock ends with the process that holds it."""
-        if not _NAME.fullmatch(name):
-            raise UsageError(f"`{name}` is not a name of a lock", hint="lower-case letters and `_`")
+        check_lock_name(name)
         path = self.path.with_name(f"{self.path.name}.{name}")
         with ExitStack() as opened:
             try:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
-from sds.kernel.errors import StoreError
+from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.storage.keyring import Keyring
 
 SCHEMA_VERSION = "8"
@@ -28,11 +28,10 @@ _NEWER = "run the version of this program that opened it last; to go back, see d
 
 _KEY = "put `kernel.key` back into the gate's folder: from a backup, readable by you alone"
 
-_VERSION = re.compile("[0-9]{1,9}")
+_VERSION, _LOCK = re.compile("[0-9]{1,9}"), re.compile("[a-z][a-z_]{0,31}")
 _WRITES = re.compile(r"\b(INSERT|UPDATE|DELETE|REPLACE|MERGE)\b", re.IGNORECASE)
 
 Row = tuple[Any, ...]
-Result = TypeVar("Result")
 
 
 @lru_cache(STATEMENTS_MAX)
@@ -41,6 +40,11 @@ def refuse_writing(sql: str) -> None:
     text = sql.lstrip()
     if not text.startswith("SELECT") and (not text.startswith("WITH") or _WRITES.search(text)):
         raise StoreError("the store cannot be read: the statement is not a SELECT", retryable=False)
+
+
+def check_lock_name(name: str) -> None:
+    if not _LOCK.fullmatch(name):
+        raise UsageError(f"`{name}` is not a name of a lock", hint="lower-case letters and `_`")
 
 
 def refuse_newer(version: object, record: str = "it") -> None:
@@ -164,11 +168,6 @@ class Store(Reader):
 
         Yield the rows of `first`, a SELECT, as the transaction finds them. The statement is sent along with the begin.
         """
-
-    def atomically(self, work: Callable[[], Result]) -> Result:
-        """Return what `work` returns, done in one transaction. A store that could not commit may call it again."""
-        with self.transaction():
-            return work()
 
     @abstractmethod
     def frozen(self) -> AbstractContextManager[Reader]:

@@ -50,18 +50,24 @@ WHERE f.dfid = ? AND (f.created_at_ms <= x.at_ms OR d.idx < x.idx)
 
 
 def key_for_flow(store: Store, dfid: str) -> CaseKey:
-    """Return the key that seals the texts of a flow's case, made when the case has none, in the caller's transaction.
-
-    Raises ErasedError when the case was erased.
-    """
-    return _unwrapped_or_new(store, store.row(_OF_FLOW, (dfid,)), dfid)[0]
+    """Do what `key_of_case` does for the case of a flow that is in the record; return the key."""
+    return key_of_case(store, store.rows(_OF_FLOW, (dfid,))[0])[0]
 
 
 def key_of_case(store: Store, case: Row) -> tuple[CaseKey, bytes]:
-    """Do what `key_for_flow` does for a case that was read already: (gate, event, wrapped key, when and why it was erased).
-    Return the key and its wrapped form.
+    """Return the key that seals the texts of a case, and its wrapped form, both made when the case has none, in the
+    caller's transaction. `case`: (gate, event, wrapped key, when and why it was erased), as read in that transaction.
+
+    Raises ErasedError when the case was erased.
     """
-    return _unwrapped_or_new(store, case, case[1])
+    gate, event_id, wrapped, erased_at_ms, reason = case
+    if erased_at_ms is not None:
+        raise _erased(event_id, erased_at_ms, reason)
+    if wrapped is not None:
+        return store.keyring.unwrap(gate, event_id, wrapped), wrapped
+    key, wrapped = store.keyring.new(gate, event_id)
+    store.insert("case_keys", gate=gate, event_id=event_id, wrapped=wrapped)
+    return key, wrapped
 
 
 def destroy(store: Store, gate: str, events: tuple[str, ...], *, who: str, reason: str, now_ms: int) -> None:
@@ -77,20 +83,6 @@ def destroy(store: Store, gate: str, events: tuple[str, ...], *, who: str, reaso
     for event_id in events:
         store.insert("erasures", gate=gate, event_id=event_id, who=who, reason=reason, erased_at_ms=now_ms)
         store.run("DELETE FROM case_keys WHERE gate = ? AND event_id = ?", (gate, event_id))
-
-
-def _unwrapped_or_new(store: Store, found: Row | None, name: str) -> tuple[CaseKey, bytes]:
-    """Return the key of a case and its wrapped form, both made when the case has no key yet."""
-    if found is None:
-        raise StoreError(f"`{name}` is not in the record")
-    gate, event_id, wrapped, erased_at_ms, reason = found
-    if erased_at_ms is not None:
-        raise _erased(event_id, erased_at_ms, reason)
-    if wrapped is not None:
-        return store.keyring.unwrap(gate, event_id, wrapped), wrapped
-    key, wrapped = store.keyring.new(gate, event_id)
-    store.insert("case_keys", gate=gate, event_id=event_id, wrapped=wrapped)
-    return key, wrapped
 
 
 def _erased(event_id: str, at_ms: int, reason: str) -> ErasedError:

@@ -14,7 +14,6 @@ from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.errors import ModelError, WorldError
 from sds.kernel.executor.breaker import read
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
-from sds.kernel.flow.in_flight import deadline_ms
 from sds.kernel.flow.states import Answer
 from sds.kernel.human.review import HumanReview, Resolution
 from sds.kernel.operations.recovery import Recovered
@@ -63,11 +62,13 @@ def test_a_packet_expires_with_the_deadline_and_never_later_than_the_contract_ha
 
 def test_the_deadline_is_kept_with_the_flow_and_its_lease_is_as_short(world: World):
     packet = packet_of(world)
-    assert world.clock() + SOON_MS == deadline_ms(world.store, packet.dfid)
+    kept = "SELECT dfid, deadline_ms FROM flow_deadlines"
+    assert [(packet.dfid, world.clock() + SOON_MS)] == world.store.rows(kept)
     assert [world.clock() + SOON_MS + 5_000] == world.column("SELECT lease_until_ms FROM decision_flows")
     world.clock.advance(SOON_MS + 5_001)
     assert Recovered(interrupted=1) == recovered(world)
-    assert None is deadline_ms(world.store, world.packet("C2").dfid)
+    world.packet("C2")
+    assert [packet.dfid] == world.column(kept)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import pytest
 from sds.kernel.contract.schema import parse_contract
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.errors import UsageError
-from sds.kernel.flow.in_flight import deadline_ms
 from sds.kernel.saga.state import SagaAnswer
 from sds.pipeline import Stream
 from sds.sagas import SagaStream
@@ -20,6 +19,7 @@ from tests.kernel.sagas import DIRTY, REVERT, Script, executions, most, parent, 
 from tests.proposers import Says
 
 SOON_MS = 1_000
+DEADLINE = "SELECT deadline_ms FROM flow_deadlines WHERE dfid = ?"
 Late = Callable[[DecisionPacket], bytes]
 
 
@@ -54,7 +54,7 @@ def test_a_saga_that_is_done_in_time_is_closed_and_its_deadline_is_that_of_each_
     found = decided(world, Script())
     assert ("CLOSED", None, None) == parent(found)
     dfids = [found.answer.dfid, *(step.dfid for step in found.steps if step)]
-    assert [world.clock() + SOON_MS] * 3 == [deadline_ms(world.store, dfid) for dfid in dfids]
+    assert [world.clock() + SOON_MS] * 3 == [world.store.value(DEADLINE, (dfid,)) for dfid in dfids]
 
 
 def test_a_first_step_that_is_late_leaves_nothing_and_the_event_may_be_sent_again(world: World) -> None:
@@ -72,7 +72,7 @@ def test_no_step_is_sent_after_the_deadline_and_what_was_done_is_taken_back(worl
     assert (1, ["1", "2", "compensation"]) == (len(world.rail.paid()), script.asked)
     assert 1 == len(reversed_at(world.folder))
     assert found.chosen is not None
-    assert None is deadline_ms(world.store, found.chosen.dfid)
+    assert None is world.store.value(DEADLINE, (found.chosen.dfid,))
 
 
 def test_a_step_whose_turn_comes_after_the_deadline_is_not_even_asked_about(world: World) -> None:
@@ -110,4 +110,4 @@ def test_a_deadline_is_at_most_what_the_contract_gives_all_steps(tmp_path: Path)
         with pytest.raises(UsageError, match="there is no saga `ONCE`"):
             gate.decide_saga("ONCE", bed.event(0), deadline_ms=1)
         found = gate.decide_saga("TWICE", bed.event(0), deadline_ms=40_000)
-        assert 2 == len([step for step in found.steps if deadline_ms(gate.store, step.dfid if step else "")])
+        assert 2 == len([step for step in found.steps if step and gate.store.value(DEADLINE, (step.dfid,))])

@@ -40,10 +40,6 @@ def is_lost(error: BaseException) -> bool:
     return error.sqlstate is None or error.sqlstate.startswith(("08", "57P", "25P03"))
 
 
-def is_worth_again(error: BaseException | None) -> bool:
-    return isinstance(error, errors.SerializationFailure | errors.DeadlockDetected)
-
-
 def refused(error: Exception, what: str) -> StoreError:
     """Return the StoreError that is raised in place of `error`. `what`: the beginning of its message."""
     if isinstance(error, _UNSTORABLE) and not isinstance(error, errors.IntegrityError):

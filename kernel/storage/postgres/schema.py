@@ -6,7 +6,6 @@ import re
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from functools import cache
 from hashlib import sha256
 from importlib.resources import files
 from typing import Any
@@ -20,6 +19,7 @@ from sds.kernel.storage.store import SCHEMA_VERSION
 
 Connection = psycopg.Connection[Any]
 
+_expected: dict[int, Mapping[str, str]] = {}  # by the server's version
 _NAMED = re.compile(r"CREATE (?:UNIQUE )?(TABLE|INDEX|TRIGGER|OPERATOR) (\S+)")
 
 # Every object of one schema by name, with its whole definition.
@@ -146,26 +146,15 @@ def refuse_losing(db: Connection, schema: str) -> None:
 
 
 def expected(db: Connection) -> Mapping[str, str]:
-    """Return what `catalogue` returns for an untouched record: one is made, read, and rolled back."""
-    return _expected(_ByVersion(db))
+    """Return what `catalogue` returns for an untouched record, by the server's version: one is made, read, and rolled back."""
+    version = db.info.server_version
+    if version not in _expected:
+        _expected[version] = _fresh(db)
+    return _expected[version]
 
 
-class _ByVersion:
-    """A connection, as the key of a cache: all connections to the same version of the server are equal."""
-
-    def __init__(self, db: Connection) -> None:
-        self.db, self._version = db, db.info.server_version
-
-    def __hash__(self) -> int:
-        return hash(self._version)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ByVersion) and self._version == other._version
-
-
-@cache
-def _expected(like: _ByVersion) -> Mapping[str, str]:
-    db, schema = like.db, f"sds_expected_{secrets.token_hex(8)}"
+def _fresh(db: Connection) -> Mapping[str, str]:
+    schema = f"sds_expected_{secrets.token_hex(8)}"
     db.execute("BEGIN READ WRITE", prepare=False)
     try:
         db.execute(f"SET LOCAL search_path = {schema}", prepare=False)

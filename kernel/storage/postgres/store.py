@@ -19,7 +19,7 @@ from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.storage.keyring import Keyring
 from sds.kernel.storage.postgres import schema as schemas
 from sds.kernel.storage.postgres.connections import BEGIN, UNHURRIED, Pool, Url, connected
-from sds.kernel.storage.postgres.errors import NO_READ, NO_WRITE, REFUSED, is_worth_again, mend, refused, said
+from sds.kernel.storage.postgres.errors import NO_READ, NO_WRITE, REFUSED, mend, refused, said
 from sds.kernel.storage.postgres.pipelined import Connection
 from sds.kernel.storage.postgres.transaction import Transaction
 from sds.kernel.storage.store import (
@@ -28,19 +28,17 @@ from sds.kernel.storage.store import (
     UPGRADABLE,
     Generation,
     Reader,
-    Result,
     Row,
     Store,
     Witness,
+    check_lock_name,
     refuse_newer,
     refuse_writing,
 )
 
 WRITERS_MAX = 8  # threads of one process that wait for the record's lock at once; the other connections are for reading
 TURN_S = 60.0  # how long a thread waits for its turn to wait for that lock
-AGAIN_MAX = 5
 _SCHEMA = re.compile("[a-z][a-z0-9_]{0,62}")
-_NAME = re.compile("[a-z][a-z_]{0,31}")
 _MOMENT = (
     "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY NOT DEFERRABLE; SET LOCAL idle_in_transaction_session_timeout = 0;"
     f" {UNHURRIED}"
@@ -50,6 +48,7 @@ _MOMENT = (
 class _CatalogueReader(Reader):
     """Reads the catalogue over one connection."""
 
+    _url: Url
     _schema_name: str
 
     def _on_connection(self, ask: Callable[[Connection], Any]) -> Any:
@@ -69,28 +68,27 @@ class _CatalogueReader(Reader):
         found: list[str] = self._on_connection(lambda db: schemas.switched_off(db, self._schema_name))
         return found
 
-
-def _expected_schema(url: Url, schema: str) -> Mapping[str, str]:
-    db = connected(url, schema)
-    try:
-        return schemas.expected(db)
-    except psycopg.errors.InsufficientPrivilege as error:
-        message = "this user cannot verify the record: it may make no schema to compare with"
-        raise UsageError(message, hint="GRANT CREATE ON DATABASE ... TO ...") from error
-    except psycopg.Error as error:
-        raise refused(error, "its schema cannot be compared with a fresh one") from error
-    finally:
-        db.close()
+    @property
+    def expected_schema(self) -> Mapping[str, str]:
+        """Return what `schema` should be. Raises UsageError when the user may not make a schema to compare."""
+        db = connected(self._url, self._schema_name)
+        try:
+            return schemas.expected(db)
+        except psycopg.errors.InsufficientPrivilege as error:
+            message = "this user cannot verify the record: it may make no schema to compare with"
+            raise UsageError(message, hint="GRANT CREATE ON DATABASE ... TO ...") from error
+        except psycopg.Error as error:
+            raise refused(error, "its schema cannot be compared with a fresh one") from error
+        finally:
+            db.close()
 
 
 class PostgresReader(_CatalogueReader):
     """Reads one moment of a record, in the one transaction of a connection."""
 
-    def __init__(
-        self, db: Connection, schema: str, expected: Callable[[], Mapping[str, str]], keyring: Keyring | None
-    ) -> None:
+    def __init__(self, db: Connection, url: Url, schema: str, keyring: Keyring | None = None) -> None:
         super().__init__(keyring)
-        self._db, self._schema_name, self._expected, self._lock = db, schema, expected, threading.RLock()
+        self._db, self._url, self._schema_name, self._lock = db, url, schema, threading.RLock()
 
     def rows(self, sql: str, values: Row = ()) -> list[Row]:
         refuse_writing(sql)
@@ -104,10 +102,6 @@ class PostgresReader(_CatalogueReader):
             except REFUSED as error:
                 raise refused(error, NO_READ) from error
 
-    @property
-    def expected_schema(self) -> Mapping[str, str]:
-        return self._expected()
-
     def close(self) -> None:
         with self._lock:
             self._db.close()
@@ -117,7 +111,7 @@ def look_at(url: str, schema: str) -> PostgresReader | None:
     """Open a record to read it as it is: nothing is created or added. None: there is no such schema. Raises StoreError."""
     address = Url(url)
     db = connected(address, schema, only_reads=True)
-    reader = PostgresReader(db, schema, lambda: _expected_schema(address, schema), None)
+    reader = PostgresReader(db, address, schema)
     try:
         if reader.value("SELECT to_regnamespace(?) IS NOT NULL", (schema,)):
             return reader
@@ -237,11 +231,6 @@ class PostgresStore(_CatalogueReader, Store):
     def _transaction_of_thread(self) -> Transaction | None:
         return getattr(self._own, "transaction", None)
 
-    @property
-    def expected_schema(self) -> Mapping[str, str]:
-        """Return what `schema` should be. Raises UsageError when the user may not make a schema to compare."""
-        return _expected_schema(self._url, self._schema_name)
-
     @contextmanager
     def transaction(self, first: str = "", values: Row = ()) -> Iterator[list[Row]]:
         if self._transaction_of_thread() is not None:
@@ -272,21 +261,11 @@ class PostgresStore(_CatalogueReader, Store):
         locked = next(each.rows for each in done if each.rows)
         return replace(db.server, record=locked[0][1]), done[-1].rows if first else []
 
-    def atomically(self, work: Callable[[], Result]) -> Result:
-        for left in reversed(range(AGAIN_MAX)):
-            try:
-                with self.transaction():
-                    return work()
-            except StoreError as error:
-                if not left or not is_worth_again(error.__cause__):
-                    raise
-        raise AssertionError("unreachable")
-
     @contextmanager
     def frozen(self) -> Iterator[Reader]:
         db, _ = self._pool.begun(lambda db: db.execute(_MOMENT, prepare=False), NO_READ)
         try:
-            yield PostgresReader(db, self._schema_name, lambda: self.expected_schema, self._keyring)
+            yield PostgresReader(db, self._url, self._schema_name, self._keyring)
         finally:
             Transaction(db, db.server).roll_back()
             self._pool.give_back(db)
@@ -294,8 +273,7 @@ class PostgresStore(_CatalogueReader, Store):
     @contextmanager
     def exclusively(self, name: str) -> Iterator[bool]:
         """Lock over another connection. The lock ends with that connection, whatever becomes of the process."""
-        if not _NAME.fullmatch(name):
-            raise UsageError(f"`{name}` is not a name of a lock", hint="lower-case letters and `_`")
+        check_lock_name(name)
         db = connected(self._url, self._schema_name)
         try:
             number = schemas.lock_number(f"{self._schema_name} {name}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -9,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from sds.kernel.audit import verify
-from sds.kernel.errors import UsageError
-from sds.kernel.executor.protocol import Receipt
+from sds.kernel.errors import StoreError, UsageError
+from sds.kernel.executor.protocol import ExecutionIntent, Receipt
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.flow.states import Answer
 from sds.kernel.human.review import HumanReview, Resolution, attest
@@ -211,3 +212,42 @@ def test_a_humans_order_that_was_lost_is_sent_again_only_if_the_human_might_deci
     recovery.recover(world.kernel, now_ms=world.clock())
     assert paid == len(world.rail.paid())
     assert () == verify.verify(world.store).faults
+
+
+def then_lost(world: World, reserve: Callable[..., ExecutionIntent | None]) -> Callable[..., ExecutionIntent | None]:
+    """Return `reserve`, after which the record is what it was before: a standby that lagged has taken over."""
+    lagging = sqlite3.connect(":memory:")
+    with closing(sqlite3.connect(world.path)) as record:
+        record.backup(lagging)
+
+    def reserved(*given: object) -> ExecutionIntent | None:
+        made = reserve(*given)
+        assert made is not None
+        with closing(sqlite3.connect(world.path)) as record, closing(lagging):
+            lagging.backup(record)
+        return made
+
+    return reserved
+
+
+@pytest.mark.sqlite_alone("what a standby lacks is imitated by a copy of the file")
+def test_a_humans_order_that_the_record_has_lost_since_it_was_reserved_is_not_sent(fresh: Callable[..., World]):
+    world = fresh()
+    review, dfid = HumanReview(world.kernel, now_ms=world.clock), the_case(world)
+    review._commit = then_lost(world, review._commit)  # type: ignore[method-assign, assignment]
+    with pytest.raises(StoreError, match="the record has lost an order that was just reserved"):
+        review.resolve(dfid, RESOLUTIONS["override"])
+    assert [] == world.rail.sent
+    assert [dfid] == [case.dfid for case in review.waiting()]
+    world.close()
+
+
+@pytest.mark.sqlite_alone("what a standby lacks is imitated by a copy of the file")
+def test_an_agents_order_that_the_record_has_lost_since_it_was_reserved_is_not_sent(folder: Path):
+    world = World(folder)
+    packet = world.packet()
+    world.kernel.commit = then_lost(world, world.kernel.commit)  # type: ignore[method-assign, assignment]
+    with pytest.raises(StoreError, match="the record has lost an order that was just reserved"):
+        world.kernel.decide(packet, refund()(packet))
+    assert [] == world.rail.sent
+    world.close()

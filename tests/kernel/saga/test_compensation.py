@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from typing import Any
 
 import pytest
 
+from sds.kernel.audit import verify
 from sds.kernel.decision.packet import DecisionPacket
-from sds.kernel.executor.protocol import ExecutionIntent
+from sds.kernel.errors import StoreError
+from sds.kernel.executor.protocol import ExecutionIntent, Receipt
 from sds.kernel.operations import recovery
+from sds.kernel.saga import compensation
 from tests.kernel.authority import halt, suspend
 from tests.kernel.durable import (
     COMPENSATION_MINOR,
@@ -99,6 +104,36 @@ def test_a_reversal_nobody_knew_about_is_settled_by_recovery_and_the_human_keeps
     later = run(world.kernel, world, Script())
     assert (["REVERTED"], ("ESCALATED", DIRTY, "REVERT")) == (list(later.reversals.values()), parent(later))
     assert {0} == {used for _, used in counters(world.store)}
+
+
+@pytest.mark.sqlite_alone("what a standby lacks is imitated by a copy of the file")
+def test_what_a_reversal_gives_back_is_given_back_once_though_the_record_lost_that_it_had_begun(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    """A standby that lagged takes over while the outside undoes a step."""
+    lagging = sqlite3.connect(":memory:", check_same_thread=False)
+    begin, revert = compensation._begin, world.rail.revert
+
+    def begun(*given: Any) -> None:
+        with closing(sqlite3.connect(world.path)) as record:
+            record.backup(lagging)
+        begin(*given)
+
+    def lost_meanwhile(key: str, deadline_s: float) -> Receipt:
+        monkeypatch.undo()
+        receipt = revert(key, deadline_s)
+        with closing(sqlite3.connect(world.path)) as record, closing(lagging):
+            lagging.backup(record)
+        return receipt
+
+    monkeypatch.setattr(compensation, "_begin", begun)
+    monkeypatch.setattr(world.rail, "revert", lost_meanwhile)
+    with pytest.raises(StoreError, match="is not in the record"):
+        run(world.kernel, world, Script(step_2=deny, compensation=REVERT))
+    assert () == verify.verify(world.store).faults
+    found = run(world.kernel, world, Script())
+    assert (("ABORTED", "COMPENSATED", "REVERT"), ["REVERTED"]) == (parent(found), list(found.reversals.values()))
+    assert ({0}, 1) == ({used for _, used in counters(world.store)}, len(reversed_at(world.folder)))
 
 
 @pytest.mark.parametrize("how", ["halt", "suspend"])

@@ -225,26 +225,6 @@ def test_a_commit_whose_end_is_unknown_is_an_error_and_the_record_tells(store: P
     assert [9] == drawn(store)
 
 
-def test_what_the_store_could_not_commit_is_done_again_a_few_times(store: PostgresStore):
-    tries: list[int] = []
-
-    def work() -> int:
-        tries.append(1)
-        if len(tries) < 3:
-            store.run("DO $$ BEGIN RAISE EXCEPTION 'again' USING ERRCODE = 'serialization_failure'; END $$")
-        return len(tries)
-
-    def hopeless() -> None:
-        tries.append(1)
-        store.run("DO $$ BEGIN RAISE EXCEPTION 'again' USING ERRCODE = 'deadlock_detected'; END $$")
-
-    assert 3 == store.atomically(work)
-    tries.clear()
-    with pytest.raises(StoreError, match="the store refused: again"):
-        store.atomically(hopeless)
-    assert stores.AGAIN_MAX == len(tries)
-
-
 def test_a_writer_waits_only_so_long_for_another(schema: str, store: PostgresStore, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("sds.kernel.storage.postgres.connections.WAIT_S", 1.0)
     with closing(PostgresStore(server_url(), schema)) as other, store.transaction():

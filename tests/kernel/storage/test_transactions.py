@@ -224,17 +224,3 @@ def test_reading_waits_for_no_transaction_of_another_thread_and_sees_what_was_co
 def test_a_name_that_is_no_name_locks_nothing(store: Store):
     with pytest.raises(UsageError, match=r"`\.\./other` is not a name of a lock"), store.exclusively("../other"):
         pass
-
-
-def test_work_that_raises_leaves_nothing_and_what_it_returns_is_returned(store: Store):
-    def write() -> int:
-        return store.run("INSERT INTO resources VALUES ('r', 0, 0)")
-
-    def fail() -> None:
-        store.run("UPDATE resources SET drawn = 9")
-        raise ZeroDivisionError
-
-    assert 1 == store.atomically(write)
-    with pytest.raises(ZeroDivisionError):
-        store.atomically(fail)
-    assert [(0,)] == store.rows("SELECT drawn FROM resources")
