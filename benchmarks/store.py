@@ -166,7 +166,7 @@ def statements(folder: Path) -> dict[str, list[int] | int]:
             inside += [0] * within
         elif within:
             inside[-1] += 1
-        else:
+        elif not statement.startswith("PRAGMA"):
             outside += 1
     return {"in_transactions": inside, "outside": outside}
 

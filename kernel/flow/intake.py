@@ -11,6 +11,7 @@ import json
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from sds.kernel.canonical import canonical, check_identifier, digest, flow_id, in_words, one_line
@@ -171,29 +172,58 @@ def claim(
 
     `anew`: an operator asks for a fresh flow although the contract permits no more. `deadline_ms` is kept with the flow;
     after it no order is sent. Raises EventError when the event's id is known with another body.
+
+    An event's first flow is committed without `durable`: whatever is sent or answered for it is committed later.
     """
     saga = authorization.parent if authorization else None
-    with store.transaction(*asking_for_seen(contract, event, saga)) as rows:
-        parent, restarts, seen = saga, 0, rows[0]
-        known = _flow_of(store, event, seen[7:])
-        if seen[6]:
-            known = _taken_over(store, contract, event, known)
-        if known is not None:
-            last, state, tag, restarts, created_ms, lease_ms = known
-            if state == "ACTIVE" and not states.is_held(created_ms, lease_ms, now_ms):
-                state = undecided.interrupt(store, last, restarts_max=contract.retry.restarts_max, now_ms=now_ms)
-                tag = undecided.INTERRUPTED
-            if not undecided.is_undecided(state, tag) or (saga and not child_restarts(store, contract, last, tag)):
-                return _known_answer(store, last, event)
-            if not anew and not undecided.has_restart(store, last, tag, contract.retry.restarts_max):
-                why = f"{restarts + 1} flows have ended without a decision"
-                return _known_answer(store, undecided.hand_over(store, last, tag or state, why, now_ms=now_ms), event)
-            parent, restarts = last, restarts + 1
-        if authorization is not None:
-            authorization.check()
-        dfid = write_event(store, contract.gate, event, restarts)
-        begun: dict[str, Any] = {"parent": parent, "restarts": restarts, "seen": seen, "now_ms": now_ms}
-        begin(store, contract, event, dfid, deadline_ms=deadline_ms, **begun)
+    asked = asking_for_seen(contract, event, saga)
+    opened = partial(_opened, store, contract, event, authorization, now_ms=now_ms, deadline_ms=deadline_ms)
+    with store.transaction(*asked, durable=False) as rows:
+        if not _is_known(store, contract, event, rows[0]):
+            return opened(rows[0], None)
+    with store.transaction(*asked) as rows:
+        last = _last_flow(store, contract, event, rows[0])
+        answer = last and _answered(store, contract, event, last, in_saga=bool(saga), anew=anew, now_ms=now_ms)
+        return answer or opened(rows[0], last)
+
+
+def _answered(
+    store: Store, contract: Contract, event: Event, last: Row, *, in_saga: bool, anew: bool, now_ms: int
+) -> Answer | None:
+    """Return the answer of an event's last flow; None where the event may have a fresh one. A flow whose holder is gone is
+    interrupted. One after which the contract permits no other goes to a human.
+    """
+    dfid, state, tag, restarts, created_ms, lease_ms = last
+    restarts_max = contract.retry.restarts_max
+    if state == "ACTIVE" and not states.is_held(created_ms, lease_ms, now_ms):
+        state = undecided.interrupt(store, dfid, restarts_max=restarts_max, now_ms=now_ms)
+        tag = undecided.INTERRUPTED
+    if not undecided.is_undecided(state, tag) or (in_saga and not child_restarts(store, contract, dfid, tag)):
+        return _known_answer(store, dfid, event)
+    if anew or undecided.has_restart(store, dfid, tag, restarts_max):
+        return None
+    why = f"{restarts + 1} flows have ended without a decision"
+    return _known_answer(store, undecided.hand_over(store, dfid, tag or state, why, now_ms=now_ms), event)
+
+
+def _opened(
+    store: Store,
+    contract: Contract,
+    event: Event,
+    authorization: ChildAuthorization | None,
+    seen: Row,
+    last: Row | None,
+    *,
+    now_ms: int,
+    deadline_ms: int | None,
+) -> ClaimedFlow:
+    """Write a fresh flow of an event. `seen`: what `asking_for_seen` has read. `last`: the event's flow before this one."""
+    if authorization is not None:
+        authorization.check()
+    parent, restarts = (last[0], last[3] + 1) if last else (authorization and authorization.parent, 0)
+    dfid = write_event(store, contract.gate, event, restarts)
+    begun: dict[str, Any] = {"parent": parent, "restarts": restarts, "seen": seen, "now_ms": now_ms}
+    begin(store, contract, event, dfid, deadline_ms=deadline_ms, **begun)
     return ClaimedFlow(dfid, event, deadline_ms)
 
 
@@ -309,9 +339,15 @@ def _adopted_of(store: Reader, contract: Contract, event: Event, last: Row | Non
     return found if found and (found.settled or last is None) else None
 
 
-def _taken_over(store: Store, contract: Contract, event: Event, last: Row | None) -> Row | None:
-    """Point an event at the adopted flow that decides it, if there is one. Return the event's flow as `_flow_of` does."""
-    found = _adopted_of(store, contract, event, last)
+def _is_known(store: Reader, contract: Contract, event: Event, seen: Row) -> bool:
+    known = _flow_of(store, event, seen[7:])
+    return known is not None or (seen[6] and _adopted_of(store, contract, event, known) is not None)
+
+
+def _last_flow(store: Store, contract: Contract, event: Event, seen: Row) -> Row | None:
+    """Return the event's last flow as `_flow_of` does. An adopted flow that decides the event stands for it from now on."""
+    last = _flow_of(store, event, seen[7:])
+    found = _adopted_of(store, contract, event, last) if seen[6] else None
     if found is None:
         return last
     point(store, contract.gate, event.id, digest(event.body), found.dfid)
@@ -358,38 +394,6 @@ def begin(
         state=transition("CREATED", "ACTIVE"),
         lease_until_ms=until_ms + contract.budget.dispatch_ms_max,
     )
-
-
-def settled_events(store: Reader, contract: Contract) -> frozenset[str]:
-    """Return the ids of a gate's events that need no more deciding; none whose flow ended undecided."""
-    rows = store.rows(
-        "SELECT e.event_id, f.state, f.tag FROM events e JOIN decision_flows f ON f.dfid = e.dfid WHERE e.gate = ?",
-        (contract.gate,),
-    )
-    return frozenset(name for name, state, tag in rows if not undecided.is_undecided(state, tag))
-
-
-def event_fields(store: Reader, dfid: str) -> EventSpec | None:
-    """Return which fields of a flow's trigger are id, key and evidence; None if no registered contract's form fits.
-
-    The form of the flow's own contract comes first. Another fits when a process with an older contract began the flow.
-    """
-    found = store.row("SELECT gate, event_id, trigger_event, contract_hash FROM decision_flows WHERE dfid = ?", (dfid,))
-    if found is None:
-        return None
-    gate, event_id, trigger, contract_hash = found
-    body = json.loads(trigger)
-    forms = store.rows(
-        "SELECT body -> '$.event' FROM contracts WHERE gate = ? ORDER BY hash = ? DESC, registered_at_ms DESC, hash",
-        (gate, contract_hash),
-    )
-    specs = (EventSpec.model_validate_json(form) for (form,) in forms)
-    return next((spec for spec in specs if _is_form(spec, body, event_id)), None)
-
-
-def _is_form(spec: EventSpec, body: Mapping[str, object], event_id: str) -> bool:
-    named = {name for name in (spec.id, spec.key, spec.evidence) if name}
-    return named == body.keys() - {"saga"} and body[spec.id] == event_id
 
 
 def event_in(texts: vault.Texts, spec: EventSpec, event_id: str, trigger: str) -> Event:

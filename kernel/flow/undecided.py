@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sds.kernel.canonical import canonical, flow_id, one_line
+from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.dim import AFTER_THE_GATES
 from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.flow.decision_record import SEALED, seal
@@ -205,3 +206,12 @@ def refuse_unless_undecided(store: Reader, dfid: str) -> None:
         )
     if is_child(store, dfid) or store.value("SELECT 1 FROM sagas WHERE dfid = ?", (dfid,)) is not None:
         raise UsageError(f"flow `{dfid}` belongs to a saga", hint="send the saga's event again", dfid=dfid)
+
+
+def settled_events(store: Reader, contract: Contract) -> frozenset[str]:
+    """Return the ids of a gate's events that need no more deciding; none whose flow ended undecided."""
+    rows = store.rows(
+        "SELECT e.event_id, f.state, f.tag FROM events e JOIN decision_flows f ON f.dfid = e.dfid WHERE e.gate = ?",
+        (contract.gate,),
+    )
+    return frozenset(name for name, state, tag in rows if not is_undecided(state, tag))

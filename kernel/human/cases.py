@@ -14,10 +14,10 @@ from sds.kernel.envelope.proposal import Proposal, parse_recorded
 from sds.kernel.envelope.state import Fields
 from sds.kernel.errors import NOT_AS_WRITTEN, StoreError, UsageError, unreadable
 from sds.kernel.flow.decision_record import SEALED, seal
-from sds.kernel.flow.intake import Event, event_fields, event_in
+from sds.kernel.flow.intake import Event, event_in
 from sds.kernel.flow.states import numbers_of
 from sds.kernel.human.statement_cases import difference_in
-from sds.kernel.registry.contract_versions import registered_contract
+from sds.kernel.registry.contract_versions import event_fields, registered_contract
 from sds.kernel.storage.store import Reader
 from sds.kernel.storage.vault import PROPOSAL, TRIGGER, Texts
 

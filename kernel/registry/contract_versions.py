@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from sds.kernel.contract.schema import Contract
+from sds.kernel.contract.sections import EventSpec
 from sds.kernel.errors import NOT_AS_WRITTEN, ContractError, StoreError
 from sds.kernel.storage.store import Reader, Row
 
@@ -82,3 +84,26 @@ def registered_contract(store: Reader, gate: str) -> Contract | None:
         "SELECT c.body FROM agents a JOIN contracts c ON c.hash = a.contract_hash WHERE a.gate = ?", (gate,)
     )
     return None if body is None else recorded_contract(body)
+
+
+def event_fields(store: Reader, dfid: str) -> EventSpec | None:
+    """Return which fields of a flow's trigger are id, key and evidence; None if no registered contract's form fits.
+
+    The form of the flow's own contract comes first. Another fits when a process with an older contract began the flow.
+    """
+    found = store.row("SELECT gate, event_id, trigger_event, contract_hash FROM decision_flows WHERE dfid = ?", (dfid,))
+    if found is None:
+        return None
+    gate, event_id, trigger, contract_hash = found
+    body = json.loads(trigger)
+    forms = store.rows(
+        "SELECT body -> '$.event' FROM contracts WHERE gate = ? ORDER BY hash = ? DESC, registered_at_ms DESC, hash",
+        (gate, contract_hash),
+    )
+    specs = (EventSpec.model_validate_json(form) for (form,) in forms)
+    return next((spec for spec in specs if _is_form(spec, body, event_id)), None)
+
+
+def _is_form(spec: EventSpec, body: Mapping[str, object], event_id: str) -> bool:
+    named = {name for name in (spec.id, spec.key, spec.evidence) if name}
+    return named == body.keys() - {"saga"} and body[spec.id] == event_id

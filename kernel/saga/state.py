@@ -23,8 +23,9 @@ from sds.kernel.contract.sections import EventSpec, SagaSpec
 from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.flow import adopted, decision_record, intake, undecided
 from sds.kernel.flow.in_flight import accepted_as
-from sds.kernel.flow.intake import Event, event_fields, event_in, masked, saga_child
+from sds.kernel.flow.intake import Event, event_in, masked, saga_child
 from sds.kernel.flow.states import DECIDED_TAGS, SAGA_DIRTY, Answer, State, known_answer, move_on, transition
+from sds.kernel.registry.contract_versions import event_fields
 from sds.kernel.storage import ledger
 from sds.kernel.storage.store import Reader, Store
 from sds.kernel.storage.vault import Texts

@@ -1,5 +1,8 @@
 """A store in SQLite: WAL with `synchronous=FULL`, one connection for writing behind a lock, immediate transactions.
 
+A transaction that need not be durable runs with `synchronous=NORMAL`: its frames lie in the log in front of those of the
+next durable one, which writes all of them to the disk, whichever process wrote them.
+
 Several processes may share the file. A writer waits up to `BUSY_MS` for another. Reading uses the writing connection while
 that is free, and other connections while a transaction is open: it never waits for the disk.
 """
@@ -167,6 +170,7 @@ class SqliteStore(SqliteReader, Store):
         self._connect, self._closed = connect, False
         self._idle: deque[sqlite3.Connection] = deque()
         self._writer = 0  # the id of the thread that has a transaction open; 0: none
+        self._durable = True  # whether a commit waits for the disk
         refuse_inherited(path)
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -299,7 +303,7 @@ class SqliteStore(SqliteReader, Store):
         self._db.execute("INSERT INTO meta VALUES ('schema_version', ?), ('halted', '0')", (SCHEMA_VERSION,))
 
     @contextmanager
-    def transaction(self, first: str = "", values: Row = ()) -> Iterator[list[Row]]:
+    def transaction(self, first: str = "", values: Row = (), *, durable: bool = True) -> Iterator[list[Row]]:
         if first:
             refuse_writing(first)
         with self._lock:
@@ -308,6 +312,7 @@ class SqliteStore(SqliteReader, Store):
             try:
                 try:  # an interrupt may come at any moment from here on
                     self._writer = threading.get_ident()
+                    self._wait_for_disk(durable)
                     self._db.execute("BEGIN IMMEDIATE")
                     yield _fetched(self._db, first, values) if first else []
                     self._db.execute("COMMIT")
@@ -319,6 +324,26 @@ class SqliteStore(SqliteReader, Store):
                     self._writer = 0
             except sqlite3.Error as error:
                 raise StoreError(f"the store refused: {one_line(error, MESSAGE_CHARS_MAX)}") from error
+
+    def _wait_for_disk(self, durable: bool) -> None:
+        """Let the commits of the writing connection wait for the disk, or not."""
+        if durable != self._durable:
+            self._durable = False  # until it is certain
+            self._db.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+            self._durable = durable
+
+    def flush(self) -> None:
+        """Write the log to the disk. What is in it no more was written to the database, durably, when it left."""
+        try:
+            descriptor = os.open(self.path.with_name(f"{self.path.name}-wal"), os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise StoreError(f"the store refused: {cause_of(error)}") from error
 
     @contextmanager
     def frozen(self) -> Iterator[Reader]:

@@ -163,11 +163,19 @@ class Store(Reader):
         """Return the store's name for messages, without a password."""
 
     @abstractmethod
-    def transaction(self, first: str = "", values: Row = ()) -> AbstractContextManager[list[Row]]:
+    def transaction(
+        self, first: str = "", values: Row = (), *, durable: bool = True
+    ) -> AbstractContextManager[list[Row]]:
         """Hold the write lock for a block: commit when the block ends, roll back when it raises.
 
         Yield the rows of `first`, a SELECT, as the transaction finds them. The statement is sent along with the begin.
+        Without `durable` the commit waits for no disk and no standby. Everybody sees it, and it survives this process, but
+        a power cut, or a crash of the server, may undo it until a durable transaction or `flush` has followed, of anybody.
         """
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Wait until everything that was committed before is durable. Raises StoreError."""
 
     @abstractmethod
     def frozen(self) -> AbstractContextManager[Reader]:

@@ -31,8 +31,8 @@ from sds.kernel.envelope.envelope import ESCALATE
 from sds.kernel.envelope.state import StateSource
 from sds.kernel.errors import UsageError, WorldError
 from sds.kernel.executor.statement import CLOCKS_APART_MS, StatementLine
-from sds.kernel.flow.intake import settled_events
 from sds.kernel.flow.states import Answer
+from sds.kernel.flow.undecided import settled_events
 from sds.kernel.registry import registry
 from sds.kernel.registry.authority import authority_now
 from sds.kernel.storage.store import Store

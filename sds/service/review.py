@@ -20,12 +20,12 @@ from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.packet import passages
 from sds.kernel.envelope.envelope import format_literal
 from sds.kernel.errors import NOT_AS_WRITTEN, UsageError, WorldError
-from sds.kernel.flow.intake import event_fields
 from sds.kernel.flow.states import Answer
 from sds.kernel.human import cases
 from sds.kernel.human.cases import BEFORE_ALL, Case, Place
 from sds.kernel.human.review import CaseView
 from sds.kernel.registry import registry
+from sds.kernel.registry.contract_versions import event_fields
 from sds.kernel.registry.registry import Status
 from sds.kernel.storage.store import Reader
 from sds.kernel.storage.vault import Texts

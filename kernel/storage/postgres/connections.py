@@ -21,6 +21,8 @@ from sds.kernel.storage.store import Generation
 
 # A transaction must see everything that was committed before it got its lock, whatever a server, role or URL sets.
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
+NOT_DURABLE = "SET LOCAL synchronous_commit = off"
+FLUSH = "SELECT pg_logical_emit_message(true, 'sds', '')"  # its commit is logged, and therefore waited for
 # A host that vanished is noticed within seconds, unless the URL says otherwise (libpq's names; milliseconds, then seconds).
 ALIVE = {"tcp_user_timeout": "10000", "keepalives_idle": "10", "keepalives_interval": "5", "keepalives_count": "3"}
 

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -18,7 +19,7 @@ import psycopg
 from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.storage.keyring import Keyring
 from sds.kernel.storage.postgres import schema as schemas
-from sds.kernel.storage.postgres.connections import BEGIN, UNHURRIED, Pool, Url, connected
+from sds.kernel.storage.postgres.connections import BEGIN, FLUSH, NOT_DURABLE, UNHURRIED, Pool, Url, connected
 from sds.kernel.storage.postgres.errors import NO_READ, NO_WRITE, REFUSED, mend, refused, said
 from sds.kernel.storage.postgres.pipelined import Connection
 from sds.kernel.storage.postgres.transaction import Transaction
@@ -232,13 +233,14 @@ class PostgresStore(_CatalogueReader, Store):
         return getattr(self._own, "transaction", None)
 
     @contextmanager
-    def transaction(self, first: str = "", values: Row = ()) -> Iterator[list[Row]]:
+    def transaction(self, first: str = "", values: Row = (), *, durable: bool = True) -> Iterator[list[Row]]:
         if self._transaction_of_thread() is not None:
             raise StoreError(f"{NO_WRITE}: cannot start a transaction within a transaction")
         if not self._writers.acquire(timeout=TURN_S):
             raise StoreError(f"{NO_WRITE}: too many threads wait to write")
         try:
-            db, (generation, found) = self._pool.begun(lambda db: self._begin(db, first, values), NO_WRITE)
+            begin = partial(self._begin, first=first, values=values, durable=durable)
+            db, (generation, found) = self._pool.begun(begin, NO_WRITE)
             own = Transaction(db, generation)
             try:
                 self._own.transaction = own
@@ -253,13 +255,22 @@ class PostgresStore(_CatalogueReader, Store):
         finally:
             self._writers.release()
 
-    def _begin(self, db: Connection, first: str, values: Row) -> tuple[Generation, list[Row]]:
+    def _begin(self, db: Connection, first: str, values: Row, *, durable: bool) -> tuple[Generation, list[Row]]:
         """Begin a transaction, take the record's lock, and read `first`, in one round trip."""
         if first:
             refuse_writing(first)
-        done = db.each((BEGIN, ()), (self._lock, ()), *([(first, values)] if first else ()))
+        begin = [BEGIN] if durable else [BEGIN, NOT_DURABLE]
+        done = db.each(*((each, ()) for each in (*begin, self._lock)), *([(first, values)] if first else ()))
         locked = next(each.rows for each in done if each.rows)
         return replace(db.server, record=locked[0][1]), done[-1].rows if first else []
+
+    def flush(self) -> None:
+        """Commit what changes nothing, durably: the server's log is written in its order, so all before it is, too."""
+        db, _ = self._pool.begun(lambda db: db.together((BEGIN, ()), (FLUSH, ())), NO_WRITE)
+        try:
+            Transaction(db, db.server).commit()
+        finally:
+            self._pool.give_back(db)
 
     @contextmanager
     def frozen(self) -> Iterator[Reader]:

@@ -110,7 +110,7 @@ def events(
     definition = gate.find()
     folder = gate_home(definition.name)
     with preview_kernel(definition, folder) as kernel:
-        known, name = intake.settled_events(kernel.store, kernel.contract), kernel.contract.event.id
+        known, name = undecided.settled_events(kernel.store, kernel.contract), kernel.contract.event.id
     waiting = [case.event for case in definition.cases(folder) if case.event.get(name) not in known]
     for line in waiting[:limit]:
         print_json(line)

@@ -16,8 +16,8 @@ from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.errors import UsageError, WorldError
 from sds.kernel.executor.statement import StatementLine
 from sds.kernel.executor.wholeness import PAUSE_MS_MIN
-from sds.kernel.flow.intake import settled_events
 from sds.kernel.flow.states import Answer
+from sds.kernel.flow.undecided import settled_events
 from sds.kernel.human.cases import waiting
 from sds.kernel.human.review import HumanReview, Resolution
 from tests.kernel.authority import halt

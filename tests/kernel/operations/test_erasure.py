@@ -168,7 +168,7 @@ def test_a_case_that_might_have_begun_afresh_does_not_once_it_is_erased(world: W
         undecided.refuse_unless_undecided(world.store, packet.dfid)
     with pytest.raises(ErasedError, match="were erased"):
         intake.recorded_event(world.store, world.contract, packet.dfid)
-    assert {"C1"} == intake.settled_events(world.store, world.contract)
+    assert {"C1"} == undecided.settled_events(world.store, world.contract)
     assert () == verify.verify(world.store).faults
 
 

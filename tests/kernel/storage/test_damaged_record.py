@@ -18,7 +18,7 @@ from sds.kernel.context import artifacts, memory
 from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.errors import NOT_AS_WRITTEN, SdsError, StoreError
-from sds.kernel.flow import intake, states
+from sds.kernel.flow import states, undecided
 from sds.kernel.human import cases
 from sds.kernel.human.review import HumanReview, Resolution
 from sds.kernel.operations import recovery
@@ -96,7 +96,7 @@ def uses(world: World, recorded: Recorded) -> Iterator[Callable[[], object]]:
     yield lambda: cases.registered_terms(store, "claims")
     yield lambda: registry.refusal(store, NEWER, now_ms=now_ms)
     yield lambda: artifacts.listed(store)
-    yield lambda: intake.settled_events(store, world.contract)
+    yield lambda: undecided.settled_events(store, world.contract)
     yield desk.waiting
     for event in ("paid", "escalated", "unknown", "drifted", "half settled", "a new one"):
         yield lambda event=event: decide(world, event)

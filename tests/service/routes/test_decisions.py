@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from sds.kernel.errors import StoreError
+from sds.kernel.storage.sqlite import SqliteStore
 from sds.opening import decisions_at_once
 from tests.service.engines import Held
 from tests.service.operations.waiting import wait_until
@@ -61,6 +63,24 @@ def test_who_prefers_not_to_wait_gets_202_and_where_to_look_once_the_event_is_on
         assert "WAIVE" == bed.client.get(where).json()["decision"]["action"]
         again = bed.post(headers={"Idempotency-Key": "k"})
         assert (202, accepted.content, where) == (again.status_code, again.content, again.headers["location"])
+
+
+@pytest.mark.timeout(30)
+def test_what_may_be_lost_with_the_power_is_not_answered_with_202(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until a flow's first commit is on the disk: nothing but `flush` waits for that."""
+    engine, flushed = Held(), list[bool]()
+
+    def flush(store: SqliteStore) -> None:
+        flushed.append(True)
+        if len(flushed) == 1:
+            raise StoreError("the disk is gone")
+
+    monkeypatch.setattr(SqliteStore, "flush", flush)
+    with opened_bed(home, engine) as bed:
+        check(bed.post(headers={"Prefer": "respond-async"}), 503, "STORE_UNAVAILABLE")
+        assert 202 == bed.post(headers={"Prefer": "respond-async"}).status_code
+        assert 2 == len(flushed)
+        engine.let_go.set()
 
 
 @pytest.mark.timeout(30)
