@@ -15,7 +15,7 @@ from typing import Literal
 from sds.kernel.canonical import canonical, one_line, person
 from sds.kernel.contract.schema import Contract
 from sds.kernel.errors import NOT_AS_WRITTEN, ContractError, StoreError, TransitionError
-from sds.kernel.registry import compatibility, counter_scale, windows
+from sds.kernel.registry import carried_spend, compatibility, counter_scale, windows
 from sds.kernel.storage import ledger
 from sds.kernel.storage.store import Reader, Store
 
@@ -60,7 +60,7 @@ def register(
     """Put a contract in force for its agent. A new agent becomes ACTIVE. Registering a contract again changes nothing.
 
     Open flows stay under the contract they were created under. That one is revoked, though, if its authority had a kind
-    that this one lacks, or if it draws or spends in other units. Raises TransitionError when an agent tries or a reason is
+    that this one lacks, if it draws or spends in other units, or if it lacks a spend limit of this one. Raises TransitionError when an agent tries or a reason is
     missing; ContractError when the handshake fails, or when something is drawn or spent that this contract would count in
     other units (`counter_scale`). A failed handshake leaves one ledger entry and no agent: RETIRED is final, and a mistake
     in a contract must not use up an agent's name.
@@ -130,8 +130,18 @@ def _put_in_force(
         _insert(store, contract, entry, now_ms)
         _take_into_service(store, contract, now_ms)
     elif known[0].contract_hash != contract.hash:
-        _insert(store, contract, entry, now_ms)
+        carried = _carry_spend(store, contract, known[0].contract_hash, now_ms)
+        _insert(store, contract, {**entry, **({"carried": carried} if carried else {})}, now_ms)
         store.run("UPDATE agents SET contract_hash = ? WHERE agent_id = ?", (contract.hash, contract.agent_id))
+
+
+def _carry_spend(store: Store, contract: Contract, before: str, now_ms: int) -> str:
+    """Count what was spent in the running windows under a contract's new limits; return the digest of it, or ""."""
+    try:
+        body = json.loads(store.value("SELECT body FROM contracts WHERE hash = ?", (before,)))
+        return carried_spend.carry(store, body, contract, now_ms)
+    except NOT_AS_WRITTEN as error:
+        raise _contracts_unreadable() from error
 
 
 def _insert(store: Store, contract: Contract, entry: Mapping[str, str], now_ms: int) -> None:
@@ -159,7 +169,9 @@ def _take_into_service(store: Store, contract: Contract, now_ms: int) -> None:
 
 
 def _revoke_superseded(store: Store, contract: Contract, entry: Mapping[str, str], now_ms: int) -> None:
-    """Revoke every earlier contract whose authority this one does not cover, or whose units it does not count in."""
+    """Revoke every earlier contract whose authority this one does not cover, whose units it does not count in, or under
+    which an order would not be counted against every limit of this one.
+    """
     rows = store.rows(
         "SELECT hash, body FROM contracts WHERE agent_id = ? AND hash <> ?"
         " AND hash NOT IN (SELECT contract_hash FROM contract_revocations)",
@@ -170,10 +182,13 @@ def _revoke_superseded(store: Store, contract: Contract, entry: Mapping[str, str
             body = json.loads(text)
             lost = sorted(set(body["authority"]) - set(contract.authority))
             recounted = counter_scale.recounted(body, contract)
+            uncounted = carried_spend.uncounted_limits(body, contract)
         except NOT_AS_WRITTEN as error:
             raise _contracts_unreadable() from error
-        if lost or recounted:
+        if lost or recounted or uncounted:
             what = f"withdraws {', '.join(lost)}" if lost else "counts in other units"
+            if uncounted and not (lost or recounted):
+                what = f"has a spend limit `{uncounted[0].name}`, which this one lacks"
             why = f"version {contract.version} {what}"
             _revoke(store, known, by=entry["by"], who=entry["who"], reason=why, now_ms=now_ms)
 

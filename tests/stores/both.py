@@ -27,6 +27,7 @@ WHOLE = [
     "operations.test_labels",
     "registry.test_aggregate_thresholds",
     "registry.test_authority",
+    "registry.test_carried_spend",
     "registry.test_contract_versions",
     "saga.test_accepted",
     "saga.test_compensation",
