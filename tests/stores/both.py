@@ -12,6 +12,7 @@ from tests.scale import scale
 
 WHOLE = [
     "audit.test_audit_tables",
+    "audit.test_orders",
     "audit.test_sealed_rows",
     "context.test_memory_store",
     "executor.test_breaker",
