@@ -12,10 +12,9 @@ from zoneinfo import ZoneInfo
 
 import typer
 
-from sds.cli.common import ChosenGate, JsonFlag, open_store
+from sds.cli.common import ChosenGate, JsonFlag, as_name, open_store
 from sds.cli.records.reconcile import moment
 from sds.cli.render import counted, plain, print_either
-from sds.definitions.definition import GateDefinition
 from sds.gates.opening import recovery_kernel
 from sds.host.clock import now_ms
 from sds.host.paths import gate_home
@@ -56,7 +55,7 @@ def list_orders(
     if as_csv and as_json:
         raise UsageError("--csv and --json exclude each other")
     zone, groups = _zone(timezone), _groups(by)
-    found = _found(gate.find(), _period(since, until, zone), statement=statement)
+    found = _found(gate, _period(since, until, zone), statement=statement)
     data = _totals(found, groups, zone, statement) if groups else [_data(order, zone, statement) for order in found]
     if as_csv:
         typer.echo(_csv(data), nl=False)
@@ -76,11 +75,13 @@ def _period(since: str | None, until: str | None, zone: tzinfo) -> tuple[int, in
     return start, end
 
 
-def _found(definition: GateDefinition, period: tuple[int, int], *, statement: bool) -> list[BookedOrder]:
-    start, end = period
-    with closing(open_store(definition.name)) as store:
-        if not statement:
-            return orders(store, definition.name, start, end)
+def _found(gate: ChosenGate, period: tuple[int, int], *, statement: bool) -> list[BookedOrder]:
+    if not statement:  # reads the record alone, without the gate's code
+        name = as_name(gate.given)
+        with closing(open_store(name)) as store:
+            return orders(store, name, *period)
+    definition, (start, end) = gate.find(), period
+    open_store(definition.name).close()
     with recovery_kernel(definition, gate_home(definition.name)) as kernel:
         lines = kernel.dispatcher.statement(max(0, start - CLOCKS_APART_MS), end + CLOCKS_APART_MS)
         return with_statement(kernel.store, definition.name, start, end, lines)

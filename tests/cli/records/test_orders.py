@@ -142,6 +142,7 @@ def test_csv_has_one_row_for_each_order_and_no_formula_of_a_callers(company: Com
         decide(gate, 1, prefix="=HYPERLINK(1)")
     shown = company.cli.ok("orders", "--gate", str(company.path), "--csv")
     (row,) = csv.DictReader(io.StringIO(shown))
+    assert shown == company.cli.ok("orders", "toll", "--csv")
     assert ("'=HYPERLINK(1)-1", "5.00", "PAID", "AGENT") == tuple(
         row[n] for n in ("event_id", "amount", "status", "decision")
     )
