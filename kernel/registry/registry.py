@@ -10,12 +10,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 from sds.kernel.canonical import canonical, one_line, person
 from sds.kernel.contract.schema import Contract
 from sds.kernel.errors import NOT_AS_WRITTEN, ContractError, StoreError, TransitionError
-from sds.kernel.registry import carried_spend, compatibility, counter_scale, windows
+from sds.kernel.registry import carried_spend, compatibility, counter_scale, forgotten_draws, windows
 from sds.kernel.storage import ledger
 from sds.kernel.storage.store import Reader, Store
 
@@ -93,9 +93,16 @@ def _refusal(
         refused = compatibility.refusal(contract, known)
         if refused is None and all(each.contract_hash != contract.hash for each in known):
             refused = counter_scale.refusal(record, contract, now_ms)
+            for each in () if refused else known:
+                refused = forgotten_draws.refusal(record, _body(record, each.contract_hash), contract)
     except NOT_AS_WRITTEN as error:
         raise _contracts_unreadable() from error
     return refused
+
+
+def _body(record: Reader, contract_hash: str) -> dict[str, Any]:
+    """Return a registered contract as JSON. Raises one of `NOT_AS_WRITTEN`."""
+    return dict(json.loads(record.value("SELECT body FROM contracts WHERE hash = ?", (contract_hash,))))
 
 
 def _contracts_unreadable() -> StoreError:
@@ -138,8 +145,7 @@ def _put_in_force(
 def _carry_spend(store: Store, contract: Contract, before: str, now_ms: int) -> str:
     """Count what was spent in the running windows under a contract's new limits; return the digest of it, or ""."""
     try:
-        body = json.loads(store.value("SELECT body FROM contracts WHERE hash = ?", (before,)))
-        return carried_spend.carry(store, body, contract, now_ms)
+        return carried_spend.carry(store, _body(store, before), contract, now_ms)
     except NOT_AS_WRITTEN as error:
         raise _contracts_unreadable() from error
 

@@ -30,6 +30,7 @@ WHOLE = [
     "registry.test_authority",
     "registry.test_carried_spend",
     "registry.test_contract_versions",
+    "registry.test_forgotten_draws",
     "saga.test_accepted",
     "saga.test_compensation",
     "storage.test_transactions",
