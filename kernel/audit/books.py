@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sds.kernel.canonical import sha256_hex
-from sds.kernel.registry import windows
+from sds.kernel.registry import carried_spend, windows
 from sds.kernel.storage import ledger
 from sds.kernel.storage.store import Reader
 
@@ -37,6 +37,7 @@ class Registry:
     def __init__(self) -> None:
         self._agents: dict[str, list[str]] = {}  # agent -> gate, contract, status
         self._contracts: dict[str, str] = {}  # hash -> digest of its row
+        self.carried: dict[str, str] = {}  # contract -> digest of what it counted of earlier orders
         self._revoked: dict[str, tuple[str, str, int]] = {}  # contract -> who, why, when
         self._budgets: dict[str, tuple[int, int]] = {}  # agent -> parts, when
         self._windows: dict[tuple[str, str], str] = {}  # agent, stream -> digest of the sums
@@ -45,6 +46,8 @@ class Registry:
     def fold(self, at_ms: int, kind: str, body: Mapping[str, Any]) -> None:
         if kind == "CONTRACT":
             self._contracts[body["hash"]] = body["row"]
+            if "carried" in body:
+                self.carried[body["hash"]] = body["carried"]
             known = self._agents.setdefault(body["agent_id"], ["", "", "ACTIVE"])
             known[:2] = body["gate"], body["hash"]
         elif kind == "AGENT":
@@ -75,9 +78,11 @@ class Registry:
     def faults(self, store: Reader) -> list[str]:
         agents = store.rows("SELECT agent_id, gate, contract_hash, status FROM agents")
         contracts = store.rows("SELECT * FROM contracts")
+        carried = [(row[0], carried_spend.rows_digest(store, row[0])) for row in contracts if row[0] in self.carried]
         return [
             *differences("agent", ((row[0], list(row[1:])) for row in agents), self._agents),
             *differences("contract", ((row[0], ledger.rows_digest([row])) for row in contracts), self._contracts),
+            *differences("spend before contract", carried, self.carried),
             *differences("revocation of contract", _by_name(store, _REVOKED), self._revoked),
             *differences("escalation budget of", _by_name(store, _BUDGETS), self._budgets),
             *windows.faults(store, self._windows),

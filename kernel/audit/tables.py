@@ -199,7 +199,7 @@ class Tables:
         self._diff("execution", ((row[0], row[1:]) for row in orders), self._orders)
         for tables, known in (
             ((*decision_record.SEALED, decision_record.DEADLINE), self._flows.keys() | open_flows),
-            (decision_record.RESERVED, self._orders.keys()),
+            (decision_record.RESERVED, self._orders.keys() | self._registry.carried.keys()),
             (SEALED_HUMAN, self._humans),
         ):
             for table in tables:

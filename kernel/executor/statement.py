@@ -44,7 +44,8 @@ class StatementLine:
     none of the others yet. `at_ms`: the time of the answer there.
 
     `amount_minor`: the money that moved. The rest is what the order carried, if the outside keeps it: a record that lost
-    the order needs `dfid` to recognise its event, and the others to count what was drawn.
+    the order needs `dfid` to recognise its event, and the others to count what was drawn. `other_currency`: the currency
+    in which it moved, where that is not the one in which it was ordered.
     """
 
     key: str
@@ -56,6 +57,7 @@ class StatementLine:
     kind: str = ""
     params: Mapping[str, int] = field(default_factory=dict)
     resource_key: str = ""
+    other_currency: str = ""
 
     def as_data(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__} | {"params": dict(self.params)}
@@ -93,7 +95,7 @@ def _checked(line: object) -> StatementLine:
     """Return a line if the record can keep it; an executor is foreign code. Raises WorldError."""
     if not isinstance(line, StatementLine):
         raise unreadable_statement("an entry in it is not a StatementLine")
-    texts = (line.key, line.reference, line.dfid, line.kind, line.resource_key)
+    texts = (line.key, line.reference, line.dfid, line.kind, line.resource_key, line.other_currency)
     if not all(isinstance(text, str) and len(text) <= TEXT_CHARS_MAX and text.isprintable() for text in texts):
         raise unreadable_statement("an entry has a text that is missing, not printable or too long")
     if not line.key or line.outcome not in get_args(Outcome):
@@ -246,7 +248,8 @@ def _outside(lines: Iterable[StatementLine]) -> str:
 
 def _line_words(line: StatementLine) -> str:
     amount = "" if line.amount_minor is None else f" {line.amount_minor}"
-    return f"{line.outcome}{amount}: {_order_words(line.kind, line.params, line.resource_key)}"
+    currency = f" {line.other_currency}, another currency" if line.other_currency else ""
+    return f"{line.outcome}{amount}{currency}: {_order_words(line.kind, line.params, line.resource_key)}"
 
 
 def _judge(order: Order, lines: Iterable[StatementLine], until_ms: int) -> Difference | None:
@@ -292,7 +295,8 @@ def _compare_end(order: Order, outcome: str) -> str | None:
 
 def _compare_order(order: Order, line: StatementLine) -> str | None:
     """Compare what was ordered, as far as the outside says it."""
-    if line.outcome in ("settled", "reverted") and line.amount_minor is not None and not order.moved(line.amount_minor):
+    moved = line.amount_minor is None or order.moved(line.amount_minor)
+    if line.outcome in ("settled", "reverted") and (line.other_currency or not moved):
         return "AMOUNT_DIFFERS"
     there = (line.dfid, line.kind, dict(line.params), line.resource_key)
     here = (order.dfid, order.kind, dict(order.params), order.resource_key)

@@ -100,17 +100,26 @@ def _adopt(kernel: Kernel, difference: Difference, by: Mapping[str, str], now_ms
 
 
 def _ready(contract: Contract, line: StatementLine, fields: Fields) -> _Order:
-    """Return an order with what it takes: nothing, unless money moved and the outside says what for."""
-    settled, nothing = line.outcome == "settled", Claim((), 0)
+    """Return an order with what it takes: nothing, unless money moved."""
+    settled = line.outcome == "settled"
     kept = settled and contract.draws_settle_in == "kernel"
     human = human_contract(contract)
     terms = contract if line.kind in contract.kinds else human
+    needs = _taken(terms, line) if settled else Claim((), 0)
+    spending = spend.scopes(contract, fields, line.at_ms) if needs != Claim((), 0) else None
+    return _Order(line, settled, needs, spending, kept)
+
+
+def _taken(terms: Contract, line: StatementLine) -> Claim:
+    """Return what a settled order took. Money that moved counts against the spend limits, also where the outside does not
+    say what for: without that, a restored record would have its day's budget once more.
+    """
     spec = terms.kinds.get(line.kind)
     numbers = _numbers(spec, line) if spec else None
-    if not settled or spec is None or numbers is None or not line.resource_key:
-        return _Order(line, settled, nothing, None, kept)
-    needs = reservations.claim_of(terms, line.kind, numbers)
-    return _Order(line, settled, needs, spend.scopes(contract, fields, line.at_ms), kept)
+    if numbers is not None and line.resource_key:
+        return reservations.claim_of(terms, line.kind, numbers)
+    moved = max(0, line.amount_minor or 0)
+    return Claim((), moved if spec is None or spec.spends else 0)
 
 
 def _numbers(spec: KindSpec, line: StatementLine) -> dict[str, int] | None:

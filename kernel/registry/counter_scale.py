@@ -11,7 +11,7 @@ from typing import Any
 from sds.kernel.contract.compiler import parse_type
 from sds.kernel.contract.expressions import INT
 from sds.kernel.contract.schema import Contract
-from sds.kernel.registry import spend
+from sds.kernel.registry import carried_spend, spend
 from sds.kernel.registry.compatibility import Refusal
 from sds.kernel.storage.store import Reader
 
@@ -37,7 +37,7 @@ def refusal(store: Reader, contract: Contract, now_ms: int) -> Refusal | None:
                 f" {counted[counter]} decimals",
                 "keep the field's type, or declare the other type under a new name, from which nothing is drawn yet",
             )
-        if path not in contract.snapshot and spend.anything_counted(store, contract, now_ms):
+        if path not in contract.snapshot and _spent(store, contract, now_ms):
             decimals = "different numbers of" if counted[counter] is None else counted[counter]
             return Refusal(
                 f"what is spent in this hour or day was counted with {decimals} decimals, but this"
@@ -97,6 +97,11 @@ def _units(contract: Mapping[str, Any], *, fed: bool = False) -> dict[str, int |
 def spends_at(kind: Mapping[str, Any]) -> int | None:
     """Return the decimals in which a registered contract's kind, as JSON, spends. None: it spends nothing."""
     return (kind["params"] | kind["fills"])[kind["spends"]]["scale"] if kind["spends"] else None
+
+
+def _spent(store: Reader, contract: Contract, now_ms: int) -> bool:
+    """Tell whether anything counts against a contract's limits now, or would be carried over to them."""
+    return spend.anything_counted(store, contract, now_ms) or carried_spend.anything_spent(store, contract, now_ms)
 
 
 def _drawn(store: Reader, counter: str) -> bool:

@@ -10,12 +10,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 from sds.kernel.canonical import canonical, one_line, person
 from sds.kernel.contract.schema import Contract
 from sds.kernel.errors import NOT_AS_WRITTEN, ContractError, TransitionError
-from sds.kernel.registry import compatibility, counter_scale, windows
+from sds.kernel.registry import carried_spend, compatibility, counter_scale, forgotten_draws, windows
 from sds.kernel.registry.contract_versions import contracts_unreadable
 from sds.kernel.storage import ledger
 from sds.kernel.storage.store import Reader, Store
@@ -61,7 +61,7 @@ def register(
     """Put a contract in force for its agent. A new agent becomes ACTIVE. Registering a contract again changes nothing.
 
     Open flows stay under the contract they were created under. That one is revoked, though, if its authority had a kind
-    that this one lacks, or if it draws or spends in other units. Raises TransitionError when an agent tries or a reason is
+    that this one lacks, if it draws or spends in other units, or if it lacks a spend limit of this one. Raises TransitionError when an agent tries or a reason is
     missing; ContractError when the handshake fails, or when something is drawn or spent that this contract would count in
     other units (`counter_scale`). A failed handshake leaves one ledger entry and no agent: RETIRED is final, and a mistake
     in a contract must not use up an agent's name.
@@ -94,9 +94,16 @@ def _refusal(
         refused = compatibility.refusal(contract, known)
         if refused is None and all(each.contract_hash != contract.hash for each in known):
             refused = counter_scale.refusal(record, contract, now_ms)
+            for each in () if refused else known:
+                refused = forgotten_draws.refusal(record, _body(record, each.contract_hash), contract)
     except NOT_AS_WRITTEN as error:
         raise contracts_unreadable() from error
     return refused
+
+
+def _body(record: Reader, contract_hash: str) -> dict[str, Any]:
+    """Return a registered contract as JSON. Raises one of `NOT_AS_WRITTEN`."""
+    return dict(json.loads(record.value("SELECT body FROM contracts WHERE hash = ?", (contract_hash,))))
 
 
 def _known(store: Reader, contract: Contract) -> list[compatibility.Known]:
@@ -127,8 +134,17 @@ def _put_in_force(
         _insert(store, contract, entry, now_ms)
         _take_into_service(store, contract, now_ms)
     elif known[0].contract_hash != contract.hash:
-        _insert(store, contract, entry, now_ms)
+        carried = _carry_spend(store, contract, known[0].contract_hash, now_ms)
+        _insert(store, contract, {**entry, **({"carried": carried} if carried else {})}, now_ms)
         store.run("UPDATE agents SET contract_hash = ? WHERE agent_id = ?", (contract.hash, contract.agent_id))
+
+
+def _carry_spend(store: Store, contract: Contract, before: str, now_ms: int) -> str:
+    """Count what was spent in the running windows under a contract's new limits; return the digest of it, or ""."""
+    try:
+        return carried_spend.carry(store, _body(store, before), contract, now_ms)
+    except NOT_AS_WRITTEN as error:
+        raise contracts_unreadable() from error
 
 
 def _insert(store: Store, contract: Contract, entry: Mapping[str, str], now_ms: int) -> None:
@@ -156,7 +172,9 @@ def _take_into_service(store: Store, contract: Contract, now_ms: int) -> None:
 
 
 def _revoke_superseded(store: Store, contract: Contract, entry: Mapping[str, str], now_ms: int) -> None:
-    """Revoke every earlier contract whose authority this one does not cover, or whose units it does not count in."""
+    """Revoke every earlier contract whose authority this one does not cover, whose units it does not count in, or under
+    which an order would not be counted against every limit of this one.
+    """
     rows = store.rows(
         "SELECT hash, body FROM contracts WHERE agent_id = ? AND hash <> ?"
         " AND hash NOT IN (SELECT contract_hash FROM contract_revocations)",
@@ -167,10 +185,13 @@ def _revoke_superseded(store: Store, contract: Contract, entry: Mapping[str, str
             body = json.loads(text)
             lost = sorted(set(body["authority"]) - set(contract.authority))
             recounted = counter_scale.recounted(body, contract)
+            uncounted = carried_spend.uncounted_limits(body, contract)
         except NOT_AS_WRITTEN as error:
             raise contracts_unreadable() from error
-        if lost or recounted:
+        if lost or recounted or uncounted:
             what = f"withdraws {', '.join(lost)}" if lost else "counts in other units"
+            if uncounted and not (lost or recounted):
+                what = f"has a spend limit `{uncounted[0].name}`, which this one lacks"
             why = f"version {contract.version} {what}"
             _revoke(store, known, by=entry["by"], who=entry["who"], reason=why, now_ms=now_ms)
 

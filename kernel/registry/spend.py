@@ -30,7 +30,7 @@ WINDOW_MS_MAX = 2 * LENGTH_MS["day"]  # more than the longest day of any zone
 _MINUTE_CHARS = len("2013-12-02T16:05")
 
 # An order that was certainly rejected, or that has been taken back, is not counted.
-_COUNTED = (
+COUNTED = (
     "e.status <> 'FAILED' AND NOT EXISTS"
     " (SELECT 1 FROM saga_reversals r WHERE r.dfid = e.dfid AND r.status = 'REVERTED')"
 )
@@ -40,14 +40,14 @@ Totals = tuple[tuple[str, ...], Row]  # names of counters, and the row that a st
 _MINUTES = "SELECT COALESCE(SUM(used), 0) FROM spend_totals WHERE scope > ? AND scope <= ?"
 _OLDEST_MINUTE = (
     "SELECT COALESCE(SUM(s.amount), 0) FROM spend s JOIN execution_log e ON e.dfid = s.dfid"
-    f" WHERE s.scope = ? AND instr(s.scope, '/~/') > 0 AND e.reserved_at_ms > ? AND e.dfid <> ? AND {_COUNTED}"
+    f" WHERE s.scope = ? AND instr(s.scope, '/~/') > 0 AND e.reserved_at_ms > ? AND e.dfid <> ? AND {COUNTED}"
 )
 _OWN_MINUTES = "SELECT COALESCE(SUM(amount), 0) FROM spend WHERE dfid = ? AND scope > ? AND scope <= ?"
 _ORDERS = (
     "SELECT s.dfid, s.amount, e.reserved_at_ms FROM execution_log e INDEXED BY orders_by_time"
     " CROSS JOIN spend s ON s.dfid = e.dfid CROSS JOIN ledger l ON l.dfid = e.dfid AND l.kind = 'RESERVED'"
     " WHERE s.scope > ? AND s.scope < ? AND substr(s.scope, length(s.scope) - ?) = ?"
-    f" AND e.dfid <> ? AND {_COUNTED}"
+    f" AND e.dfid <> ? AND {COUNTED}"
 )
 _BEFORE = f"{_ORDERS} AND e.reserved_at_ms > ? AND l.idx < ?"
 _SINCE = f"{_ORDERS} AND e.reserved_at_ms >= ? AND e.reserved_at_ms < ? AND l.idx >= ?"
@@ -71,7 +71,7 @@ def scopes(contract: Contract, fields: Fields, at_ms: int) -> Scopes:
     """Name the counter of every spend limit: gate, limit, window, and a hash of the value of `per` (`*`: everything)."""
     if not contract.spend:
         return Scopes(at_ms, (), ())
-    whom = [digest(fields.get(limit.per, "?"))[:16] if limit.per else "*" for limit in contract.spend]
+    whom = [_whom(limit, fields) for limit in contract.spend]
     names = [_name(contract.gate, limit, who, at_ms) for limit, who in zip(contract.spend, whom, strict=True)]
     return Scopes(at_ms, tuple(names), tuple(whom))
 
@@ -79,6 +79,18 @@ def scopes(contract: Contract, fields: Fields, at_ms: int) -> Scopes:
 def counters_for_anyone(contract: Contract, at_ms: int) -> tuple[str, ...]:
     """Return the names of the counters, where they do not depend on state: where no limit counts `per` a field. Else none."""
     return () if any(limit.per for limit in contract.spend) else scopes(contract, {}, at_ms).names
+
+
+def counter(gate: str, limit: SpendLimit, fields: Fields | None, at_ms: int) -> str | None:
+    """Name the counter of one limit at a moment. None: it counts `per` a field, and the state is not known."""
+    if limit.per and fields is None:
+        return None
+    return _name(gate, limit, _whom(limit, fields or {}), at_ms)
+
+
+def _whom(limit: SpendLimit, fields: Fields) -> str:
+    """Return what a limit counts for: a hash of the value of `per`, or `*` for everything."""
+    return digest(fields.get(limit.per, "?"))[:16] if limit.per else "*"
 
 
 def _name(gate: str, limit: SpendLimit, who: str, at_ms: int) -> str:

@@ -22,7 +22,7 @@ from sds.cli.common import A_GOOD_EVENT
 from sds.cli.decisions import decide, escalations, run
 from sds.cli.judgement import evaluate, fit, label
 from sds.cli.options import flat
-from sds.cli.records import backup, erase, keys, move, reconcile, record, replay
+from sds.cli.records import backup, erase, keys, move, orders, reconcile, record, replay
 from sds.cli.render import plain
 from sds.cli.service import keys as service_keys
 from sds.cli.service import serve, webhooks
@@ -92,6 +92,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "halt": record.halt,
     "resume": record.resume,
     "reconcile": reconcile.reconcile,
+    "orders": orders.list_orders,
     "replay": replay.replay,
     "fit": fit.fit,
     "eval": evaluate.evaluate,

@@ -64,12 +64,17 @@ class ChosenGate:
     ] = None
     gate_option: Annotated[str | None, typer.Option("--gate", help="GATE, as an option.", show_default=False)] = None
 
-    def find(self) -> GateDefinition:
-        """Return the gate's definition. Raises UsageError where none or two are given, or there is no such gate."""
+    @property
+    def given(self) -> str:
+        """The name or path that was given. Raises UsageError where none or two are."""
         if (self.gate is None) == (self.gate_option is None):
             message = "Missing argument 'GATE'" if self.gate is None else "GATE and --gate exclude each other"
             raise UsageError(message, hint="give the name of a gate, such as refund, or the path of your own")
-        return defined(self.gate or self.gate_option or "")
+        return self.gate or self.gate_option or ""
+
+    def find(self) -> GateDefinition:
+        """Return the gate's definition. Raises UsageError where none or two are given, or there is no such gate."""
+        return defined(self.given)
 
 
 def defined(gate: str) -> GateDefinition:

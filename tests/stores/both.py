@@ -12,6 +12,7 @@ from tests.scale import scale
 
 WHOLE = [
     "audit.test_audit_tables",
+    "audit.test_orders",
     "audit.test_sealed_rows",
     "context.test_memory_store",
     "executor.test_breaker",
@@ -27,6 +28,7 @@ WHOLE = [
     "operations.test_labels",
     "registry.test_aggregate_thresholds",
     "registry.test_authority",
+    "registry.test_carried_spend",
     "registry.test_contract_versions",
     "saga.test_accepted",
     "saga.test_compensation",
@@ -46,6 +48,7 @@ SOME = [
     "test_a_late_sender_and_recovery_together_pay_once",
     "test_a_missing_trigger_or_index_is_named",
     "test_a_moved_ticket_is_not_paid",
+    "test_a_paid_ticket_is_not_forgotten_under_another_name",
     "test_a_record_put_back_sends_the_same_key_for_the_same_event",
     "test_a_record_whose_windows_are_not_there_yet_fills_them_from_its_ledger_once",
     "test_a_refund_is_paid_once_and_recorded_whole",
@@ -53,6 +56,7 @@ SOME = [
     "test_a_saga_whose_steps_all_succeed_is_closed_and_each_step_is_a_child_of_its_own",
     "test_a_second_resolution_is_refused_and_says_whose_the_first_was",
     "test_a_sliding_window_is_for_each_value_of_its_field",
+    "test_a_source_that_shows_what_was_paid_may_have_another_name_once_no_order_is_in_flight",
     "test_a_trigger_that_does_not_belong_is_named",
     "test_an_absent_order_is_sent_again_with_the_same_key_when_that_is_safe",
     "test_an_older_head_still_holds_after_more_was_written",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 from typing import Annotated, Any
 
 import typer
@@ -39,7 +39,7 @@ def reconcile(
     """
     if adopt != (reason is not None):
         raise UsageError("--adopt and --reason go together", hint='sds reconcile GATE --adopt --reason "..."')
-    period = {"since_ms": _moment(since, 0), "until_ms": _moment(until, None)}
+    period = {"since_ms": moment(since, 0), "until_ms": moment(until, None)}
     if period["until_ms"] is not None and period["until_ms"] < period["since_ms"]:
         raise UsageError(f"--until `{until}` is before --since `{since}`", hint="swap the two times")
     definition = gate.find()
@@ -59,15 +59,17 @@ def reconcile(
         raise WorldError(f"{apart} between record and statement", hint=f"sds escalations list{definition.option}")
 
 
-def _moment(given: str | None, otherwise: Any) -> Any:
-    """Return an ISO 8601 time in milliseconds since 1970; `otherwise` where none is given. Raises UsageError."""
+def moment(given: str | None, otherwise: Any, zone: tzinfo = UTC) -> Any:
+    """Return an ISO 8601 time in milliseconds since 1970; `otherwise` where none is given. `zone`: of a time without an
+    offset. Raises UsageError.
+    """
     if given is None:
         return otherwise
     try:
-        moment = datetime.fromisoformat(given)
+        at = datetime.fromisoformat(given)
     except ValueError as error:
         raise UsageError(f"`{given}` is not an ISO 8601 time", hint="as in 2026-01-31 or 2026-01-31T14:00") from error
-    return max(0, int(moment.replace(tzinfo=moment.tzinfo or UTC).timestamp() * 1000))
+    return max(0, int(at.replace(tzinfo=at.tzinfo or zone).timestamp() * 1000))
 
 
 def _lines(compared: Comparison, adopted: tuple[str, ...]) -> Iterator[str]:

@@ -118,11 +118,11 @@ def field(data: Any, path: str) -> Any:
 
 def _fits(rule: Rule, status: int, data: Any, reading: Reading) -> bool:
     return status in rule.status and all(
-        _same(field(data, path), value, reading.facts) for path, value in rule.where.items()
+        same(field(data, path), value, reading.facts) for path, value in rule.where.items()
     )
 
 
-def _same(found: Any, value: str | int | bool, facts: Mapping[str, Fact]) -> bool:
+def same(found: Any, value: str | int | bool, facts: Mapping[str, Fact]) -> bool:
     """Tell whether a field has the value of a rule, its facts filled in, and its type. A fact that is missing fits nothing."""
     try:
         wanted = written(value, facts)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from sds.executors.http import answers, bodies, pages, templates
+from sds.executors.http import answers, bodies, currencies, pages, templates
 from sds.executors.http.answers import Reading
 from sds.executors.http.client import GatewayClient
 from sds.executors.http.credentials import TokenError
@@ -57,19 +57,11 @@ class HttpExecutor:
         self._client.close()
 
     def check_contract(self, contract: Contract) -> None:
-        """Raise UsageError where the file writes a number with other decimals than the contract gives it: it would be wrong
-        by a factor of ten or more. A number to which the contract gives no decimals may be one of cents.
+        """Raise UsageError where file, contract and currency have different decimals: an amount would be wrong by a factor
+        of ten or more.
         """
-        back = self._form.reverse
-        given = (self._form.order, self._form.lookup, back, back.lookup if back else None)
-        questions = [each for each in given if each is not None]
-        texts = [text for each in questions for text in (*each.texts, *each.compared)]
-        for name, decimals in templates.decimals_of_params(texts):
-            for kind, spec in contract.kinds.items():
-                scale = spec.scale(name) if name in {*spec.params, *spec.fills} else 0
-                if scale not in (0, decimals):
-                    why = f"the gateway's file writes `params.{name}` with {decimals} decimals, but kind `{kind}` has {scale}"
-                    raise UsageError(why, hint=f"write `{{params.{name}:{scale}}}` in the file")
+        for what, mend in currencies.faults(self._form, contract):
+            raise UsageError(what, hint=mend)
 
     def dispatch(self, intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:
         """Send the order under its key; once more if the token had expired, and the gateway carries out a key only once."""

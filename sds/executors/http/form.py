@@ -23,7 +23,7 @@ from sds.executors.http.questions import (
     ReverseForm,
     VoidForm,
 )
-from sds.executors.http.templates import PERIOD_FACTS, KeyForm, unknown_place, without_after
+from sds.executors.http.templates import PERIOD_FACTS, KeyForm, texts_in, unknown_place, without_after
 from sds.host.machine import is_loopback
 from sds.kernel.contract.types import ContradictionError
 
@@ -119,11 +119,14 @@ class LineForm(FormPart):
     """Where the parts of a statement's line are. `outcomes`: the gateway's words for settled, rejected, reverted, pending.
 
     `decimals`: its amounts are texts with so many, or with `amounts: number` JSON numbers with so many at most; 0: they are
-    whole numbers in minor units. `skip_without_key`: a line that has no key is somebody else's.
+    whole numbers in minor units. `skip_without_key`: a line that has no key is somebody else's. `where`: so is one without
+    these values. `currency`: the field of a line's currency, which is compared with the file's.
     """
 
     key: FieldName
     skip_without_key: bool = False
+    where: dict[FieldName, str | int | bool] = Field(default_factory=dict, max_length=16)
+    currency: FieldName | None = None
     outcome: FieldName
     outcomes: dict[str, Literal["settled", "rejected", "reverted", "pending"]] = Field(min_length=1, max_length=32)
     at: TimeField
@@ -138,6 +141,10 @@ class LineForm(FormPart):
 
     @model_validator(mode="after")
     def _scaled(self) -> LineForm:
+        if any(unknown_place(text, frozenset(), params=False) for text in texts_in(self.where)):
+            raise ContradictionError(
+                ("where",), "names no facts: a line is ours by what does not change from order to order"
+            )
         if self.amounts == "number" and not self.decimals:
             raise ContradictionError(
                 ("amounts",), "needs `decimals`: without, amounts are whole numbers in minor units"
@@ -209,7 +216,11 @@ class GatewayForm(FormPart):
         return self
 
     @model_validator(mode="after")
-    def _whole_key_listed(self) -> GatewayForm:
+    def _comparable(self) -> GatewayForm:
+        if self.statement and self.statement.line.currency and not self.currency:
+            raise ContradictionError(
+                ("statement", "line", "currency"), "needs the file's `currency`, to compare with it"
+            )
         if self.statement and self.key_form != "whole" and not any("{whole_key}" in text for text in self.order.texts):
             raise ContradictionError(
                 ("statement",), "lists whole keys: with `key_form`, `order` must send `{whole_key}`, too"

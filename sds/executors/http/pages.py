@@ -48,17 +48,23 @@ def lines(
             raise odd(f"the statement has more than {PAGES_MAX} pages")
         seen.add(path)
         data, headers = page(path)
-        yield from _lines_of(form, data)
+        yield from _lines_of(form, str(period["currency"]), data)
         path = _linked(f"{address}{path}", address, headers) if form.next_link else _after(form, period, data)
 
 
-def _lines_of(form: StatementForm, data: Any) -> Iterator[StatementLine]:
+def _lines_of(form: StatementForm, currency: str, data: Any) -> Iterator[StatementLine]:
     listed = answers.field(data, form.lines)
     if not isinstance(listed, list):
         raise odd(f"the statement has no list `{form.lines}`")
     for each in listed:
-        if not form.line.skip_without_key or answers.field(each, form.line.key) not in (MISSING, None):
-            yield _line(form.line, each)
+        if _is_ours(form.line, each):
+            yield _line(form.line, currency, each)
+
+
+def _is_ours(form: LineForm, data: Any) -> bool:
+    if not all(answers.same(answers.field(data, path), value, {}) for path, value in form.where.items()):
+        return False
+    return not form.skip_without_key or answers.field(data, form.key) not in (MISSING, None)
 
 
 def _after(form: StatementForm, period: Mapping[str, Fact], data: Any) -> str | None:
@@ -105,11 +111,12 @@ def _target(header: str) -> str | None:
     return targets[0] if targets else None
 
 
-def _line(form: LineForm, data: Any) -> StatementLine:
+def _line(form: LineForm, currency: str, data: Any) -> StatementLine:
     said = answers.field(data, form.outcome)
     outcome = form.outcomes.get(said) if isinstance(said, str) else None
     if outcome is None:
         raise odd("a line of the statement has an outcome that `outcomes` does not list")
+    moved_in = _text(data, form.currency) if form.currency else currency
     return StatementLine(
         key=_text(data, form.key),
         outcome=outcome,
@@ -124,6 +131,7 @@ def _line(form: LineForm, data: Any) -> StatementLine:
             if answers.field(data, path) is not MISSING
         },
         resource_key=_text(data, form.resource_key) if form.resource_key else "",
+        other_currency="" if moved_in == currency else moved_in,
     )
 
 

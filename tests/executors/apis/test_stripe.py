@@ -29,7 +29,7 @@ def test_a_refund_succeeds_once_and_one_of_a_charge_that_has_nothing_left_is_ref
     with opened(tmp_path, api) as gate:
         paid = decide(gate, 1)
         assert ("CLOSED", "SUCCESS") == (paid.state, paid.execution)
-        assert {"key", "flow"} == api.payments["p-1"].metadata.keys()
+        assert {"key", "flow", "kind"} == api.payments["p-1"].metadata.keys()
         api.refuses = True
         refused = decide(gate, 2)
         assert ("ESCALATED", "EXECUTION_FAILED") == (refused.state, refused.tag)

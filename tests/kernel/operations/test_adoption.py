@@ -20,6 +20,7 @@ from sds.kernel.flow.states import Answer
 from sds.kernel.flow.undecided import settled_events
 from sds.kernel.human.cases import waiting
 from sds.kernel.human.review import HumanReview, Resolution
+from sds.kernel.registry import spend
 from tests.kernel.authority import halt
 from tests.kernel.durable import World, counters, deny, escalate, refund, whole
 from tests.kernel.orders import left_hanging, recovered
@@ -296,7 +297,18 @@ class TestAnOutsideThatKeepsNothingButKeys:
         assert "ABORTED" == desk.resolve(case.dfid, Resolution("ABORT", "ada", "it was paid")).state
         assert (1, 1) == (len(rail.sent), len(rail.paid()))
 
-    def test_nothing_is_counted_of_what_nobody_knows(self, world: World, rail: ListingRail) -> None:
+    def test_the_money_that_moved_counts_against_the_limits_although_nobody_knows_what_for(
+        self, world: World, rail: ListingRail
+    ) -> None:
+        moved = world.rail.paid()[0][3]
+        assert moved > 0
+        adopted(world)
+        day = f"claims/day/{spend.window(world.contract.spend[1], world.clock())}/*"
+        assert moved == world.store.value("SELECT used FROM spend_totals WHERE scope = ?", (day,))
+        assert [] == world.store.rows("SELECT 1 FROM resources")
+
+    def test_where_it_does_not_tell_the_amount_either_nothing_is_counted(self, world: World, rail: ListingRail) -> None:
+        rail.tells = lambda line: replace(forgetful(line), amount_minor=None)
         adopted(world)
         assert [] == list(counters(world.store))
 

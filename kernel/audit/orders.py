@@ -1,0 +1,224 @@
+"""The orders of a gate for whoever keeps the books: one for each, with its amount, who decided it, and what became of it.
+
+Reads only. What an order spends is its amount; an order of a kind that spends nothing has none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from sds.kernel.errors import NOT_AS_WRITTEN, unreadable
+from sds.kernel.executor.statement import KEYS_AT_ONCE, StatementLine
+from sds.kernel.registry.counter_scale import spends_at
+from sds.kernel.storage.store import Reader, Row
+
+Status = Literal["PAID", "TAKEN_BACK", "REFUSED", "OPEN", "CONTRADICTED", "UNKNOWN_TO_RECORD"]
+
+_STATUS: Mapping[str, Status] = {
+    "SUCCESS": "PAID",
+    "FAILED": "REFUSED",
+    "PENDING": "OPEN",
+    "UNKNOWN": "OPEN",
+    "DIRTY": "CONTRADICTED",
+}
+_BY = "CASE WHEN json_valid({0}.body) THEN {0}.body ->> '$.by' END"
+_WORD = (
+    f"SELECT {_BY.format('w')} FROM ledger w WHERE w.dfid = e.dfid AND w.kind IN ('SETTLED', 'RESOLVED', 'CONTRADICTED')"
+    f" AND {_BY.format('w')} IS NOT NULL ORDER BY w.idx DESC LIMIT 1"
+)
+_AT = "CASE WHEN e.status IN ('PENDING', 'UNKNOWN') THEN e.reserved_at_ms ELSE COALESCE(e.executed_at_ms, e.reserved_at_ms) END"
+_ORDERS = f"""
+SELECT e.dfid, f.event_id, e.kind, e.params, e.resource_key, e.idempotency_key, e.external_receipt, e.status, r.status,
+       e.reserved_at_ms, {_AT}, f.agent_id, c.version, c.body, CAST(json_extract(l.body, '$.needs[1]') AS BIGINT), l.kind,
+       {_BY.format("l")}, h.decision, h.who, h.reason, ({_WORD})
+FROM execution_log e JOIN decision_flows f ON f.dfid = e.dfid
+LEFT JOIN human_decisions h ON h.dfid = e.dfid AND h.decision IN ('OVERRIDE', 'MODIFY')
+LEFT JOIN contracts c ON c.hash = COALESCE(h.contract_hash, f.contract_hash)
+LEFT JOIN saga_reversals r ON r.dfid = e.dfid
+LEFT JOIN ledger l ON l.dfid = e.dfid AND l.kind IN ('RESERVED', 'ADOPTED')
+WHERE f.gate = ?"""
+_CASES = (
+    "SELECT f.event_id, f.state, l.body FROM decision_flows f JOIN ledger l ON l.dfid = f.dfid AND l.kind = 'DECIDED'"
+    " WHERE f.gate = ? AND f.event_id LIKE 'statement/%' ORDER BY l.idx"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BookedOrder:
+    """One order. `at_ms`: when its end was recorded; of one that is open, when it was ordered. `amount_minor`: what it
+    spends, at `decimals`; None: nothing. `decision`: AGENT, OVERRIDE, MODIFY or ADOPTED. `settled_by`: the human by whose
+    word its end was recorded. `difference`: of a case about what the outside says, its code and state.
+
+    `line`: the outside's own line about it, if its statement was asked for and has one.
+    """
+
+    dfid: str
+    event_id: str
+    kind: str
+    amount_minor: int | None
+    decimals: int
+    numbers: Mapping[str, int]
+    resource_key: str
+    key: str
+    reference: str
+    status: Status
+    ordered_at_ms: int
+    at_ms: int
+    agent_id: str
+    contract_version: str
+    decision: str
+    decided_by: str
+    reason: str
+    settled_by: str
+    difference: str
+    line: StatementLine | None = None
+
+    @property
+    def paid_minor(self) -> int:
+        return (self.amount_minor or 0) if self.status == "PAID" else 0
+
+    @property
+    def outside_minor(self) -> int:
+        """What the outside says that moved, and stands."""
+        return (self.line.amount_minor or 0) if self.line and self.line.outcome == "settled" else 0
+
+    @property
+    def agrees(self) -> bool:
+        """Whether what moved here is what moved there. What is open here is not judged."""
+        if self.status in ("OPEN", "CONTRADICTED"):
+            return True
+        listed = self.line is not None and self.line.outcome == "settled"
+        if (self.status == "PAID") != listed:
+            return False
+        same = self.amount_minor is None or self.line is None or self.line.amount_minor in (None, self.amount_minor)
+        return not listed or (same and not (self.line and self.line.other_currency))
+
+
+def orders(record: Reader, gate: str, since_ms: int, until_ms: int) -> list[BookedOrder]:
+    """Return the orders of a gate whose time lies in a period, the oldest first. Raises StoreError for one that cannot be read."""
+    rows = record.rows(f"{_ORDERS} AND {_AT} BETWEEN ? AND ? ORDER BY {_AT}, e.dfid", (gate, since_ms, until_ms))
+    cases = _difference_cases(record, gate)
+    return [_order(row, cases) for row in rows]
+
+
+def with_statement(
+    record: Reader, gate: str, since_ms: int, until_ms: int, lines: Iterable[StatementLine]
+) -> list[BookedOrder]:
+    """Return the orders of a period as `orders` does, each with the outside's line, by the outside's time where it has one.
+    An order that only the outside has is UNKNOWN_TO_RECORD.
+    """
+    listed: dict[str, list[StatementLine]] = {}
+    for line in lines:
+        listed.setdefault(line.key, []).append(line)
+    cases = _difference_cases(record, gate)
+    known = {order.key: order for order in orders(record, gate, since_ms, until_ms)}
+    for row in _of_keys(record, gate, [key for key in listed if key not in known]):
+        known[row[5]] = _order(row, cases)
+    joined = [_beside(order, next(iter(listed.get(order.key, ())), None)) for order in known.values()]
+    decimals = _decimals_now(record, gate)
+    unknown = (line for key, those in listed.items() for line in those[key in known :])  # a second one is nobody's
+    joined += [_only_outside(line, decimals) for line in unknown]
+    within = [order for order in joined if since_ms <= order.at_ms <= until_ms]
+    return sorted(within, key=lambda order: (order.at_ms, order.dfid))
+
+
+def _beside(order: BookedOrder, line: StatementLine | None) -> BookedOrder:
+    return order if line is None else replace(order, line=line, at_ms=line.at_ms)
+
+
+def _of_keys(record: Reader, gate: str, keys: list[str]) -> Iterator[Row]:
+    for start in range(0, len(keys), KEYS_AT_ONCE):
+        some = tuple(keys[start : start + KEYS_AT_ONCE])
+        marks = ", ".join("?" * len(some))
+        yield from record.rows(f"{_ORDERS} AND e.idempotency_key IN ({marks})", (gate, *some))
+
+
+def _decimals_now(record: Reader, gate: str) -> int:
+    """Return the decimals in which the contract that was registered last spends; 0 where it spends nothing."""
+    terms = record.value("SELECT body FROM contracts WHERE gate = ? ORDER BY registered_at_ms DESC LIMIT 1", (gate,))
+    return _decimals(json.loads(terms), "") or 0 if terms else 0
+
+
+def _only_outside(line: StatementLine, decimals: int) -> BookedOrder:
+    return BookedOrder(
+        dfid=line.dfid,
+        event_id="",
+        kind=line.kind,
+        amount_minor=None,
+        decimals=decimals,
+        numbers=line.params,
+        resource_key=line.resource_key,
+        key=line.key,
+        reference=line.reference,
+        status="UNKNOWN_TO_RECORD",
+        ordered_at_ms=line.at_ms,
+        at_ms=line.at_ms,
+        agent_id="",
+        contract_version="",
+        decision="",
+        decided_by="",
+        reason="",
+        settled_by="",
+        difference="",
+        line=line,
+    )
+
+
+def _difference_cases(record: Reader, gate: str) -> Mapping[str, str]:
+    """Return the latest case about each key: its code, and the state of the case."""
+    cases: dict[str, str] = {}
+    for event_id, state, body in record.rows(_CASES, (gate,)):
+        try:
+            code = json.loads(body)["statement"]["code"]
+        except NOT_AS_WRITTEN:
+            code = "RECORD_DAMAGED"
+        cases[event_id.removeprefix("statement/")] = f"{code} {'open' if state == 'ESCALATED' else 'closed'}"
+    return cases
+
+
+def _order(row: Row, cases: Mapping[str, str]) -> BookedOrder:
+    dfid, event_id, kind, params, resource_key, key, reference, status, reversal, ordered_at_ms, at_ms = row[:11]
+    agent_id, version, terms, spends, entry, by, decision, who, why, word = row[11:]
+    try:
+        decimals = _decimals(json.loads(terms), kind) if terms else None
+        acted = json.loads(by) if by else {"who": who or agent_id, "reason": why or ""}
+        return BookedOrder(
+            dfid=dfid,
+            event_id=event_id,
+            kind=kind,
+            amount_minor=None if decimals is None else int(spends or 0),
+            decimals=decimals or 0,
+            numbers=dict(json.loads(params)),
+            resource_key=resource_key,
+            key=key,
+            reference=reference or "",
+            status="TAKEN_BACK" if reversal == "REVERTED" else _STATUS[status],
+            ordered_at_ms=ordered_at_ms,
+            at_ms=at_ms,
+            agent_id=agent_id,
+            contract_version=version or "",
+            decision="ADOPTED" if entry == "ADOPTED" else decision or "AGENT",
+            decided_by=acted["who"],
+            reason=acted["reason"],
+            settled_by=json.loads(word)["who"] if word else "",
+            difference=cases.get(key, ""),
+        )
+    except NOT_AS_WRITTEN as error:
+        raise unreadable(dfid) from error
+
+
+def _decimals(terms: Mapping[str, Any], kind: str) -> int | None:
+    """Return the decimals in which a kind spends under a registered contract; None: it spends nothing. Of an order whose
+    kind the record does not know, those of the others: all kinds spend at one scale.
+    """
+    of_humans = terms.get("human", {}).get("kinds", {})
+    known = of_humans.get(kind) or terms["kinds"].get(kind)
+    if known is not None:
+        return spends_at(known)
+    scales = [
+        scale for each in (*terms["kinds"].values(), *of_humans.values()) if (scale := spends_at(each)) is not None
+    ]
+    return scales[0] if scales else None

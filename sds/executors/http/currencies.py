@@ -1,0 +1,68 @@
+"""How many decimals a currency has, of those on which ISO 4217 and the gateways agree. Of all others nothing is said here.
+
+A gateway that counts in minor units takes 1000 for 1000 yen and for 10.00 euros. A contract that gives yen two decimals
+would order a hundred times what it decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+
+from sds.executors.http import templates
+from sds.executors.http.form import GatewayForm
+from sds.kernel.contract.schema import Contract
+from sds.kernel.contract.sections import KindSpec
+
+_OF_NONE = "DJF GNF JPY KMF KRW PYG RWF VND VUV XAF XOF XPF"
+_OF_TWO = "AED AUD BRL CAD CHF CNY CZK DKK EUR GBP HKD ILS INR MXN MYR NOK NZD PHP PLN RON SAR SEK SGD THB TRY USD ZAR"
+_OF_THREE = "BHD JOD KWD OMR TND"
+_DECIMALS = {
+    code: decimals for decimals, codes in ((0, _OF_NONE), (2, _OF_TWO), (3, _OF_THREE)) for code in codes.split()
+}
+
+
+def faults(form: GatewayForm, contract: Contract) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with the decimals of a gateway's file under a contract, and the mend.
+
+    A number to which the contract gives no decimals may be one of minor units.
+    """
+    back = form.reverse
+    given = (form.order, form.lookup, back, back.lookup if back else None)
+    questions = [each for each in given if each is not None]
+    written = list(templates.decimals_of_params(text for each in questions for text in (*each.texts, *each.compared)))
+    for kind, spec in chain(contract.kinds.items(), contract.human.kinds.items()):
+        scales = {name: spec.scale(name) for name in (*spec.params, *spec.fills)}
+        for name, decimals in written:
+            if scales.get(name, 0) not in (0, decimals):
+                what = f"the gateway's file writes `params.{name}` with {decimals} decimals, but kind `{kind}` has {scales[name]}"
+                yield what, f"write `{{params.{name}:{scales[name]}}}` in the file"
+        yield from _of_statement(form, kind, spec, scales)
+        yield from _of_currency(form, kind, spec, written)
+
+
+def _of_statement(form: GatewayForm, kind: str, spec: KindSpec, scales: dict[str, int]) -> Iterator[tuple[str, str]]:
+    line = form.statement.line if form.statement else None
+    if line is None or not line.decimals:
+        return
+    for name in {*line.params} | ({spec.spends} if line.amount_minor and spec.spends else set()):
+        if scales.get(name, 0) not in (0, line.decimals):
+            what = f"the gateway's statement has amounts with {line.decimals} decimals, but kind `{kind}` has {scales[name]}"
+            yield what, f"write `decimals: {scales[name]}` in the file's `line`"
+
+
+def _of_currency(
+    form: GatewayForm, kind: str, spec: KindSpec, written: list[tuple[str, int]]
+) -> Iterator[tuple[str, str]]:
+    decimals = _DECIMALS.get(form.currency.upper())
+    if decimals is None or spec.spends is None:
+        return
+    has = f"`{form.currency}` has {decimals} decimals"
+    if spec.scale(spec.spends) not in (0, decimals):
+        yield (
+            f"{has}, but kind `{kind}` spends with {spec.scale(spec.spends)}",
+            f"give `{spec.spends}` the scale {decimals}",
+        )
+    elif any(name == spec.spends and places != decimals for name, places in written):
+        mend = f"{{params.{spec.spends}:{decimals}}}" if decimals else f"{{params.{spec.spends}}}"
+        yield f"{has}, but the gateway's file writes `params.{spec.spends}` with others", f"write `{mend}` in the file"

@@ -1,0 +1,83 @@
+"""The orders of a record for its bookkeeping: who decided each, what became of it, and what stands of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sds.kernel.audit.orders import BookedOrder, orders
+from sds.kernel.executor.protocol import Receipt
+from sds.kernel.human.review import attest
+from tests.kernel.durable import World, deny, refund, whole
+from tests.kernel.humans import PAY, TERMS, Silent, escalated, resolve, unknown
+from tests.kernel.orders import recovered
+from tests.kernel.sagas import REVERT, Script, run, terms
+
+LATER_MS = 10**14
+
+
+@pytest.fixture
+def world(folder: Path) -> Iterator[World]:
+    with whole(World(folder)) as made:
+        for number in range(1, 5):
+            made.tickets.put(f"T{number}")
+        yield made
+
+
+def listed(world: World) -> list[BookedOrder]:
+    return orders(world.store, "claims", 0, LATER_MS)
+
+
+def test_each_order_says_what_became_of_it_and_only_what_was_paid_counts(world: World) -> None:
+    world.decide(refund("10.00"), "C1", "T1")
+    world.rail.misfortunes = ["refuse"]
+    world.decide(refund("20.00"), "C2", "T2")
+    world.rail.misfortunes, world.rail.blind = ["drop"], True
+    world.decide(refund("30.00"), "C3", "T3")
+    found = {order.event_id: order for order in listed(world)}
+    assert {"C1": ("PAID", 1000), "C2": ("REFUSED", 2000), "C3": ("OPEN", 3000)} == {
+        name: (order.status, order.amount_minor) for name, order in found.items()
+    }
+    assert [1000, 0, 0] == [found[name].paid_minor for name in ("C1", "C2", "C3")]
+    assert {("AGENT", "claims-agent", "1.0.0", 2)} == {
+        (order.decision, order.decided_by, order.contract_version, order.decimals) for order in found.values()
+    }
+
+
+def test_a_period_holds_what_ended_in_it_and_what_is_open_since(world: World) -> None:
+    began_ms = world.clock()
+    world.rail.misfortunes, world.rail.blind = ["drop"], True
+    world.decide(refund("30.00"), "C1", "T1")
+    assert ["OPEN"] == [order.status for order in orders(world.store, "claims", began_ms, began_ms)]
+    world.clock.advance(60_000)
+    world.rail.blind = False
+    recovered(world)
+    assert [] == orders(world.store, "claims", 0, began_ms)
+    assert [began_ms + 60_000] == [order.at_ms for order in orders(world.store, "claims", began_ms + 1, LATER_MS)]
+
+
+def test_a_humans_order_says_who_and_why(folder: Path) -> None:
+    with whole(World(folder, terms=TERMS)) as world:
+        resolve(world, escalated(world), "MODIFY", PAY)
+        (order,) = listed(world)
+        assert ("MODIFY", "ada", 4000, "PAID") == (order.decision, order.decided_by, order.amount_minor, order.status)
+        assert order.reason
+
+
+def test_what_a_saga_took_back_is_not_paid(folder: Path) -> None:
+    with whole(World(folder, terms=terms())) as world:
+        run(world.kernel, world, Script(step_2=deny, compensation=REVERT))
+        (order,) = listed(world)
+        assert ("TAKEN_BACK", 0) == (order.status, order.paid_minor)
+
+
+def test_an_end_by_a_humans_word_says_whose(folder: Path) -> None:
+    world, silent = World(folder, terms=TERMS), Silent()
+    dfid, said = unknown(world, silent), Receipt("settled", "B-7")
+    kernel = world.open_kernel(executor=silent)
+    attest(kernel, dfid, said, who="bob", reason="asked the bank", acknowledged=True, now_ms=world.clock)
+    (order,) = listed(world)
+    assert ("PAID", "bob", "B-7") == (order.status, order.settled_by, order.reference)
+    world.close()
