@@ -202,12 +202,17 @@ class SqliteStore(SqliteReader, Store):
 
     def _fetched(self, sql: str, values: Row = ()) -> list[Row]:
         """Return all rows: inside this thread's transaction, else as they were last committed."""
-        if not self._lock.acquire(blocking=False):
-            return self._rows_apart(sql, values)
-        try:
+        if self._writer == threading.get_ident():
             return _fetched(self._db, sql, values)
+        try:  # an interrupt may come right after the lock was taken
+            if self._lock.acquire(blocking=False):
+                return _fetched(self._db, sql, values)
         finally:
-            self._lock.release()
+            try:  # noqa: SIM105  `suppress` is written in Python: see `kernel.locks`
+                self._lock.release()
+            except RuntimeError:  # another thread has it
+                pass
+        return self._rows_apart(sql, values)
 
     def _rows_apart(self, sql: str, values: Row) -> list[Row]:
         """Read over another connection: another thread uses the writing one."""
@@ -336,7 +341,7 @@ class SqliteStore(SqliteReader, Store):
     def truncate_log(self) -> bool:
         """Copy the write-ahead log to the file and empty it. Return False while others read or write an older state."""
         with self._lock:
-            return self._fetched("PRAGMA wal_checkpoint(TRUNCATE)") == [(0, 0, 0)]
+            return _fetched(self._db, "PRAGMA wal_checkpoint(TRUNCATE)", ()) == [(0, 0, 0)]
 
     def run(self, sql: str, values: Row = ()) -> int:
         if self._writer != threading.get_ident():  # else it would be committed at once, or with another thread's work
