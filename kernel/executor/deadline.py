@@ -21,6 +21,10 @@ class LateError(Exception):
     """The call did not return in time. It goes on; `late` gets what it returns."""
 
 
+class NotStartedError(Exception):
+    """No thread can be started: the call has not begun."""
+
+
 class EndingError(Exception):
     """The call raised what would end a program or a task (SystemExit, a cancellation); it has ended only its thread."""
 
@@ -60,16 +64,24 @@ class _Call(Generic[T]):
         if not isinstance(came, BaseException):
             self._late(came)
 
+    def _abandon(self) -> bool:
+        """Hand the result to `late` once it comes. Return False where it is here already."""
+        with self._lock:
+            self._abandoned = self._came.empty()
+        return self._abandoned
+
     def result(self, timeout_s: float) -> T:
         """Return what the call returns, or raise what it raises. Raises LateError after `timeout_s` seconds."""
         try:
             came = self._came.get(timeout=timeout_s)
         except queue.Empty:
-            with self._lock:
-                self._abandoned = self._came.empty()
-            if self._abandoned:
+            if self._abandon():
                 raise LateError from None
             came = self._came.get()
+        except BaseException:  # the waiting is interrupted: the call goes on, and `late` gets its result
+            if not self._abandon() and not isinstance(came := self._came.get(), BaseException):
+                self._late(came)
+            raise
         if isinstance(came, Exception):
             raise came
         if isinstance(came, BaseException):
@@ -78,7 +90,7 @@ class _Call(Generic[T]):
 
 
 def within(timeout_s: float, work: Callable[[], T], *, late: Callable[[T], None] = lambda _result: None) -> T:
-    """Return what `work` returns, or raise what it raises, within `timeout_s` seconds; else raise LateError.
+    """Return what `work` returns, or raise what it raises, within `timeout_s` seconds; else raise LateError, or NotStartedError.
 
     `work` runs in a copy of the caller's context (`contextvars`): its traces and logs belong to the caller's. When it
     raises SystemExit or a cancellation, EndingError is raised here: that is not meant for the caller. A thread that
@@ -89,6 +101,9 @@ def within(timeout_s: float, work: Callable[[], T], *, late: Callable[[T], None]
     try:
         thread = _idle.pop()
     except IndexError:
-        thread = _Thread()
+        try:
+            thread = _Thread()
+        except RuntimeError as error:
+            raise NotStartedError(f"no thread can be started: {error}") from error
     thread.calls.put(call)
     return call.result(timeout_s)

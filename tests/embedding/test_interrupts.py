@@ -7,8 +7,11 @@ there, once for each time that a decision passes the place, and keep the traceba
 from __future__ import annotations
 
 import dis
+import signal
 import sys
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import _GeneratorContextManager as GeneratorBlock
@@ -20,7 +23,10 @@ import pytest
 from sds import ScriptedEngine, proposal
 from sds.gate import Gate
 from sds.kernel.errors import WorldError
+from sds.kernel.executor import deadline
+from sds.kernel.executor.protocol import ExecutionIntent, Receipt
 from sds.submission import Call, Submissions
+from tests.attack.outside import Bank
 from tests.attack.testbed import Testbed, faults, settle
 from tests.submission.parts import PATIENCE_S
 
@@ -97,6 +103,10 @@ def in_thread(work: Callable[[], Any]) -> Any:
     return done.result(PATIENCE_S)
 
 
+def refused(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
 def paying(gate_of: Testbed) -> Gate:
     engine = ScriptedEngine(lambda packet: proposal(packet, "PAY", amount=100))
     return gate_of.gate(engine=engine)  # type: ignore[arg-type]
@@ -152,9 +162,6 @@ def test_a_read_that_is_interrupted_when_it_has_the_lock_gives_it_back(bed: Test
 
 
 def test_a_thread_that_cannot_be_started_leaves_nothing_queued(bed: Testbed, monkeypatch: pytest.MonkeyPatch):
-    def refused(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     with paying(bed) as gate:
         with monkeypatch.context() as patched:
             patched.setattr(threading.Thread, "start", refused)
@@ -162,3 +169,56 @@ def test_a_thread_that_cannot_be_started_leaves_nothing_queued(bed: Testbed, mon
                 gate.submit(bed.event(0))
         assert ("NO_THREAD", True, 0) == (failed.value.reason_code, failed.value.retryable, gate.queued)
         assert "SUCCESS" == gate.submit(bed.event(0)).result(PATIENCE_S).execution
+
+
+class OutOfTimeError(Exception):
+    """What a task queue raises in a task that takes too long, as Celery's SoftTimeLimitExceeded."""
+
+
+class Waiting(Bank):
+    """A bank that interrupts who waits for it, and answers afterwards."""
+
+    interrupted: threading.Event
+
+    def dispatch(self, intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+        assert self.interrupted.wait(PATIENCE_S)
+        return super().dispatch(intent, key, deadline_s)
+
+
+@pytest.mark.parametrize("ending", [OutOfTimeError, KeyboardInterrupt])
+def test_a_time_limit_is_not_the_executors_failure_and_its_answer_is_recorded(
+    bed: Testbed, ending: type[BaseException]
+):
+    def out_of_time(*_: object) -> None:
+        raise ending
+
+    bank = Waiting(bed.folder / "bank.db", bed.clock)
+    bank.interrupted = threading.Event()
+    before = signal.signal(signal.SIGUSR1, out_of_time)
+    try:
+        with bed.gate(executor=bank) as gate:
+            with pytest.raises(ending):
+                gate.decide(bed.event(0))
+            bank.interrupted.set()
+            until_s = time.monotonic() + PATIENCE_S
+            while (answer := gate.known(bed.event(0))) is None or answer.pending:
+                assert time.monotonic() < until_s
+                time.sleep(0.01)
+            assert ("CLOSED", "SUCCESS") == (answer.state, answer.execution)
+            assert ["SETTLED"] == [
+                kind for (kind,) in gate.store.rows("SELECT kind FROM ledger WHERE kind = 'SETTLED'")
+            ]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_an_order_for_which_no_thread_can_be_started_was_not_sent(bed: Testbed, monkeypatch: pytest.MonkeyPatch):
+    with bed.gate() as gate:
+        with monkeypatch.context() as patched:
+            patched.setattr(deadline, "_idle", deque())
+            patched.setattr(threading.Thread, "start", refused)
+            answer = gate.decide(bed.event(0))
+        assert ("ABORTED", "NOT_SENT", True) == (answer.state, answer.tag, answer.retryable)
+        assert "SUCCESS" == settle(gate, bed.event(0)).execution
+        assert 1 == len(bed.bank.paid())
