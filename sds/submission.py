@@ -286,9 +286,7 @@ class Submissions:
             except RuntimeError as error:
                 if not self._threads:
                     hint = "raise the limits of memory and of processes, or call `decide`"
-                    raise WorldError(
-                        f"no thread can be started: {error}", reason_code="NO_THREAD", hint=hint
-                    ) from error
+                    raise WorldError(f"no thread can be started: {error}", hint=hint) from error
             else:
                 self._threads.append(thread)
 

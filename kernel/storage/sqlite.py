@@ -64,6 +64,11 @@ _MENDS = {
     sqlite3.SQLITE_IOERR: "check that the disk is not full and that its file system can lock and map files",
 }
 
+
+def _mend(error: Exception) -> str:
+    return _MENDS.get(getattr(error, "sqlite_errorcode", 0) & 0xFF, "")
+
+
 Connect = Callable[[Path], sqlite3.Connection]
 
 
@@ -239,9 +244,8 @@ class SqliteStore(SqliteReader, Store):
         return db
 
     def _unusable(self, error: Exception) -> StoreError:
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         damaged = _RESTORE if isinstance(error, UnicodeDecodeError) else ""
-        hint = _MENDS.get(code) or (_WRITE if isinstance(error, OSError) else damaged)
+        hint = _mend(error) or (_WRITE if isinstance(error, OSError) else damaged)
         why = cause_of(error) if isinstance(error, OSError) else error
         said = one_line(why, MESSAGE_CHARS_MAX)
         message = f"`{self.path}` cannot be opened as a decision store: {said}"
@@ -324,7 +328,9 @@ class SqliteStore(SqliteReader, Store):
                 finally:
                     self._writer = 0
             except sqlite3.Error as error:
-                raise StoreError(f"the store refused: {one_line(error, MESSAGE_CHARS_MAX)}") from error
+                raise StoreError(
+                    f"the store refused: {one_line(error, MESSAGE_CHARS_MAX)}", hint=_mend(error)
+                ) from error
 
     @contextmanager
     def frozen(self) -> Iterator[Reader]:

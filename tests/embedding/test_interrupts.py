@@ -167,7 +167,7 @@ def test_a_thread_that_cannot_be_started_leaves_nothing_queued(bed: Testbed, mon
             patched.setattr(threading.Thread, "start", refused)
             with pytest.raises(WorldError, match="no thread can be started") as failed:
                 gate.submit(bed.event(0))
-        assert ("NO_THREAD", True, 0) == (failed.value.reason_code, failed.value.retryable, gate.queued)
+        assert ("UNAVAILABLE", True, 0) == (failed.value.reason_code, failed.value.retryable, gate.queued)
         assert "SUCCESS" == gate.submit(bed.event(0)).result(PATIENCE_S).execution
 
 
