@@ -30,7 +30,6 @@ from sds.decoding.errors import BACKEND_FAILED
 from sds.engines.queueing import QueueTimeoutError
 from sds.engines.request import MakePasses, Passes, Request, Running, Sections
 from sds.kernel.errors import ModelError, SdsError
-from sds.kernel.locks import acquired
 from sds.models.cache.prefix_cache import shared_sections
 from sds.models.protocol import Backend, BackendError, Row
 
@@ -96,11 +95,16 @@ class Scheduler:
         """
         self._check_process()
         wait_s = max(0.0, (until_ms - self.now_ms()) / 1000)
-        with acquired(self._tokenizer, min(wait_s, threading.TIMEOUT_MAX)) as free:
-            if not free:
+        try:  # an interrupt may come right after the lock was taken: see `kernel.locks`
+            if not self._tokenizer.acquire(timeout=min(wait_s, threading.TIMEOUT_MAX)):
                 raise QueueTimeoutError("the model's tokenizer was not free in time")
             self._check_open()
             yield
+        finally:
+            try:  # noqa: SIM105  `suppress` is written in Python
+                self._tokenizer.release()
+            except RuntimeError:  # it was not free
+                pass
 
     def close(self) -> None:
         """Finish running decisions within `CLOSE_S_MAX`; queued and background requests end now.
