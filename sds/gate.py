@@ -163,7 +163,8 @@ class Gate:
         Closing the gate closes its state source and its executor. Without `folder`, the gate has its own folder in the home.
         """
         definition = name if isinstance(name, GateDefinition) else find(name)
-        contract, folder = definition.load_contract(), folder or paths.gate_home(definition.name)
+        contract = definition.load_contract()
+        folder, model = opening.paths_given(folder or paths.gate_home(definition.name), model)
         with ExitStack() as opened:
             source, executor = opened.enter_context(definition.opened(folder))
             readers = paths.fitted_readers(definition.name, definition.readers)

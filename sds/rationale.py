@@ -101,14 +101,15 @@ class Rationales:
     def __init__(self, kernel: Kernel, writer: Explains, *, now_ms: Callable[[], int], log: Log) -> None:
         self._kernel, self._writer, self._now_ms, self._log = kernel, writer, now_ms, log
         self._jobs: deque[tuple[DecisionPacket, bytes]] = deque()
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # entered instead of the condition: see `kernel.locks`
+        self._changed = threading.Condition(self._lock)
         self._recording = threading.Lock()
         self._closed = self._abandoned = False
         self._worker: threading.Thread | None = None
 
     def ask(self, packet: DecisionPacket, data: bytes) -> None:
         """Queue a rationale of this decision, or skip it. Never waits."""
-        with self._changed:
+        with self._lock:
             why = "CLOSED" if self._closed else "QUEUE_FULL" if len(self._jobs) >= QUEUE_MAX else self._start()
             if not why:
                 self._jobs.append((packet, data))
@@ -118,7 +119,7 @@ class Rationales:
 
     def close(self, drain_s: float = DRAIN_S_MAX) -> None:
         """Take no more; write what waits for at most `drain_s` seconds, then skip the rest."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._changed.notify()
         if self._worker is not None:
@@ -144,7 +145,7 @@ class Rationales:
             self._write(*job)
 
     def _next(self, *, wait: bool) -> tuple[DecisionPacket, bytes] | None:
-        with self._changed:
+        with self._lock:
             if wait:
                 self._changed.wait_for(lambda: self._jobs or self._closed)
             return self._jobs.popleft() if self._jobs else None

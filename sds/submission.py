@@ -21,6 +21,7 @@ from sds.engines.queueing import CANCELLED, DRAINING, QUEUE_FULL, Cancellation, 
 from sds.kernel.errors import SdsError, UsageError, WorldError
 from sds.kernel.flow.intake import Event
 from sds.kernel.flow.states import DEADLINE_EXCEEDED, Answer
+from sds.kernel.locks import end_blocks
 
 QUEUE_MAX = 1024
 KERNEL_S_MAX = 60.0  # how long a closing gate waits for commits under way: a source may hang
@@ -144,7 +145,8 @@ class Submissions:
         if min(threads, queue_max) < 1:
             raise UsageError("a gate needs at least one thread, and room for at least one event")
         self._decide, self._threads_max, self._queue_max, self._now_ms = decide, threads, queue_max, now_ms
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # entered instead of the condition: see `kernel.locks`
+        self._changed = threading.Condition(self._lock)
         self._queue: deque[Call] = deque()
         self._under_way = set[Call]()
         self._calls: dict[tuple[str, str], Call] = {}  # by event and body
@@ -158,36 +160,46 @@ class Submissions:
 
     @property
     def deciding(self) -> int:
-        with self._changed:
+        with self._lock:
             return sum(call.event is not None for call in self._under_way)
 
     def submit(self, event: Event, deadline_ms: int | None) -> Handle:
         """Queue an event, or join its decision. Raises WorldError when the queue is full or the gate is closing."""
-        with self._changed:
-            self._refuse_new()
-            call = self._calls.get(_name(event))
-            if call is not None:
-                return call.join(deadline_ms)
-            if len(self._queue) >= self._queue_max:
-                raise WorldError(f"{self._queue_max} events are already waiting", reason_code=QUEUE_FULL)
-            call = self._calls[_name(event)] = Call(event, deadline_ms, self._forget)
-            handle = call.join(deadline_ms)
-            self._queue.append(call)
-            self._start_thread()
-            self._changed.notify()
+        made = Call(event, deadline_ms, self._forget)
+        try:
+            with self._lock:
+                self._refuse_new()
+                call = self._calls.get(_name(event))
+                if call is not None:
+                    return call.join(deadline_ms)
+                if len(self._queue) >= self._queue_max:
+                    raise WorldError(f"{self._queue_max} events are already waiting", reason_code=QUEUE_FULL)
+                self._calls[_name(event)] = made
+                handle = made.join(deadline_ms)
+                self._queue.append(made)
+                self._start_thread()
+                self._changed.notify()
+        except BaseException:  # an interrupt, too: nobody else would end the call
+            made.stop(CANCELLED)
+            raise
         return handle
 
     def decide(self, event: Event, deadline_ms: int | None, *, wait_s: float) -> Answer:
         """Decide an event in this thread, or wait at most `wait_s` seconds for the thread that already decides it."""
-        with self._changed:
-            self._refuse_new()
-            call = self._calls.get(_name(event))
-            handle = None if call is None else call.join(deadline_ms)
-            if call is None:
-                call = self._calls[_name(event)] = Call(event, deadline_ms, self._forget)
-                self._begin_here(call)
-        if handle is None:
-            return self._run_here(call, self._decide)
+        call = Call(event, deadline_ms, self._forget)
+        try:
+            with self._lock:
+                self._refuse_new()
+                other = self._calls.get(_name(event))
+                handle = None if other is None else other.join(deadline_ms)
+                if other is None:
+                    self._calls[_name(event)] = call
+                    self._begin_here(call)
+            if handle is None:
+                return self._run_here(call, self._decide)
+        except BaseException:  # an interrupt, too: nobody else would end the call
+            call.end(_in_progress(event))
+            raise
         try:
             return handle.result(wait_s)
         finally:
@@ -201,12 +213,15 @@ class Submissions:
         `draining`: permit the block also while the gate drains, until the drain time is over.
         """
         call = Call(event, None, self._forget)
-        with self._changed:
-            if self._closing or not draining:
-                self._refuse_new()
-            self._begin_here(call)
         try:
+            with self._lock:
+                if self._closing or not draining:
+                    self._refuse_new()
+                self._begin_here(call)
             yield call
+        except BaseException as error:
+            end_blocks(error)
+            raise
         finally:
             call.end(WorldError("it is over"))
 
@@ -215,7 +230,7 @@ class Submissions:
 
         A call of the draining thread itself is not waited for.
         """
-        with self._changed:
+        with self._lock:
             self._draining = True
             self._changed.notify_all()
             self._changed.wait_for(lambda: not self._queue and not self._others(), drain_s)
@@ -244,14 +259,15 @@ class Submissions:
     def _run_here(self, call: Call, decide: Callable[[Call], Answer]) -> Answer:
         try:
             answer = decide(call)
+            call.end(answer)
         except BaseException as error:
+            end_blocks(error)
             call.end(error if isinstance(error, Exception) else _in_progress(call.event))
             raise
-        call.end(answer)
         return answer
 
     def _forget(self, call: Call) -> None:
-        with self._changed:
+        with self._lock:
             self._under_way.discard(call)
             with suppress(ValueError):
                 self._queue.remove(call)
@@ -261,11 +277,17 @@ class Submissions:
                 self._changed.notify_all()
 
     def _start_thread(self) -> None:
-        """Start one more thread where more calls are queued than threads are idle."""
+        """Start one more thread where more calls are queued than threads are idle. Raises WorldError where there is none."""
         if self._idle < len(self._queue) and len(self._threads) < self._threads_max:
             thread = threading.Thread(target=self._work, name=f"sds-decide-{len(self._threads)}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError as error:
+                if not self._threads:
+                    hint = "raise the limits of memory and of processes, or call `decide`"
+                    raise WorldError(f"no thread can be started: {error}", hint=hint) from error
+            else:
+                self._threads.append(thread)
 
     def _work(self) -> None:
         while (call := self._next()) is not None:
@@ -274,7 +296,7 @@ class Submissions:
 
     def _next(self) -> Call | None:
         """Return the next call, begun; None once the gate drains and nothing waits."""
-        with self._changed:
+        with self._lock:
             while self._queue or not self._draining:
                 if not self._queue:
                     self._idle += 1

@@ -21,6 +21,10 @@ class LateError(Exception):
     """The call did not return in time. It goes on; `late` gets what it returns."""
 
 
+class NotStartedError(Exception):
+    """No thread can be started: the call has not begun."""
+
+
 class EndingError(Exception):
     """The call raised what would end a program or a task (SystemExit, a cancellation); it has ended only its thread."""
 
@@ -39,8 +43,19 @@ class _Thread:
             self.calls.get()()
 
 
+def _thread() -> _Thread:
+    try:
+        return _idle.pop()
+    except IndexError:
+        pass
+    try:
+        return _Thread()
+    except RuntimeError as error:
+        raise NotStartedError(f"no thread can be started: {error}") from error
+
+
 def within(timeout_s: float, work: Callable[[], T], *, late: Callable[[T], None] = lambda _result: None) -> T:
-    """Return what `work` returns, or raise what it raises, within `timeout_s` seconds; else raise LateError.
+    """Return what `work` returns, or raise what it raises, within `timeout_s` seconds; else raise LateError, or NotStartedError.
 
     `work` runs in a copy of the caller's context (`contextvars`): its traces and logs belong to the caller's. When it
     raises SystemExit or a cancellation, EndingError is raised here: that is not meant for the caller. A thread that
@@ -60,19 +75,26 @@ def within(timeout_s: float, work: Callable[[], T], *, late: Callable[[T], None]
         elif not isinstance(came, BaseException):
             late(came)
 
-    try:
-        thread = _idle.pop()
-    except IndexError:
-        thread = _Thread()
-    thread.calls.put(call)
+    _thread().calls.put(call)
     try:
         came = answers.get(timeout=timeout_s)
     except queue.Empty:
         if first.acquire(blocking=False):
             raise LateError from None
         came = answers.get()
-    if isinstance(came, Exception):
-        raise came
+    except BaseException:  # the waiting is interrupted: the call goes on, and `late` gets its result
+        if not first.acquire(blocking=False) and not isinstance(came := answers.get(), BaseException):
+            late(came)
+        raise
     if isinstance(came, BaseException):
-        raise EndingError(type(came).__name__).with_traceback(came.__traceback__) from came
+        raise _raised(came)
     return came
+
+
+def _raised(error: BaseException) -> Exception:
+    """Return what the caller is to see of what a call has raised."""
+    if isinstance(error, Exception):
+        return error
+    ending = EndingError(type(error).__name__).with_traceback(error.__traceback__)
+    ending.__cause__ = error
+    return ending

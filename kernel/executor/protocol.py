@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from pathlib import PurePath
+from traceback import extract_tb
 from typing import Literal, Protocol, get_args, runtime_checkable
 
-from sds.kernel.canonical import canonical, one_line
+from sds.kernel.canonical import canonical, in_words, one_line
 from sds.kernel.errors import UsageError
 from sds.kernel.executor.key_retention import keys_kept_ms
 from sds.kernel.executor.statement import StatementLine, read_statement
@@ -68,6 +70,13 @@ class Receipt:
     status: Settlement
     reference: str = ""
     detail: str = ""
+
+
+def raised(error: BaseException) -> tuple[str, str]:
+    """Return what an executor raised, as one line, and the file and line where it did."""
+    frames = extract_tb(error.__traceback__)
+    place = f"{PurePath(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "?"
+    return one_line(f"{type(error).__name__}: {in_words(error)}", DETAIL_CHARS_MAX // 2), place
 
 
 def cleaned(receipt: Receipt) -> Receipt:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from sds.kernel.errors import WorldError
 from sds.kernel.executor.breaker import EXECUTOR_DOWN
 from sds.kernel.executor.statement import CLOCKS_APART_MS, Statement, known_keys
+from sds.kernel.locks import acquired
 from sds.kernel.storage.store import Generation, Reader
 
 RECORD_BEHIND = "RECORD_BEHIND"
@@ -72,7 +73,7 @@ class Wholeness:
     ) -> None:
         self._record, self._gate, self._statement = record, gate, statement
         self._now_ms, self._sent_within_ms = now_ms, sent_within_ms
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._whole: Generation | None = None  # the record that was found whole; None: none yet, or it is behind
         self._before: Generation | None = None  # the last record that was found whole
         self._replaced: tuple[Generation, int] | None = None  # the record in its place, and when it was first seen
@@ -90,11 +91,10 @@ class Wholeness:
         """
         if self._statement is None or self._whole == (generation := self._record.generation):
             return None
-        if (last := self._unreadable) is None:
-            self._lock.acquire()
-        elif not self._lock.acquire(blocking=False):  # another thread asks again: no need to wait for it
-            return last.doubt
-        try:
+        last = self._unreadable
+        with acquired(self._lock, threading.TIMEOUT_MAX if last is None else 0) as free:
+            if last is not None and not free:  # another thread asks again: no need to wait for it
+                return last.doubt
             if self._whole == generation:
                 return None
             if (last := self._unreadable) is not None and last.holds(self._now_ms()):
@@ -102,8 +102,6 @@ class Wholeness:
             doubt = self._on_its_way(generation) or self._compare(self._statement)
             self._whole = None if doubt else generation
             self._before = self._whole or self._before
-        finally:
-            self._lock.release()
         return doubt
 
     def _on_its_way(self, generation: Generation) -> Doubt | None:

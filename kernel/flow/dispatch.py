@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import PurePath
-from traceback import extract_tb
+from functools import partial
 from typing import Literal
 
-from sds.kernel.canonical import in_words, one_line
+from sds.kernel.canonical import one_line
 from sds.kernel.contract.schema import Contract
 from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.executor import breaker
-from sds.kernel.executor.deadline import LateError, within
+from sds.kernel.executor.deadline import LateError, NotStartedError, within
 from sds.kernel.executor.key_retention import ACCEPTED_BEFORE, CLOCK_MARGIN_MS, FORGOTTEN, is_kept
 from sds.kernel.executor.protocol import (
     DETAIL_CHARS_MAX,
@@ -26,6 +25,7 @@ from sds.kernel.executor.protocol import (
     Receipt,
     VerifyingExecutor,
     cleaned,
+    raised,
 )
 from sds.kernel.executor.statement import STATEMENT_S_MAX, StatementLine, unreadable_statement
 from sds.kernel.flow import in_flight, undecided
@@ -117,7 +117,8 @@ class Dispatcher:
         """
 
         def send() -> Receipt:
-            return cleaned(self.executor.dispatch(intent, intent.idempotency_key, send_s))
+            order = partial(self.executor.dispatch, intent, intent.idempotency_key, send_s)
+            return self._answer_of(intent, "the executor failed", order)
 
         try:
             receipt = within(self._deadline_s, send, late=lambda receipt: self._record_late_answer(intent, receipt))
@@ -125,8 +126,8 @@ class Dispatcher:
             facts = {"dfid": intent.dfid, "waited_ms": round(self._deadline_s * 1000)}
             self._log("executor.late", facts)
             return Receipt("unknown", detail=f"the executor did not answer within {facts['waited_ms']} ms")
-        except Exception as error:  # noqa: BLE001  whatever it raises, it may have acted
-            receipt = Receipt("unknown", detail=self._log_failure(intent, "the executor failed", error))
+        except NotStartedError as error:
+            receipt = Receipt("unsent", detail=f"not sent: {error}")
         if receipt.status in ("settled", "pending"):
             return receipt
         if receipt.status in ("rejected", "unsent"):
@@ -155,19 +156,20 @@ class Dispatcher:
     def _ask(self, intent: ExecutionIntent, what: str, ask: Callable[[], Receipt]) -> Receipt:
         """Ask the executor a question within its deadline. No answer, or an exception, is `unknown`."""
         try:
-            return within(self._deadline_s, lambda: cleaned(ask()))
+            return within(self._deadline_s, lambda: self._answer_of(intent, f"{what} failed", ask))
         except LateError:
             return Receipt("unknown", detail=f"{what} failed: no answer within {round(self._deadline_s * 1000)} ms")
-        except Exception as error:  # noqa: BLE001  as above
-            return Receipt("unknown", detail=self._log_failure(intent, f"{what} failed", error))
+        except NotStartedError as error:
+            return Receipt("unknown", detail=f"{what} failed: {error}")
 
-    def _log_failure(self, intent: ExecutionIntent, what: str, error: Exception) -> str:
-        """Log what was raised and where; return it as one line."""
-        frames = extract_tb(error.__traceback__)
-        place = f"{PurePath(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "?"
-        text = one_line(f"{type(error).__name__}: {in_words(error)}", DETAIL_CHARS_MAX // 2)
-        self._log("executor.failed", {"dfid": intent.dfid, "what": what, "error": text, "place": place})
-        return one_line(f"{what}: {text} ({place})", DETAIL_CHARS_MAX)
+    def _answer_of(self, intent: ExecutionIntent, what: str, ask: Callable[[], Receipt]) -> Receipt:
+        """Ask in the executor's thread. What is raised in the thread that waits is not the executor's, but an interrupt."""
+        try:
+            return cleaned(ask())
+        except BaseException as error:  # noqa: BLE001  whatever it raises, it may have acted
+            text, place = raised(error)
+            self._log("executor.failed", {"dfid": intent.dfid, "what": what, "error": text, "place": place})
+            return Receipt("unknown", detail=one_line(f"{what}: {text} ({place})", DETAIL_CHARS_MAX))
 
     def _lookup(self, intent: ExecutionIntent, reference: str = "") -> Receipt:
         return self._ask(intent, "the look-up", lambda: self.executor.lookup(intent, reference, self._deadline_s))

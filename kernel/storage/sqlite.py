@@ -66,6 +66,11 @@ _MENDS = {
     sqlite3.SQLITE_IOERR: "check that the disk is not full and that its file system can lock and map files",
 }
 
+
+def _mend(error: Exception) -> str:
+    return _MENDS.get(getattr(error, "sqlite_errorcode", 0) & 0xFF, "")
+
+
 Connect = Callable[[Path], sqlite3.Connection]
 
 
@@ -205,12 +210,17 @@ class SqliteStore(SqliteReader, Store):
 
     def _fetched(self, sql: str, values: Row = ()) -> list[Row]:
         """Return all rows: inside this thread's transaction, else as they were last committed."""
-        if not self._lock.acquire(blocking=False):
-            return self._rows_apart(sql, values)
-        try:
+        if self._writer == threading.get_ident():
             return _fetched(self._db, sql, values)
+        try:  # an interrupt may come right after the lock was taken
+            if self._lock.acquire(blocking=False):
+                return _fetched(self._db, sql, values)
         finally:
-            self._lock.release()
+            try:  # noqa: SIM105  `suppress` is written in Python: see `kernel.locks`
+                self._lock.release()
+            except RuntimeError:  # another thread has it
+                pass
+        return self._rows_apart(sql, values)
 
     def _rows_apart(self, sql: str, values: Row) -> list[Row]:
         """Read over another connection: another thread uses the writing one."""
@@ -237,9 +247,8 @@ class SqliteStore(SqliteReader, Store):
         return db
 
     def _unusable(self, error: Exception) -> StoreError:
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         damaged = _RESTORE if isinstance(error, UnicodeDecodeError) else ""
-        hint = _MENDS.get(code) or (_WRITE if isinstance(error, OSError) else damaged)
+        hint = _mend(error) or (_WRITE if isinstance(error, OSError) else damaged)
         why = cause_of(error) if isinstance(error, OSError) else error
         said = one_line(why, MESSAGE_CHARS_MAX)
         message = f"`{self.path}` cannot be opened as a decision store: {said}"
@@ -323,7 +332,9 @@ class SqliteStore(SqliteReader, Store):
                 finally:
                     self._writer = 0
             except sqlite3.Error as error:
-                raise StoreError(f"the store refused: {one_line(error, MESSAGE_CHARS_MAX)}") from error
+                raise StoreError(
+                    f"the store refused: {one_line(error, MESSAGE_CHARS_MAX)}", hint=_mend(error)
+                ) from error
 
     def _wait_for_disk(self, durable: bool) -> None:
         """Let the commits of the writing connection wait for the disk, or not."""
@@ -360,7 +371,7 @@ class SqliteStore(SqliteReader, Store):
     def truncate_log(self) -> bool:
         """Copy the write-ahead log to the file and empty it. Return False while others read or write an older state."""
         with self._lock:
-            return self._fetched("PRAGMA wal_checkpoint(TRUNCATE)") == [(0, 0, 0)]
+            return _fetched(self._db, "PRAGMA wal_checkpoint(TRUNCATE)", ()) == [(0, 0, 0)]
 
     def run(self, sql: str, values: Row = ()) -> int:
         if self._writer != threading.get_ident():  # else it would be committed at once, or with another thread's work

@@ -55,8 +55,9 @@ class Scheduler:
         self._held: list[list[tuple[int, ...]]] = [[] for _ in range(backend.slots)]  # by slot, the sections in it
         self._admitted_at = [0] * backend.slots  # by slot, counted in admissions
         self._admissions = 0
-        self._changed = threading.Condition()
-        self._tokenizer = threading.Lock()
+        self._lock = threading.RLock()  # entered instead of the condition: see `kernel.locks`
+        self._changed = threading.Condition(self._lock)
+        self._tokenizer = threading.RLock()
         self._closing = False  # running requests finish, and nothing new is taken
         self._over: ModelError | None = None  # why the scheduler has stopped
         self._process = os.getpid()  # the process of the worker
@@ -77,7 +78,7 @@ class Scheduler:
         """Queue a request. Raises ModelError when the queue is full or the scheduler has stopped."""
         self._check_process()
         request = Request(make, sections, deadline_ms, now_ms=self.now_ms, forget=self._forget, background=background)
-        with self._changed:
+        with self._lock:
             self._check_open()
             if len(self._waiting) >= self._queue_max:
                 raise QueueTimeoutError(f"{self._queue_max} decisions are already waiting", reason_code=QUEUE_FULL)
@@ -93,13 +94,16 @@ class Scheduler:
         """
         self._check_process()
         wait_s = max(0.0, (until_ms - self.now_ms()) / 1000)
-        if not self._tokenizer.acquire(timeout=min(wait_s, threading.TIMEOUT_MAX)):
-            raise QueueTimeoutError("the model's tokenizer was not free in time")
-        try:
+        try:  # an interrupt may come right after the lock was taken: see `kernel.locks`
+            if not self._tokenizer.acquire(timeout=min(wait_s, threading.TIMEOUT_MAX)):
+                raise QueueTimeoutError("the model's tokenizer was not free in time")
             self._check_open()
             yield
         finally:
-            self._tokenizer.release()
+            try:  # noqa: SIM105  `suppress` is written in Python
+                self._tokenizer.release()
+            except RuntimeError:  # it was not free
+                pass
 
     def close(self) -> None:
         """Finish running decisions within `CLOSE_S_MAX`; queued and background requests end now.
@@ -109,14 +113,14 @@ class Scheduler:
         if self._process != os.getpid():
             return
         until_s = monotonic() + CLOSE_S_MAX
-        with self._changed:
+        with self._lock:
             self._closing = True
             given_up = [*self._waiting, *(each.request for each in self._running if each.request.background)]
             self._waiting.clear()
             self._changed.notify_all()
         for request in given_up:
             request.end(ModelError(CLOSED))
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: self._over or not (self._waiting or self._running), until_s - monotonic())
         self._stop(ModelError(CLOSED))
         self._worker.join(max(0.0, until_s - monotonic()))
@@ -139,13 +143,13 @@ class Scheduler:
 
     def _forget(self, request: Request[Any]) -> None:
         """Take an ended request out of the queue. If it has a slot, the worker frees it."""
-        with self._changed:
+        with self._lock:
             with suppress(ValueError):
                 self._waiting.remove(request)
             self._changed.notify_all()
 
     def _stop(self, why: ModelError) -> None:
-        with self._changed:
+        with self._lock:
             self._over = self._over or why
             asked = [*self._waiting, *(running.request for running in self._running)]
             self._waiting.clear()
@@ -169,7 +173,7 @@ class Scheduler:
 
     def _wait(self) -> bool:
         """Sleep until there is something to do. Return False when the scheduler has stopped."""
-        with self._changed:
+        with self._lock:
             while self._over is None and not self._waiting and not self._running:
                 self._changed.wait()
             return self._over is None
@@ -177,14 +181,14 @@ class Scheduler:
     def _expire(self) -> None:
         """Release all requests that have ended, or whose deadline has passed."""
         now_ms = self.now_ms()
-        with self._changed:
+        with self._lock:
             self._waiting = deque(request for request in self._waiting if not request.expired(now_ms))
         for running in [running for running in self._running if running.request.expired(now_ms)]:
             self._release(running)
 
     def _release(self, running: Running) -> None:
         """Free the slot of a request."""
-        with self._changed:
+        with self._lock:
             self._running.remove(running)
             self._changed.notify_all()
         with suppress(Exception):  # drops its forks; a backend that cannot do so fails in the next pass
@@ -199,7 +203,7 @@ class Scheduler:
 
     def _preempt(self) -> None:
         """Take slots of background requests for waiting requests that find none free."""
-        with self._changed:
+        with self._lock:
             wanted = sum(not request.background for request in self._waiting)
             free = 0 if self._backend.fragmented else len(self._held) - len(self._running)
             for running in [each for each in self._running if each.request.background][: max(0, wanted - free)]:
@@ -213,7 +217,7 @@ class Scheduler:
         try:
             self._backend.defragment()
         except Exception as error:  # noqa: BLE001  the first in the queue gets the error; the next turn tries again
-            with self._changed:
+            with self._lock:
                 first = [self._waiting.popleft()] if self._waiting else []
             for request in first:
                 request.end(_backend_failed(error))
@@ -234,7 +238,7 @@ class Scheduler:
                 self._held[slot] = held
 
     def _admit(self, *, may_read: bool) -> Running | None:
-        with self._changed:
+        with self._lock:
             occupied = {running.slot for running in self._running}
             free = [slot for slot in range(len(self._held)) if slot not in occupied]
             if not self._waiting or not free or self._over is not None or self._backend.fragmented:
@@ -322,7 +326,7 @@ class Scheduler:
     def _restart_all(self) -> None:
         """Restart all running requests: the backend may have lost what it held."""
         self._held = [[] for _ in self._held]
-        with self._changed:
+        with self._lock:
             for running in reversed(self._running.copy()):
                 running.request.restarts += 1
                 if running.request.restarts > RESTARTS_MAX:

@@ -22,6 +22,7 @@ from sds.kernel.decision.packet import NOT_ASKED, DecisionPacket, Decoding
 from sds.kernel.envelope.envelope import envelope_of, format_literal
 from sds.kernel.envelope.proposal import PROPOSAL_BYTES_MAX
 from sds.kernel.errors import ModelError
+from sds.kernel.locks import acquired
 from sds.models.protocol import BackendError
 from sds.models.text.protocol import Completion, Form, Grammar, TextModel
 from sds.models.tokenizer.tokenizer import Speaks
@@ -45,7 +46,7 @@ class TextEngine:
     ) -> None:
         """`nonce`: returns 64 hexadecimal digits that no model could guess, new ones for each proof."""
         self._name, self._writer, self._nonce, self._now_ms = name, writer, nonce, now_ms
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._fits = set[str]()  # hashes of contracts
         self.notices = thinking_notices(writer)
         self.prove(self._now_ms() + proof_timeout_ms)
@@ -109,23 +110,25 @@ class TextEngine:
     def _write(self, texts: tuple[str, str], grammar: Grammar, tokens_max: int, deadline_ms: int) -> Completion:
         """Ask the model once it is free. Raises QueueTimeoutError where it stays busy, ModelError for other failures."""
         asked_ms = self._now_ms()
-        if not self._lock.acquire(timeout=max(0.0, self._left_s(deadline_ms))):
-            raise QueueTimeoutError(f"{self._name}: the engine was busy with another decision")
-        with after_waiting(asked_ms, self._now_ms(), deadline_ms):
-            try:
-                budget = tokens_max - sum(map(self._writer.count_tokens, texts))
-                if budget <= 0:
-                    raise ModelError(
-                        f"the prompt alone needs more than {tokens_max} tokens", reason_code=TOKEN_BUDGET_EXCEEDED
-                    )
-                room, left_s = min(budget, grammar.bytes_max + END_TOKENS), self._left_s(deadline_ms)
-                return self._writer.write(*texts, grammar, tokens_max=room, timeout_s=left_s)
-            except BackendError as error:
-                late = self._left_s(deadline_ms) <= 0
-                code = DEADLINE_EXCEEDED if late else BACKEND_FAILED
-                raise ModelError(f"{self._name}: {error}", reason_code=code, hint=error.hint) from error
-            finally:
-                self._lock.release()
+        with acquired(self._lock, max(0.0, self._left_s(deadline_ms))) as free:
+            if not free:
+                raise QueueTimeoutError(f"{self._name}: the engine was busy with another decision")
+            with after_waiting(asked_ms, self._now_ms(), deadline_ms):
+                return self._write_at_once(texts, grammar, tokens_max, deadline_ms)
+
+    def _write_at_once(self, texts: tuple[str, str], grammar: Grammar, tokens_max: int, deadline_ms: int) -> Completion:
+        try:
+            budget = tokens_max - sum(map(self._writer.count_tokens, texts))
+            if budget <= 0:
+                raise ModelError(
+                    f"the prompt alone needs more than {tokens_max} tokens", reason_code=TOKEN_BUDGET_EXCEEDED
+                )
+            room, left_s = min(budget, grammar.bytes_max + END_TOKENS), self._left_s(deadline_ms)
+            return self._writer.write(*texts, grammar, tokens_max=room, timeout_s=left_s)
+        except BackendError as error:
+            late = self._left_s(deadline_ms) <= 0
+            code = DEADLINE_EXCEEDED if late else BACKEND_FAILED
+            raise ModelError(f"{self._name}: {error}", reason_code=code, hint=error.hint) from error
 
     def _left_s(self, deadline_ms: int) -> float:
         return (deadline_ms - self._now_ms()) / 1000

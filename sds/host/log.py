@@ -18,6 +18,7 @@ from sds.kernel.flow.dispatch import Log
 from sds.kernel.storage.private_files import make_private_file
 
 STAGES = "stage."
+WRITE = "check that you may write in its folder"
 
 _WARNINGS = (
     "security.",
@@ -40,7 +41,7 @@ class JsonLog:
             make_private_file(path)
             self._file: TextIO = path.open("a", encoding="utf-8", buffering=1)
         except OSError as error:
-            raise StoreError(f"`{path}` cannot be written: {cause_of(error)}") from error
+            raise StoreError(f"`{path}` cannot be written: {cause_of(error)}", hint=WRITE) from error
         self._logger = structlog.wrap_logger(
             structlog.WriteLogger(self._file),
             processors=[

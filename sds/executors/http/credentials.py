@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 from typing import Any
 from urllib.parse import quote_plus
 
@@ -22,6 +22,7 @@ from sds.executors.http import answers, bodies
 from sds.executors.http.exchange import Exchange, GatewayRequest, NoReplyError, NotSentError, Reply
 from sds.executors.http.form import ClientCredentials, SecretPlace, SignatureForm
 from sds.kernel.errors import UsageError
+from sds.kernel.locks import acquired
 
 SECRET_CHARS_MAX = 4096
 EARLY_S = 60.0  # a token is replaced so long before it expires, or after half its time where that is later
@@ -95,7 +96,7 @@ class Tokens:
     ) -> None:
         self._form, self._exchange, self._clock = form, exchange, clock
         self._id, self._secret = Secret(form.client_id, folder), Secret(form.client_secret, folder)
-        self._lock = Lock()
+        self._lock = RLock()
         self._token, self._until_s = "", 0.0
         self._fetched = deque[str](maxlen=TOKENS_MASKED)
 
@@ -110,14 +111,12 @@ class Tokens:
 
         Raises TokenError, and UsageError where the client's secret cannot be read.
         """
-        if not self._lock.acquire(timeout=max(0.0, ends_s - time.monotonic())):
-            raise TokenError("another order waits for it, too")
-        try:
+        with acquired(self._lock, max(0.0, ends_s - time.monotonic())) as free:
+            if not free:
+                raise TokenError("another order waits for it, too")
             if self._token in ("", instead_of) or self._clock() >= self._until_s:
                 self._fetch(ends_s)
             return self._token
-        finally:
-            self._lock.release()
 
     def forget(self, token: str) -> None:
         """Use a token that the gateway has refused for no further request. Waits for no other order's fetch."""

@@ -105,7 +105,7 @@ def test_an_end_that_an_executor_raises_is_unknown_like_anything_else_and_ends_n
     world.kernel = world.open_kernel(executor=Ends())
     assert ("EXECUTING", "UNKNOWN") == ((answer := world.decide(refund())).state, answer.execution)
     (detail,) = world.column("SELECT body ->> '$.detail' FROM ledger WHERE kind = 'UNKNOWN'")
-    assert f"EndingError: {type(end).__name__}" in str(detail)
+    assert f"the executor failed: {type(end).__name__}" in str(detail)
 
 
 def test_what_is_late_is_handed_over_once():

@@ -27,6 +27,7 @@ from typing import Any, Self
 from sds.kernel.errors import ExecutorError, StateError
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
 from sds.kernel.executor.statement import StatementLine
+from sds.kernel.locks import acquired
 
 from .store import Line
 
@@ -48,7 +49,7 @@ class RailProcess:
     def __init__(self, db: Path, *, ready_s: float = READY_S) -> None:
         self._db, self._ready_s = db.resolve(), ready_s
         self._child: subprocess.Popen[bytes] | None = None
-        self._changing = threading.Lock()  # held to start or end the process
+        self._changing = threading.RLock()  # held to start or end the process
         self._wanted, self._began_s, self._restarts, self._late = False, 0.0, 0, False
         self.port = 0
 
@@ -76,9 +77,9 @@ class RailProcess:
         by its key. Raises ExecutorError where it was stopped or does not run. A caller that restarts it waits up to
         `ready_s`, one that tests whether it hangs up to `HANG_S`, and others up to `within_s`.
         """
-        if not self._changing.acquire(timeout=max(0.0, within_s)):
-            raise ExecutorError("the payment rail does not answer: it is being started")
-        try:
+        with acquired(self._changing, max(0.0, within_s)) as free:
+            if not free:
+                raise ExecutorError("the payment rail does not answer: it is being started")
             if not self._wanted:
                 raise ExecutorError("the payment rail does not answer: it was stopped")
             if self._late and self._hangs():
@@ -86,8 +87,6 @@ class RailProcess:
             if self._child is None or self._child.poll() is not None:
                 self._restart()
             return self.port
-        finally:
-            self._changing.release()
 
     def was_late(self) -> None:
         """Note that an exchange had no answer in time: the next caller tests whether the process hangs."""

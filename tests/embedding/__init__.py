@@ -1,0 +1,1 @@
+"""Gates inside programs of others: their signals, processes, time limits and machines."""
