@@ -32,7 +32,7 @@ ODD = (
     "extra_float_digits = -15",
     "search_path = nowhere",
     "client_encoding = LATIN1",
-    "plan_cache_mode = force_generic_plan",
+    "plan_cache_mode = force_custom_plan",
     "synchronous_commit = off",
 )
 
@@ -71,6 +71,15 @@ def test_the_password_may_stand_in_a_file_instead_of_the_address(
     with psycopg.connect(url.conninfo) as db:
         assert "from-the-file" == db.info.password
     assert "from-the-file" not in f"{url!r} {url.name}"
+
+
+@pytest.mark.parametrize("setting", ["plan_cache_mode = auto", "plan_cache_mode = force_custom_plan"])
+def test_a_statement_is_planned_once_whatever_its_values_are(setting: str) -> None:
+    with role_with(setting) as url, closing(PostgresStore(url, fresh_schema())) as store:
+        for name in "abc":
+            add(store, name)
+        inserts = "FROM pg_prepared_statements WHERE statement LIKE 'INSERT INTO resources%'"
+        assert [(3, 0)] == store.rows(f"SELECT sum(generic_plans), sum(custom_plans) {inserts}")
 
 
 def test_what_waits_for_more_than_the_disk_still_does() -> None:
