@@ -284,10 +284,7 @@ def _flow_of(store: Reader, event: Event, known: Row) -> Row | None:
 
 
 def refuse_another(store: Reader, event: Event, fingerprint: str, *, dfid: str) -> None:
-    """Raise EventError unless this body is the one that the record knows by `fingerprint`.
-
-    An adopted flow is recognised by the digest of the masked body instead.
-    """
+    """Raise EventError unless the record knows this body by `fingerprint`: in an adopted flow the masked body's digest."""
     if fingerprint in (event.fingerprint, digest(event.body)):
         return
     if not vault.recognises(store, fingerprint, event.original or event.body):
@@ -306,9 +303,7 @@ def write_event(store: Store, gate: str, event: Event, restarts: int) -> str:
 
 
 def point(store: Store, gate: str, event_id: str, body_hash: str, dfid: str) -> None:
-    """Write which flow stands for an event. `body_hash`: what recognises the event; for an adopted flow the digest of the
-    masked body, which that flow's id is made of.
-    """
+    """Write which flow stands for an event. `body_hash`: its fingerprint; the digest of its masked body for an adopted flow."""
     store.write(_POINT, (gate, event_id, body_hash, dfid))
 
 

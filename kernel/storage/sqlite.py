@@ -1,7 +1,5 @@
 """A store in SQLite: WAL with `synchronous=FULL`, one connection for writing behind a lock, immediate transactions.
-
-A transaction that need not be durable runs with `synchronous=NORMAL`: its frames lie in the log in front of those of the
-next durable one, which writes all of them to the disk, whichever process wrote them.
+One that need not be durable has NORMAL; the next durable one, of any process, takes it along to the disk.
 
 Several processes may share the file. A writer waits up to `BUSY_MS` for another. Reading uses the writing connection while
 that is free, and other connections while a transaction is open: it never waits for the disk.
@@ -344,13 +342,10 @@ class SqliteStore(SqliteReader, Store):
             self._durable = durable
 
     def flush(self) -> None:
-        """Write the log to the disk. What is in it no more was written to the database, durably, when it left."""
+        """Write the log to the disk. What has left it is in the database, durably."""
         try:
-            descriptor = os.open(self.path.with_name(f"{self.path.name}-wal"), os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            with self.path.with_name(f"{self.path.name}-wal").open("rb") as log:
+                os.fsync(log.fileno())
         except FileNotFoundError:
             return
         except OSError as error:
