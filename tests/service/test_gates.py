@@ -63,6 +63,7 @@ def test_a_gate_that_is_named_twice_is_refused_before_anything_is_opened(home: P
     assert 0 == model.opened
 
 
+@pytest.mark.sqlite_alone("a folder stands in the place of a record's file")
 def test_what_was_opened_is_closed_where_the_next_does_not_open(home: Path) -> None:
     settings, model = gates_of(home, "bridge", "tunnel"), Counted()
     (home / "tunnel" / "decisions.db").mkdir()

@@ -1,4 +1,4 @@
-"""A record that version 1.5.0 of the refund gate wrote, opened by the program of today: `records/README.md` says how.
+"""A record that version 1.5.0 of the refund gate wrote, opened by the program of today: `README.md` says how.
 
 Of its twelve events three were decided by the embedded model, one was handed to a human, one denied. Four orders are in
 the air, one flow was only claimed, one saga is complete and one stopped behind its first step.
@@ -35,8 +35,8 @@ from tests.kernel.humans import resolve
 
 pytestmark = pytest.mark.sqlite_alone("a file that an older version wrote")
 
-CONTRACT = Path(__file__).parents[1] / "contract" / "refund-1.5.0.yaml"  # as it shipped then
-RECORD = Path(__file__).parent / "records" / "refund_1_5_0.sql.xz"
+CONTRACT = Path(__file__).parents[2] / "contract" / "refund-1.5.0.yaml"  # as it shipped then
+RECORD = Path(__file__).parent / "refund_1_5_0.sql.xz"
 LATER_MS = 120_000  # every lease is over, and it is the same hour
 NOBODY_SENT = ("flow-15007", "flow-15009")  # reserved, and the rail never had the order
 IN_THE_AIR = ("flow-15006", "flow-15007", "flow-15008", "flow-15009")
