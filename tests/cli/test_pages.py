@@ -156,6 +156,25 @@ policy:
 """
 
 
+# What stands around a part of a gateway's file.
+GATEWAY = """
+address: https://payments.example
+idempotent: true
+currency: EUR
+reply: {key: order.key}
+order: {path: /orders, key_header: Idempotency-Key, settled: [{status: [201]}]}
+statement:
+  path: /orders
+  lines: orders
+  line: {key: order.key, outcome: state, outcomes: {paid: settled}, at: {field: at}}
+"""
+
+
+def _merged(whole: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
+    nested = {name: _merged(whole[name], value) for name, value in part.items() if isinstance(whole.get(name), dict)}
+    return {**whole, **part, **nested}
+
+
 def _shown() -> Iterator[tuple[Path, str]]:
     """Yield each YAML file, or part of one, that a page shows; of the contract's pages, what stands within sentences, too."""
     for page in PAGES:
@@ -174,6 +193,8 @@ def _read(text: str) -> None:
         parse_engines(text, name="page")
     elif "address" in parts:
         parse_gateway(text, "page")
+    elif {"order", "statement"} <= {*parts}:
+        parse_gateway(yaml.safe_dump(_merged(yaml.safe_load(GATEWAY), parts)), "page")
     elif "rule_files" in parts:  # of Prometheus
         assert all((ROOT / "deploy" / name).is_file() for name in parts["rule_files"])
     elif "gate" in parts:

@@ -28,8 +28,8 @@ UNIT = (ROOT / "deploy" / "sds.service").read_text(encoding="utf-8")
 IMAGE = (ROOT / "Containerfile").read_text(encoding="utf-8")
 
 
-def _blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+def _blocks(language: str, text: str = PAGE) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
 def _section(title: str) -> str:
@@ -65,7 +65,7 @@ def test_the_five_lines_serve_a_decision(tmp_path: Path) -> None:
 
 
 def test_the_example_of_the_client_runs(bed: Bed, tmp_path: Path) -> None:
-    (code,) = _blocks("python")
+    (code,) = _blocks("python", _section("Client"))
     (tmp_path / "claim.json").write_text(json.dumps(EVENT), encoding="utf-8")
     with served(bed) as address:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "SDS_URL": address, "SDS_KEY": bed.key}

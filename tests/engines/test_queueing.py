@@ -15,6 +15,7 @@ from sds.engines.native import NativeEngine
 from sds.engines.queueing import FairPool, QueueTimeoutError, after_waiting
 from sds.kernel.errors import ModelError
 from sds.models.llamacpp.backend import LlamaBackend
+from tests.embedding.elsewhere import held_elsewhere
 from tests.engines.batches import FAR
 from tests.engines.conftest import running_ms
 from tests.engines.scripted import Scripted, answered, chain, opens
@@ -113,7 +114,8 @@ def test_a_model_that_is_not_free_in_time_is_not_waited_for(world: World, tiny: 
     local = NativeEngine(tiny, now_ms=running_ms)
     engine = FallbackEngine([Link("here", opens(local), 5_000, 60_000)], now_ms=running_ms)
     packet = world.kernel.preview(world.event("C1"))
-    with local._scheduler.tokenizer(FAR), pytest.raises(QueueTimeoutError, match="not free in time") as found:
+    busy = held_elsewhere(local._scheduler.tokenizer(FAR))
+    with busy, pytest.raises(QueueTimeoutError, match="not free in time") as found:
         engine.propose(replace(packet, expires_at_ms=running_ms() + 50), tokens_max=1024)
     assert LATE == found.value.reason_code
     assert local.model == answered(engine, packet)

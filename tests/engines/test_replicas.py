@@ -24,6 +24,7 @@ from sds.models.llamacpp import weights
 from sds.models.llamacpp.backend import LlamaBackend
 from sds.models.protocol import BackendError, Dtype
 from sds.rationale import writer_of
+from tests.embedding.elsewhere import held_elsewhere
 from tests.engines.conftest import running_ms
 from tests.engines.test_native import packets
 from tests.kernel.durable import World
@@ -84,7 +85,7 @@ def test_counting_tokens_waits_for_a_busy_tokenizer_only_so_long(
     monkeypatch.setattr(native, "COUNT_MS_MAX", 20)
     with closing(open_engine(tiny_path(1), now_ms=running_ms)) as alone:
         with (
-            alone._scheduler.tokenizer(running_ms() + 1000),
+            held_elsewhere(alone._scheduler.tokenizer(running_ms() + 1000)),
             pytest.raises(QueueTimeoutError, match="the model's tokenizer was not free in time"),
         ):
             alone.count_tokens("x")

@@ -14,6 +14,7 @@ from sds.engines.request import Request
 from sds.engines.scheduler import RESTARTS_MAX, Scheduler
 from sds.kernel.errors import LanguageError, ModelError, SdsError
 from sds.models.protocol import BackendError, Row
+from tests.embedding.elsewhere import is_held
 from tests.engines.batches import CONTRACTS, FAR, alone, held_up, make, start, until
 from tests.engines.hashing import HashBackend, Logits
 from tests.hostile import Panic
@@ -249,10 +250,10 @@ def test_the_tokenizer_is_a_decisions_own_except_during_a_pass(batching: Callabl
     held: list[bool] = []
 
     def looks(_: object, slot: int) -> Generator[list[Row], list[Logits], tuple[int, ...]]:
-        held.append(scheduler._tokenizer.locked())
+        held.append(is_held(scheduler._tokenizer))
         backend.prefill([], slot=slot)
         yield [Row(slot, [1])]
-        held.append(scheduler._tokenizer.locked())
+        held.append(is_held(scheduler._tokenizer))
         return ()
 
     backend.gate.clear()

@@ -28,6 +28,7 @@ from sds.models.llamacpp.backend import LlamaBackend
 from sds.models.protocol import Row
 from sds.pipeline import Stream
 from sds.rationale import QUEUE_MAX, Rationales, writer_of
+from tests.embedding.elsewhere import is_held
 from tests.engines.batches import until
 from tests.kernel.durable import START_MS, Propose, Rail, Tickets, World, contract, deny, escalate, nonsense, refund
 from tests.kernel.sagas import SAGAS, most
@@ -341,7 +342,7 @@ def test_a_rationale_asks_the_tokenizer_when_nobody_else_does(
     packet, held, read = world.packet(), list[bool](), TextTokens.read
 
     def looked(text: TextTokens, token: int) -> tuple[str, bool]:
-        held.append(engine._scheduler._tokenizer.locked())
+        held.append(is_held(engine._scheduler._tokenizer))
         return read(text, token)
 
     monkeypatch.setattr(TextTokens, "read", looked)

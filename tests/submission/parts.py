@@ -40,9 +40,9 @@ def write_locks(gate: Gate) -> Iterator[list[str]]:
     taken: list[str] = []
     transaction = gate.store.transaction
 
-    def counted(first: str = "", values: Row = ()) -> AbstractContextManager[list[Row]]:
+    def counted(first: str = "", values: Row = (), **how: bool) -> AbstractContextManager[list[Row]]:
         taken.append(threading.current_thread().name)
-        return transaction(first, values)
+        return transaction(first, values, **how)
 
     gate.store.transaction = counted  # type: ignore[method-assign]
     yield taken

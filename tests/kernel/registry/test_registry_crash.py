@@ -133,10 +133,10 @@ def _decide_while_revoking(world: World, packet: DecisionPacket, at: int) -> boo
                 registry.revoke(other, world.contract.hash, who="me", reason="wrong", now_ms=1)
 
     @contextmanager
-    def within(*first: Any) -> Iterator[list[Row]]:
+    def within(*first: Any, **how: bool) -> Iterator[list[Row]]:
         nonlocal inside
         tick()
-        with transaction(*first) as found:
+        with transaction(*first, **how) as found:
             inside = True
             try:
                 yield found

@@ -17,6 +17,7 @@ from sds.gates.refund.rail import client
 from sds.gates.refund.rail.client import RailProcess
 from sds.kernel.errors import ExecutorError
 from sds.kernel.executor.protocol import Receipt
+from tests.embedding.elsewhere import held_elsewhere
 from tests.gates.refund.rail.orders import SOON_S, key_of, pay
 from tests.gates.refund.rail.payouts import payouts
 
@@ -156,7 +157,7 @@ def test_one_that_was_stopped_stays_so(own: Rail) -> None:
 
 
 def test_whoever_waits_for_a_start_waits_no_longer_than_they_may(own: Rail) -> None:
-    with own.process._changing:
+    with held_elsewhere(own.process._changing):
         assert ("unknown", "the payment rail does not answer: it is being started") == _told(
             own.lookup(key_of("x"), 0.05)
         )
