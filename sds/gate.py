@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -76,9 +76,7 @@ class Gate:
         folder, model = opening.paths_given(folder, model)
         paths.make_private(folder, hint="set `folder` to a folder that exists or can be made")
         with ExitStack() as opened:
-            self._log = JsonLog(paths.log_path(folder))
-            opened.callback(self._log.close)
-            # before the record: opening that raises the number of its schema, and there is no way back
+            self._log = opened.enter_context(closing(JsonLog(paths.log_path(folder))))
             self.engine = engine or opening.open_deciding(self.contract, model, readers, now_ms=now_ms)
             opened.callback(self.engine.close if engine is None else lambda: None)
             opening.check_deciding(self.engine, self.contract, self._log.write)
@@ -98,7 +96,10 @@ class Gate:
             self._closing = opened.pop_all()
 
     def _open_record(self, folder: Path, opened: ExitStack) -> None:
-        """Open record and signer. Raises StoreError where the record is not what its keys have signed."""
+        """Open record and signer, last of what may be refused: it raises the number of an older record's schema.
+
+        Raises StoreError where the record is not what its keys have signed.
+        """
         self.store = paths.open_record(folder)
         opened.callback(self.store.close)
         refuse_other_keys(folder, self.store)
