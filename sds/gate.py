@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -76,11 +76,12 @@ class Gate:
         folder, model = opening.paths_given(folder, model)
         paths.make_private(folder, hint="set `folder` to a folder that exists or can be made")
         with ExitStack() as opened:
-            self._open_record(folder, opened)
+            self._log = opened.enter_context(closing(JsonLog(paths.log_path(folder))))
             self.engine = engine or opening.open_deciding(self.contract, model, readers, now_ms=now_ms)
             opened.callback(self.engine.close if engine is None else lambda: None)
             opening.check_deciding(self.engine, self.contract, self._log.write)
             writer = opening.rationale_writer(self.engine, self.contract)
+            self._open_record(folder, opened)
             registry.register(self.store, self.contract, by="operator", now_ms=now_ms())
             refuse_other_keys(folder, self.store)  # again: another process may have signed a fresh record by now
             context, log = opening.context_of(self.contract, self.store, self.engine.count_tokens), self._log.write
@@ -95,14 +96,15 @@ class Gate:
             self._closing = opened.pop_all()
 
     def _open_record(self, folder: Path, opened: ExitStack) -> None:
-        """Open record, signer and log. Raises StoreError where the record is not what its keys have signed."""
+        """Open record and signer, last of what may be refused: it raises the number of an older record's schema.
+
+        Raises StoreError where the record is not what its keys have signed.
+        """
         self.store = paths.open_record(folder)
         opened.callback(self.store.close)
         refuse_other_keys(folder, self.store)
         self._signer = paths.signer(folder)
         paths.refuse_altered(folder, self.store)
-        self._log = JsonLog(paths.log_path(folder))
-        opened.callback(self._log.close)
 
     def _decide_call(self, call: Call) -> Answer:
         assert call.event is not None  # noqa: S101  submitted calls have one

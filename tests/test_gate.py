@@ -6,10 +6,11 @@ import copy
 import json
 import pickle
 import re
+import sqlite3
 from asyncio import CancelledError
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from sds.gate import Gate
 from sds.gates.refund.gate import ensure_world, read_queue
 from sds.host.clock import now_ms
 from sds.kernel.audit import verify
-from sds.kernel.errors import StoreError, TransitionError, UsageError
+from sds.kernel.errors import ModelError, StoreError, TransitionError, UsageError
 from sds.kernel.registry import registry
+from sds.kernel.storage.store import UPGRADABLE
 from sds.models.llamacpp.backend import LlamaBackend
 from tests.kernel.durable import Rail, Tickets, contract
 from tests.proposers import Greedy
@@ -211,3 +213,22 @@ def test_a_folder_whose_record_is_gone_is_refused_and_looking_at_it_does_not_men
             open_store("gate")
         with pytest.raises(StoreError, match=gone):
             Gate(contract(), *parts, folder=tmp_path / "gate", engine=engine)
+
+
+class Refuses(Greedy):
+    def check_contract(self, _: object) -> None:
+        raise ModelError("it cannot decide under this contract")
+
+
+@pytest.mark.parametrize("deciding", [{"engine": Refuses()}, {"model": "missing.gguf"}], ids=["engine", "model"])
+def test_a_version_that_cannot_decide_leaves_an_older_versions_record_as_it_is(
+    parts: tuple[Tickets, Rail], tmp_path: Path, deciding: dict[str, Any]
+) -> None:
+    path = tmp_path / "gate" / "decisions.db"
+    Gate(contract(), *parts, folder=path.parent, engine=Greedy()).close()
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("UPDATE meta SET value = ? WHERE key = 'schema_version'", (UPGRADABLE[-1],))
+    with pytest.raises(ModelError):
+        Gate(contract(), *parts, folder=path.parent, **deciding)
+    with closing(sqlite3.connect(path)) as db:
+        assert [(UPGRADABLE[-1],)] == db.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchall()

@@ -23,7 +23,7 @@ from sds.engines.breaker import FAILURES_MAX
 from sds.engines.protocol import Engine
 from sds.gate import Gate
 from sds.host.clock import now_ms
-from sds.host.paths import has_record, open_record, public_keys_of, refuse_lost
+from sds.host.paths import has_record, is_of_older_version, open_record, public_keys_of, refuse_lost
 from sds.kernel.audit import verify
 from sds.kernel.audit.agent_history import agent_record
 from sds.kernel.decision.packet import DecisionPacket
@@ -286,10 +286,12 @@ def percentiles(values: list[float]) -> dict[str, float]:
 
 def refuse_paused(gate: GateDefinition, folder: Path) -> None:
     """Raise UsageError where the gate is halted or its agent is not active, StoreError where nothing can be recorded.
-    Called before a model is opened.
+    Called before a model is opened. A record of an older version is left as it is, and not asked.
     """
     if not has_record(folder):
         refuse_lost(folder)
+        return
+    if is_of_older_version(folder):
         return
     with closing(open_record(folder)) as store:
         agent_id = gate.load_contract().agent_id

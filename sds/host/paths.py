@@ -22,7 +22,7 @@ from sds.kernel.storage import ledger
 from sds.kernel.storage.keyring import Keyring, Signer
 from sds.kernel.storage.ledger import CheckpointWitness, Head, LedgerKey, PublicKeys
 from sds.kernel.storage.sqlite import SqliteStore, look_at
-from sds.kernel.storage.store import Reader, Store
+from sds.kernel.storage.store import UPGRADABLE, Reader, Store
 from sds.models.protocol import extra_hint, missing_package
 
 BACKUP_MANIFEST = "manifest.json"  # in every backup, and in no gate's folder
@@ -182,6 +182,15 @@ def look_at_record(folder: Path) -> Reader | None:
         return look_at(path) if is_there(path) else None
     found: Reader | None = _postgres().look_at(url, schema_name(folder))
     return found
+
+
+def is_of_older_version(folder: Path) -> bool:
+    """Tell whether opening a gate's record would raise the number of its schema. False for a record that cannot be read."""
+    with suppress(StoreError):
+        if (found := look_at_record(folder)) is not None:
+            with closing(found) as record:
+                return record.value("SELECT value FROM meta WHERE key = 'schema_version'") in UPGRADABLE
+    return False
 
 
 def recorded() -> list[str]:

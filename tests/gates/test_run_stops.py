@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from threading import Event, get_ident
 from typing import Any
@@ -20,12 +20,12 @@ from sds.gates.refund import gate
 from sds.gates.refund.gate import load_refund_contract, read_queue
 from sds.gates.refund.rail.client import RailProcess
 from sds.host.clock import now_ms
-from sds.host.paths import open_record
+from sds.host.paths import is_of_older_version, open_record
 from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.errors import ModelError, UsageError, WorldError
 from sds.kernel.flow.states import Answer
 from sds.kernel.registry import registry
-from sds.kernel.storage.store import Store
+from sds.kernel.storage.store import UPGRADABLE, Store
 from tests.proposers import Greedy
 
 AGENT = "refund-agent"
@@ -252,3 +252,19 @@ def test_what_another_process_decided_meanwhile_is_counted_apart(folder: Path) -
     assert (2, 1) == (report["decisions"], report["decided_elsewhere"])
     assert 2 == sum(report["outcomes"].values())
     assert [] == report["record_faults"]
+
+
+def test_a_run_whose_model_is_refused_leaves_an_older_versions_record_as_it_is(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli.run(REFUND, limit=1)
+    with closing(open_record(folder)) as store, store.transaction():
+        store.run("UPDATE meta SET value = ? WHERE key = 'schema_version'", (UPGRADABLE[-1],))
+
+    def refused(*_: object, **__: object) -> AbstractContextManager[Engine]:
+        raise ModelError("it is not the model that it was")
+
+    monkeypatch.setattr(cli, "opened_engine", refused)
+    with pytest.raises(ModelError):
+        cli.run(REFUND, limit=1)
+    assert is_of_older_version(folder)
