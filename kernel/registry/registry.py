@@ -61,10 +61,12 @@ def register(
     """Put a contract in force for its agent. A new agent becomes ACTIVE. Registering a contract again changes nothing.
 
     Open flows stay under the contract they were created under. That one is revoked, though, if its authority had a kind
-    that this one lacks, if it draws or spends in other units, or if it lacks a spend limit of this one. Raises TransitionError when an agent tries or a reason is
-    missing; ContractError when the handshake fails, or when something is drawn or spent that this contract would count in
-    other units (`counter_scale`). A failed handshake leaves one ledger entry and no agent: RETIRED is final, and a mistake
-    in a contract must not use up an agent's name.
+    that this one lacks, if it draws or spends in other units, or if it lacks a spend limit of this one.
+
+    Raises TransitionError when an agent tries or a reason is missing; ContractError when the handshake fails, when something
+    is drawn or spent that this contract would count in other units (`counter_scale`), or when it would forget what was drawn
+    (`forgotten_draws`). A failed handshake leaves one ledger entry and no agent: RETIRED is final, and a mistake in a
+    contract must not use up an agent's name.
     """
     if by == "agent":
         raise TransitionError("an agent cannot register itself: contracts come from a deployment")
@@ -94,8 +96,8 @@ def _refusal(
         refused = compatibility.refusal(contract, known)
         if refused is None and all(each.contract_hash != contract.hash for each in known):
             refused = counter_scale.refusal(record, contract, now_ms)
-            for each in () if refused else known:
-                refused = forgotten_draws.refusal(record, _body(record, each.contract_hash), contract)
+            for each in known:
+                refused = refused or forgotten_draws.refusal(record, _body(record, each.contract_hash), contract)
     except NOT_AS_WRITTEN as error:
         raise contracts_unreadable() from error
     return refused
