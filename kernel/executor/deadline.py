@@ -72,6 +72,7 @@ def within(timeout_s: float, work: Callable[[], T], *, late: Callable[[T], None]
             came = error
         if first.acquire(blocking=False):
             answers.put(came)
+            answers.put(came)  # again: an interrupt may come between taking the first and keeping it
         elif not isinstance(came, BaseException):
             late(came)
 

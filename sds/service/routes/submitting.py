@@ -258,10 +258,11 @@ async def _on_record(request: DecisionRequest, handle: Handle) -> DecisionReply:
     """Wait until the event's flow is on record, so that no accepted event is lost; answer 202. Raises as `_answer`."""
     future, wait_s, gate = handle.future, LOOK_S, request.gate.gate
     while not future.done() and request.wait_ms > 0:
-        known = await run_in_threadpool(gate.known, request.body)
-        if known is not None:
+        if await run_in_threadpool(gate.known, request.body) is not None:
             await run_in_threadpool(gate.kernel.store.flush)  # a flow's first commit does not wait for the disk
-            return _reply_of(known, 202)
+            known = await run_in_threadpool(gate.known, request.body)  # a server that crashed before may have lost it
+            if known is not None:
+                return _reply_of(known, 202)
         await _wait(future, wait_s)
         wait_s = min(LOOK_S_MAX, 2 * wait_s)
     return _reply_of(await _answer_now(request, handle), 202)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sds.gate import Gate
 from sds.kernel.errors import StoreError
 from sds.kernel.storage.sqlite import SqliteStore
 from sds.opening import decisions_at_once
@@ -78,6 +79,24 @@ def test_what_may_be_lost_with_the_power_is_not_answered_with_202(home: Path, mo
     monkeypatch.setattr(SqliteStore, "flush", flush)
     with opened_bed(home, engine) as bed:
         check(bed.post(headers={"Prefer": "respond-async"}), 503, "STORE_UNAVAILABLE")
+        assert 202 == bed.post(headers={"Prefer": "respond-async"}).status_code
+        assert 2 == len(flushed)
+        engine.let_go.set()
+
+
+@pytest.mark.timeout(30)
+def test_a_flow_that_a_crash_undid_before_it_was_flushed_is_not_answered_with_202(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, flushed, lost, known = Held(), list[bool](), list[bool](), Gate.known
+
+    def flush(store: SqliteStore) -> None:
+        flushed.append(True)
+        lost.extend([True] if len(flushed) == 1 else [])
+
+    monkeypatch.setattr(SqliteStore, "flush", flush)
+    monkeypatch.setattr(Gate, "known", lambda gate, event: None if lost and lost.pop() else known(gate, event))
+    with opened_bed(home, engine) as bed:
         assert 202 == bed.post(headers={"Prefer": "respond-async"}).status_code
         assert 2 == len(flushed)
         engine.let_go.set()
