@@ -6,12 +6,12 @@ Reads only. What an order spends is its amount; an order of a kind that spends n
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from sds.kernel.errors import NOT_AS_WRITTEN, unreadable
-from sds.kernel.executor.statement import KEYS_AT_ONCE, StatementLine
+from sds.kernel.executor.statement import CLOCKS_APART_MS, KEYS_AT_ONCE, Statement, StatementLine, known_keys
 from sds.kernel.registry.counter_scale import spends_at
 from sds.kernel.storage.store import Reader, Row
 
@@ -82,8 +82,9 @@ class BookedOrder:
 
     @property
     def outside_minor(self) -> int:
-        """What the outside says that moved, and stands."""
-        return (self.line.amount_minor or 0) if self.line and self.line.outcome == "settled" else 0
+        """What the outside says that moved, and stands. Of what moved in another currency, nothing: it is no sum of this one."""
+        ours = self.line is not None and self.line.outcome == "settled" and not self.line.other_currency
+        return (self.line.amount_minor or 0) if self.line and ours else 0
 
     @property
     def agrees(self) -> bool:
@@ -105,22 +106,27 @@ def orders(record: Reader, gate: str, since_ms: int, until_ms: int) -> list[Book
 
 
 def with_statement(
-    record: Reader, gate: str, since_ms: int, until_ms: int, lines: Iterable[StatementLine]
+    record: Reader, gate: str, statement: Statement, *, since_ms: int, until_ms: int
 ) -> list[BookedOrder]:
     """Return the orders of a period as `orders` does, each with the outside's line, by the outside's time where it has one.
     An order that only the outside has is UNKNOWN_TO_RECORD.
+
+    The record is read first, as in `compare`. The statement reaches back to the oldest of these orders: one whose end was
+    learned days later belongs to the outside's time alone. Raises WorldError where the statement cannot be read.
     """
+    known = {order.key: order for order in orders(record, gate, since_ms, until_ms)}
+    began_ms = min((order.ordered_at_ms for order in known.values()), default=since_ms)
     listed: dict[str, list[StatementLine]] = {}
-    for line in lines:
+    for line in statement(max(0, min(since_ms, began_ms) - CLOCKS_APART_MS), until_ms + CLOCKS_APART_MS):
         listed.setdefault(line.key, []).append(line)
     cases = _difference_cases(record, gate)
-    known = {order.key: order for order in orders(record, gate, since_ms, until_ms)}
     for row in _of_keys(record, gate, [key for key in listed if key not in known]):
         known[row[5]] = _order(row, cases)
     joined = [_beside(order, next(iter(listed.get(order.key, ())), None)) for order in known.values()]
     decimals = _decimals_now(record, gate)
-    unknown = (line for key, those in listed.items() for line in those[key in known :])  # a second one is nobody's
-    joined += [_only_outside(line, decimals) for line in unknown]
+    others = known_keys(record, [key for key in listed if key not in known])  # orders of another gate of this record
+    for key, lines in listed.items():  # a second line about one key is nobody's
+        joined += [_only_outside(line, decimals) for line in lines[key in known :] if key not in others]
     within = [order for order in joined if since_ms <= order.at_ms <= until_ms]
     return sorted(within, key=lambda order: (order.at_ms, order.dfid))
 

@@ -83,8 +83,8 @@ def _found(gate: ChosenGate, period: tuple[int, int], *, statement: bool) -> lis
     definition, (start, end) = gate.find(), period
     open_store(definition.name).close()
     with recovery_kernel(definition, gate_home(definition.name)) as kernel:
-        lines = kernel.dispatcher.statement(max(0, start - CLOCKS_APART_MS), end + CLOCKS_APART_MS)
-        return with_statement(kernel.store, definition.name, start, end, lines)
+        lists = kernel.dispatcher.statement
+        return with_statement(kernel.store, definition.name, lists, since_ms=start, until_ms=end)
 
 
 def _zone(name: str) -> tzinfo:
@@ -123,8 +123,10 @@ def _data(order: BookedOrder, zone: tzinfo, statement: bool) -> dict[str, Any]:
         "case": order.difference,
     }
     if statement:
-        moved = None if line is None or line.amount_minor is None else format_literal(line.amount_minor, order.decimals)
-        data |= {"outside": line.outcome if line else "", "outside_amount": moved, "agrees": order.agrees}
+        currency = line.other_currency if line else ""
+        moved = line.amount_minor if line else None
+        amount = None if moved is None else f"{moved} {currency}" if currency else format_literal(moved, order.decimals)
+        data |= {"outside": line.outcome if line else "", "outside_amount": amount, "agrees": order.agrees}
     return data
 
 

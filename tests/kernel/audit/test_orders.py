@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from sds.kernel.audit.orders import BookedOrder, orders
+from sds.kernel.audit.orders import BookedOrder, orders, with_statement
 from sds.kernel.executor.protocol import Receipt
+from sds.kernel.executor.statement import StatementLine
 from sds.kernel.human.review import attest
 from tests.kernel.durable import World, deny, refund, whole
 from tests.kernel.humans import PAY, TERMS, Silent, escalated, resolve, unknown
 from tests.kernel.orders import recovered
 from tests.kernel.sagas import REVERT, Script, run, terms
+from tests.kernel.statements import ListingRail, listing
 
 LATER_MS = 10**14
+DAY_MS = 86_400_000
 
 
 @pytest.fixture
@@ -81,3 +85,45 @@ def test_an_end_by_a_humans_word_says_whose(folder: Path) -> None:
     (order,) = listed(world)
     assert ("PAID", "bob", "B-7") == (order.status, order.settled_by, order.reference)
     world.close()
+
+
+def beside(world: World, rail: ListingRail, since_ms: int, until_ms: int, gate: str = "claims") -> list[BookedOrder]:
+    def statement(since: int, until: int) -> tuple[StatementLine, ...]:
+        return tuple(line for line in rail.statement(0, LATER_MS) if since <= line.at_ms <= until)
+
+    return with_statement(world.store, gate, statement, since_ms=since_ms, until_ms=until_ms)
+
+
+def test_a_payment_whose_end_was_learned_days_later_is_in_one_period(world: World) -> None:
+    rail, began_ms = listing(world), world.clock()
+    rail.misfortunes, rail.blind = ["lose"], True
+    assert "UNKNOWN" == world.decide(refund("30.00")).execution
+    world.clock.advance(3 * DAY_MS)
+    rail.blind = False
+    recovered(world)
+    (order,) = beside(world, rail, 0, began_ms + DAY_MS)
+    assert ("PAID", True) == (order.status, order.agrees)
+    assert [] == beside(world, rail, began_ms + 2 * DAY_MS, LATER_MS)
+
+
+def test_what_is_paid_just_after_the_statement_was_read_is_no_difference(world: World) -> None:
+    rail = listing(world)
+    world.decide(refund("10.00"), "C1", "T1")
+    rail.while_listing = lambda: world.decide(refund("30.00"), "C2", "T2")
+    assert [] == [order.event_id for order in beside(world, rail, 0, LATER_MS) if not order.agrees]
+    rail.while_listing = lambda: None
+    assert [("PAID", True)] * 2 == [(order.status, order.agrees) for order in beside(world, rail, 0, LATER_MS)]
+
+
+def test_an_order_of_another_gate_of_the_record_is_not_one_that_only_the_outside_has(world: World) -> None:
+    rail = listing(world)
+    world.decide(refund("30.00"))
+    assert [] == beside(world, rail, 0, LATER_MS, gate="goodwill")
+
+
+def test_money_that_moved_in_another_currency_is_not_added_to_that_of_this_one(world: World) -> None:
+    rail = listing(world)
+    world.decide(refund("30.00"))
+    rail.tells = lambda line: replace(line, other_currency="JPY")
+    (order,) = beside(world, rail, 0, LATER_MS)
+    assert (False, 3000, 0) == (order.agrees, order.paid_minor, order.outside_minor)
