@@ -125,7 +125,7 @@ def _taken(terms: Contract, line: StatementLine) -> Claim:
 def _numbers(spec: KindSpec, line: StatementLine) -> dict[str, int] | None:
     """Return the numbers that a kind takes, as the outside has them; None when one is missing or negative."""
     numbers = dict(line.params)
-    if spec.spends and line.amount_minor is not None:  # count the money that moved, not what was ordered
+    if spec.spends and line.amount_minor is not None and not line.other_currency:  # what moved, not what was ordered
         numbers[spec.spends] = line.amount_minor
     wanted = {name for name in (*spec.draws.values(), spec.spends) if isinstance(name, str)}
     return numbers if all(numbers.get(name, -1) >= 0 for name in wanted) else None

@@ -12,11 +12,13 @@ from sds.kernel.audit.orders import BookedOrder, orders, with_statement
 from sds.kernel.executor.protocol import Receipt
 from sds.kernel.executor.statement import StatementLine
 from sds.kernel.human.review import attest
+from sds.kernel.operations import adoption
+from sds.kernel.registry.reservations import Claim
 from tests.kernel.durable import World, deny, refund, whole
 from tests.kernel.humans import PAY, TERMS, Silent, escalated, resolve, unknown
 from tests.kernel.orders import recovered
 from tests.kernel.sagas import REVERT, Script, run, terms
-from tests.kernel.statements import ListingRail, listing
+from tests.kernel.statements import ListingRail, adopted, forgetful, listing, restore
 
 LATER_MS = 10**14
 DAY_MS = 86_400_000
@@ -127,3 +129,17 @@ def test_money_that_moved_in_another_currency_is_not_added_to_that_of_this_one(w
     rail.tells = lambda line: replace(line, other_currency="JPY")
     (order,) = beside(world, rail, 0, LATER_MS)
     assert (False, 3000, 0) == (order.agrees, order.paid_minor, order.outside_minor)
+
+
+def test_what_an_older_version_took_over_uncounted_has_the_amount_that_moved(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rail = listing(world)
+    rail.tells = forgetful
+    world.decide(refund("30.00"))
+    restore(world, None)
+    with monkeypatch.context() as older:
+        older.setattr(adoption, "_taken", lambda *_: Claim((), 0))
+        assert 1 == len(adopted(world))
+    (order,) = listed(world)
+    assert ("ADOPTED", "PAID", 3000, 2) == (order.decision, order.status, order.paid_minor, order.decimals)

@@ -273,6 +273,17 @@ def test_a_case_about_an_unknown_order_is_closed_by_whoever_takes_it_over(world:
     assert {"adopted: the disk was lost"} == set(world.column("SELECT reason FROM human_decisions"))
 
 
+def test_of_an_order_that_was_carried_out_in_another_currency_what_was_ordered_counts(world: World) -> None:
+    """What moved is a number of other units: 5 dollars here, where 40.00 of our own money was ordered."""
+    rail = listing(world)
+    world.decide(refund("40.00"), "C1", "T1")
+    before = list(counters(world.store))
+    restore(world, None)
+    rail.tells = lambda line: replace(line, params={"amount": 4000}, amount_minor=5, other_currency="USD")
+    assert 1 == len(adopted(world))
+    assert before == list(counters(world.store))
+
+
 class TestAnOutsideThatKeepsNothingButKeys:
     @pytest.fixture
     def rail(self, world: World) -> ListingRail:
