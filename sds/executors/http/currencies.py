@@ -30,7 +30,8 @@ def faults(form: GatewayForm, contract: Contract) -> Iterator[tuple[str, str]]:
     back = form.reverse
     given = (form.order, form.lookup, back, back.lookup if back else None)
     questions = [each for each in given if each is not None]
-    written = list(templates.decimals_of_params(text for each in questions for text in (*each.texts, *each.compared)))
+    texts = [text for each in questions for text in (*each.texts, *each.compared)]
+    written = list(templates.decimals_of_params(texts))
     for kind, spec in chain(contract.kinds.items(), contract.human.kinds.items()):
         scales = {name: spec.scale(name) for name in (*spec.params, *spec.fills)}
         for name, decimals in written:
@@ -38,7 +39,18 @@ def faults(form: GatewayForm, contract: Contract) -> Iterator[tuple[str, str]]:
                 what = f"the gateway's file writes `params.{name}` with {decimals} decimals, but kind `{kind}` has {scales[name]}"
                 yield what, f"write `{{params.{name}:{scales[name]}}}` in the file"
         yield from _of_statement(form, kind, spec, scales)
-        yield from _of_currency(form, kind, spec, written)
+        if not _says_its_decimals(form, spec, texts, written):
+            yield from _of_currency(form, kind, spec, written)
+
+
+def _says_its_decimals(form: GatewayForm, spec: KindSpec, texts: list[str], written: list[tuple[str, int]]) -> bool:
+    """Tell whether what a kind spends is always written with its decimals: "12.500" is right, however many a currency has."""
+    line, name = form.statement.line if form.statement else None, spec.spends
+    if name is None or any(f"{{params.{name}}}" in text for text in texts):
+        return False
+    if line is not None and not line.decimals and (line.amount_minor or name in line.params):
+        return False
+    return {decimals for each, decimals in written if each == name} == {spec.scale(name)}
 
 
 def _of_statement(form: GatewayForm, kind: str, spec: KindSpec, scales: dict[str, int]) -> Iterator[tuple[str, str]]:

@@ -83,6 +83,24 @@ def test_an_amount_with_the_currencys_decimals_or_in_minor_units_is_ordered(
         assert [] == gate.escalations()
 
 
+@pytest.mark.parametrize(("currency", "scale"), [("EUR", 4), ("JPY", 2)])
+def test_an_amount_that_is_written_with_its_own_decimals_everywhere_is_ordered(
+    tmp_path: Path, currency: str, scale: int
+) -> None:
+    """A wallet that keeps a hundredth of a cent takes "0.0125": nobody can take that for another amount."""
+    edits = [("{params.amount}", f"{{params.amount:{scale}}}")]
+    edits += [("    amount_minor: amount\n", f"    amount_minor: amount\n    decimals: {scale}\n")]
+    with opened(tmp_path, "http://127.0.0.1:9", currency, scale, *edits) as gate:
+        assert [] == gate.escalations()
+
+
+def test_nor_may_the_statement_have_whole_numbers_then(tmp_path: Path) -> None:
+    edit = ("{params.amount}", "{params.amount:3}")
+    refused = "`EUR` has 2 decimals, but kind `GIVE_BACK` spends with 3"
+    with pytest.raises(UsageError, match=refused), opened(tmp_path, "http://127.0.0.1:9", "EUR", 3, edit):
+        pass
+
+
 def test_a_statement_with_other_decimals_than_the_contract_is_refused(tmp_path: Path) -> None:
     edit = ("    amount_minor: amount\n", "    amount_minor: amount\n    decimals: 3\n")
     refused = "the gateway's statement has amounts with 3 decimals, but kind `GIVE_BACK` has 2"
