@@ -32,13 +32,13 @@ def case_of(gate: str, difference: Difference) -> str:
     return flow_id(gate, f"statement/{difference.key}", digest(difference.as_data()), 0)
 
 
-def open_case(store: Reader, gate: str, difference: Difference) -> str | None:
-    """Return the flow of the open case that a difference belongs to: its own, or the one that was opened about the order
-    while the outside had not ended it. None: there is none.
+def open_cases_of(store: Reader, gate: str, difference: Difference) -> list[str]:
+    """Return the flows of the open cases that a difference belongs to: its own, or one that was opened about the order while
+    the outside had not ended it. An older version of this program opened both.
     """
     rows = store.rows(_OPEN, (gate, f"statement/{difference.key}"))
     dfid = case_of(gate, difference)
-    return next((found for found, trigger in rows if found == dfid or _is_of_pending(trigger)), None)
+    return [found for found, trigger in rows if found == dfid or _is_of_pending(trigger)]
 
 
 def _is_of_pending(trigger: str) -> bool:
@@ -57,7 +57,7 @@ def open_cases(store: Store, contract: Contract, differences: Iterable[Differenc
         dfid = case_of(contract.gate, difference)
         with store.transaction():
             known = store.value("SELECT 1 FROM decision_flows WHERE dfid = ?", (dfid,)) is not None
-            if not known and open_case(store, contract.gate, difference) is None:
+            if not known and not open_cases_of(store, contract.gate, difference):
                 _write(store, contract, dfid, difference, now_ms)
                 opened.append(dfid)
         if len(opened) == CASES_MAX:

@@ -25,7 +25,7 @@ from sds.kernel.flow.states import ADOPTED, UNDECIDED_TAGS, move_on
 from sds.kernel.human import cases
 from sds.kernel.human.decisions import ABORT_TAG, HumanDecision, write_human
 from sds.kernel.human.parsing import said
-from sds.kernel.human.statement_cases import open_case
+from sds.kernel.human.statement_cases import open_cases_of
 from sds.kernel.registry import reservations, spend
 from sds.kernel.registry.reservations import Claim
 from sds.kernel.storage import ledger
@@ -93,7 +93,7 @@ def _adopt(kernel: Kernel, difference: Difference, by: Mapping[str, str], now_ms
         undecided.set_aside(store, contract.gate, MEANWHILE, now_ms=now_ms)
         if order.settled:
             _decide_event(store, contract, dfid, by, now_ms)
-        if (case := open_case(store, contract.gate, difference)) is not None:
+        for case in open_cases_of(store, contract.gate, difference):
             _close_case(store, contract, case, by, now_ms)
     kernel.log("order.adopted", {"dfid": dfid, "status": order.status})
     return dfid

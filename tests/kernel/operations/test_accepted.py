@@ -12,6 +12,7 @@ from sds.kernel.errors import UsageError
 from sds.kernel.executor import breaker
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt, Settlement
 from sds.kernel.flow.decision_record import read_order
+from sds.kernel.human import statement_cases
 from sds.kernel.human.review import HumanReview, Resolution, attest
 from sds.kernel.operations.recovery import Recovered
 from tests.kernel.durable import World, refund
@@ -309,6 +310,24 @@ def test_a_pending_order_that_the_record_has_lost_is_not_adopted_before_it_has_e
     assert (["ORDER_UNKNOWN"], 1) == (codes(world), len(cases(world)))  # the same case
     assert 1 == len(adopted(world))
     assert (1, []) == (len(rail.paid()), cases(world))
+
+
+def test_both_cases_that_an_older_version_opened_about_an_order_are_closed_by_whoever_takes_it_over(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rail, data = listing(world), backup(world)
+    world.decide(refund())
+    restore(world, data)
+    rail = listing(world, rail)
+    rail.tells = lambda line: replace(line, outcome="pending")
+    codes(world)
+    rail.tells = lambda line: line
+    with monkeypatch.context() as older:
+        older.setattr(statement_cases, "open_cases_of", lambda *_: [])
+        codes(world)
+    assert 2 == len(cases(world))
+    assert 1 == len(adopted(world))
+    assert [] == cases(world)
 
 
 def test_what_has_ended_in_the_record_and_is_pending_outside_is_a_difference(world: World) -> None:
