@@ -14,9 +14,9 @@ statements are counted, not timed; SQLite's without what its triggers do. In Pos
 sent with its begin, and its writes with its end: two round trips while the record is locked, and one more for each further
 read.
 
-Predicted before measuring: one lock lets one transaction in at a time, so the fastest is one commit after the other, and a
-decision has three; bare commits share their waits for the disk, 8 at a time. So decisions a second are at most 1/3 of the
-bare commits over one connection, and fewer by the time that a transaction takes besides waiting for the disk.
+Predicted before measuring: one lock lets one transaction in at a time, so the fastest is one commit after the other. A
+decision has three, and two of them wait for the disk; bare commits share their waits, 8 at a time. So decisions a second are
+at most 1/2 of the bare commits over one connection, and fewer by the time that transactions take besides waiting.
 """
 
 from __future__ import annotations

@@ -80,10 +80,6 @@ class BookedOrder:
     line: StatementLine | None = None
 
     @property
-    def paid_minor(self) -> int:
-        return (self.amount_minor or 0) if self.status == "PAID" else 0
-
-    @property
     def outside_minor(self) -> int:
         """What the outside says that moved, and stands. Of what moved in another currency, nothing: it is no sum of this one."""
         ours = self.line is not None and self.line.outcome == "settled" and not self.line.other_currency

@@ -55,7 +55,8 @@ def _thread() -> _Thread:
 
 
 def within(timeout_s: float, work: Callable[[], T], *, late: Callable[[T], None] = lambda _result: None) -> T:
-    """Return what `work` returns, or raise what it raises, within `timeout_s` seconds; else raise LateError, or NotStartedError.
+    """Return what `work` returns, or raise what it raises, within `timeout_s` seconds; else raise LateError. Raises
+    NotStartedError where nothing was begun.
 
     `work` runs in a copy of the caller's context (`contextvars`): its traces and logs belong to the caller's. When it
     raises SystemExit or a cancellation, EndingError is raised here: that is not meant for the caller. A thread that

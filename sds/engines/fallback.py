@@ -100,11 +100,9 @@ class FallbackEngine:
                 try:
                     answer = self._ask(link, replace(packet, expires_at_ms=deadline_ms), tokens_max, probe=probe)
                 except (ModelError, LanguageError) as error:  # a language too large for one engine may fit another
-                    failure = error
-                    busy = (
-                        isinstance(error, QueueTimeoutError) and not probe
-                    )  # nobody else uses an engine that is probed
-                    queue_timeout = error if isinstance(error, QueueTimeoutError) and busy else queue_timeout
+                    failure = error  # nobody else uses an engine that is probed: it is not busy
+                    busy = error if isinstance(error, QueueTimeoutError) and not probe else None
+                    queue_timeout = busy or queue_timeout
                     if reason_of(error) == CHOICE_TOO_CLOSE:  # another engine might choose otherwise
                         raise
                     if not busy and reason_of(error) not in NO_FAULT:

@@ -70,6 +70,14 @@ def test_an_engine_that_fails_a_few_times_in_a_row_is_down_until_a_probe_is_answ
     assert ["engine.down", "engine.up"] == [event for event, _ in logged]
 
 
+def went_down(still: World, breaker: Breaker, engine: Scripted) -> DecisionPacket:
+    """Let the engine fail until the breaker opens; return the packet it was asked with."""
+    packet, engine.failure = still.packet(), GONE
+    for _ in range(FAILURES_MAX):
+        ask(breaker, engine, packet)
+    return packet
+
+
 def test_an_answer_in_between_starts_the_count_anew(still: World, breaker: Breaker, engine: Scripted) -> None:
     packet = still.packet()
     for _ in range(5):
@@ -112,9 +120,7 @@ def test_a_caller_in_a_hurry_says_nothing_about_the_engine(still: World, breaker
 
 
 def test_a_packet_that_asks_no_model_is_no_probe(still: World, breaker: Breaker, engine: Scripted) -> None:
-    packet, engine.failure = still.packet(), GONE
-    for _ in range(FAILURES_MAX):
-        ask(breaker, engine, packet)
+    packet = went_down(still, breaker, engine)
     still.clock.advance(PROBE_MS)
 
     class Certain(Scripted):
@@ -176,9 +182,7 @@ def test_one_probe_at_a_time_and_an_old_answer_closes_nothing(still: World, brea
 def test_after_a_probe_that_hangs_another_is_sent_and_closes_the_breaker(
     still: World, breaker: Breaker, engine: Scripted
 ) -> None:
-    packet, engine.failure = still.packet(), GONE
-    for _ in range(FAILURES_MAX):
-        ask(breaker, engine, packet)
+    packet = went_down(still, breaker, engine)
     still.clock.advance(PROBE_MS)
     probe, with_probe = hung(breaker, packet)
     still.clock.advance(still.contract.budget.ttl_ms + PROBE_MS - 1)
@@ -194,9 +198,7 @@ def test_after_a_probe_that_hangs_another_is_sent_and_closes_the_breaker(
 def test_an_engine_that_never_answers_holds_a_few_threads_and_then_gets_no_probe_until_one_ends(
     still: World, breaker: Breaker, engine: Scripted
 ) -> None:
-    packet, engine.failure = still.packet(), GONE
-    for _ in range(FAILURES_MAX):
-        ask(breaker, engine, packet)
+    packet = went_down(still, breaker, engine)
     still.clock.advance(PROBE_MS)
     probes = []
     for _ in range(PROBES_MAX):
@@ -230,9 +232,7 @@ def test_a_reason_code_that_is_no_text_is_a_failure_and_ends_its_probe(
 def test_a_clock_that_is_set_back_delays_the_probe_no_longer_than_usual(
     still: World, breaker: Breaker, engine: Scripted
 ) -> None:
-    packet, engine.failure = still.packet(), GONE
-    for _ in range(FAILURES_MAX):
-        ask(breaker, engine, packet)
+    packet = went_down(still, breaker, engine)
     still.clock.advance(-60_000)
     engine.failure = None
     assert ("ok", False) == (ask(breaker, engine, packet), breaker.is_open)

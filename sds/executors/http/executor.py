@@ -37,7 +37,8 @@ GATEWAY_INVALID = "GATEWAY_INVALID"
 class HttpExecutor:
     """Carries orders out at the gateway that a form describes. Safe in several threads; close it in the end.
 
-    It has `void`, `statement` and the two for reversals only where the form has them. `folder`: where the form's relative files lie.
+    It has `void`, `statement` and the two for reversals only where the form has them. `folder`: where the form's relative
+    files lie.
     """
 
     def __init__(self, form: GatewayForm, folder: Path) -> None:

@@ -65,8 +65,8 @@ class Agent:
 @dataclass(frozen=True, slots=True)
 class GateNow:
     """One gate now. `minutes`: decisions in each of the last `MINUTES`, oldest first; `p50_ms`, `p99_ms`: None without any.
-    `queued`, `deciding`, `model_down`, `language_model_down` (a policy's): in this process. `executor`: its state in words; `answers`: whether its breaker is
-    closed. `whole`: whether all decisions of these minutes were read.
+    `queued`, `deciding`, `model_down`, `language_model_down` (a policy's): in this process. `executor`: its state in words;
+    `answers`: whether its breaker is closed. `whole`: whether all decisions of these minutes were read.
     """
 
     name: str
