@@ -36,7 +36,7 @@ def listed(world: World) -> list[BookedOrder]:
     return orders(world.store, "claims", 0, LATER_MS)
 
 
-def test_each_order_says_what_became_of_it_and_only_what_was_paid_counts(world: World) -> None:
+def test_each_order_says_what_became_of_it(world: World) -> None:
     world.decide(refund("10.00"), "C1", "T1")
     world.rail.misfortunes = ["refuse"]
     world.decide(refund("20.00"), "C2", "T2")
@@ -46,8 +46,6 @@ def test_each_order_says_what_became_of_it_and_only_what_was_paid_counts(world: 
     assert {"C1": ("PAID", 1000), "C2": ("REFUSED", 2000), "C3": ("OPEN", 3000)} == {
         name: (order.status, order.amount_minor) for name, order in found.items()
     }
-    assert [found["C1"]] == [order for order in found.values() if order.status == "PAID"]
-    assert 1000 == found["C1"].amount_minor
     assert {("AGENT", "claims-agent", "1.0.0", 2)} == {
         (order.decision, order.decided_by, order.contract_version, order.decimals) for order in found.values()
     }
