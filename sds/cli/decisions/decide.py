@@ -15,7 +15,7 @@ from sds.cli.engines import NO_OPTIONS, EngineOptions, opened_engine
 from sds.cli.many import IdsFile, Report, for_each, ids_of
 from sds.cli.render import number_range, print_json
 from sds.gates.opening import preview_kernel
-from sds.host.paths import gate_home
+from sds.host.paths import gate_home, is_of_older_version
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.envelope.envelope import DecisionEnvelope, format_literal
 from sds.kernel.errors import UsageError, WorldError
@@ -44,12 +44,13 @@ def decide(
     from sds.gate import Gate  # noqa: PLC0415  imports the model's libraries
 
     folder = gate_home(definition.name)
-    with preview_kernel(definition, folder) as kernel:  # a stored answer needs no model
-        known = kernel.known(intake.parse_event(kernel.contract, text))
-    if known is not None and known.state != "ACTIVE":
-        print_json(known.as_data())
-        _refuse_undecided(known, AGAIN_LATER)
-        return
+    if not is_of_older_version(folder):  # opening raises its number: after the model, which may be refused
+        with preview_kernel(definition, folder) as kernel:  # a stored answer needs no model
+            known = kernel.known(intake.parse_event(kernel.contract, text))
+        if known is not None and known.state != "ACTIVE":
+            print_json(known.as_data())
+            _refuse_undecided(known, AGAIN_LATER)
+            return
     with opened_engine(options, brief=True, gate=definition) as engine, Gate.load(definition, engine=engine) as opened:
         answer = opened.decide(text, deadline_ms=deadline_ms)
         print_json(answer.as_data())  # before `Gate` waits for a rationale
@@ -82,10 +83,10 @@ def retry(
     from sds.gate import Gate  # noqa: PLC0415  imports the model's libraries
 
     one = file is None and len(dfids) == 1
-    with closing(open_store(definition.name)) as store:
-        if one:  # refused before the model is opened
-            dfids = [whole_dfid(store, dfids[0])]
-            undecided.refuse_unless_undecided(store, dfids[0])
+    if not is_of_older_version(gate_home(definition.name)):  # refused before the model is opened
+        with closing(open_store(definition.name)) as store:
+            if one:
+                undecided.refuse_unless_undecided(store, whole_dfid(store, dfids[0]))
     hint = f"sds flows --undecided{definition.option} lists what waits"
     with opened_engine(options, brief=True, gate=definition) as engine, Gate.load(definition, engine=engine) as opened:
         if not one:
@@ -95,7 +96,7 @@ def retry(
 
             for_each(dfids, again, as_json=True, is_done=lambda facts: not facts["retryable"], hint=hint)
             return
-        answer = opened.retry(dfids[0])
+        answer = opened.retry(whole_dfid(opened.store, dfids[0]))
         print_json(answer.as_data())
     _refuse_undecided(answer, hint)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 
 from sds.gates.opening import recovery_kernel
 from sds.gates.refund.gate import gate
+from sds.host.paths import is_of_older_version, open_record
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.flow.intake import read_event
+from sds.kernel.storage.store import UPGRADABLE
 from tests.cli.conftest import Shell
 
 
@@ -79,3 +82,20 @@ def test_a_deadline_that_is_longer_than_the_contract_gives_is_refused_and_nothin
     assert (2, "error: `999999999` is not a valid deadline") == (refused.returncode, refused.stderr.splitlines()[0])
     assert "give a whole number from 1 to 30000, the contract's `budget.ttl_ms`" in refused.stderr
     assert before == shell.json("flows", "--json")
+
+
+def test_a_model_that_is_refused_leaves_an_older_versions_record_as_it_is(
+    shell: Shell, waiting: str, tmp_path: Path
+) -> None:
+    event, model = tmp_path / "event.json", tmp_path / "model.gguf"
+    event.write_text(shell.ok("events", "refund", "--limit", "1"))
+    model.write_bytes(b"GGUF, but no model")
+    with closing(open_record(shell.home / "refund")) as store, store.transaction():
+        store.run("UPDATE meta SET value = ? WHERE key = 'schema_version'", (UPGRADABLE[-1],))
+    for command in (("retry", waiting), ("decide", "refund", "--event", str(event))):
+        assert shell(*command, "--model", str(model)).returncode
+        assert is_of_older_version(shell.home / "refund")
+    assert (waiting, False) == (
+        shell.json("retry", waiting[:13])["parent_dfid"],
+        is_of_older_version(shell.home / "refund"),
+    )
