@@ -133,11 +133,12 @@ struct Rounded {
         if (of.precision == Precision::BYTES) scale = std::max(scale, chained_scale(from, of));
 #endif
         const Floats by = same(scale > 0 ? 1.0f / scale : 0.0f);
-        scales.get()[row] = no_number == 0.0f ? scale : NAN;
+        const bool is_number = no_number == 0.0f;
+        scales.get()[row] = is_number ? scale : NAN;
         int32_t* to = whole.get() + static_cast<size_t>(row) * units;
         Ints total{};
         for (k = 0; k < depth; k += LANES) {
-            Ints each = rounded(load(from + k) * by);
+            Ints each = is_number ? rounded(load(from + k) * by) : Ints{};
             if (k + LANES > depth)
                 for (int n = depth - k; n < LANES; ++n) each[n] = 0;
             total += each;

@@ -80,7 +80,7 @@ inline float largest(Floats value) {
 inline Floats exchanged(Floats value, Ints from) { Floats found; EACH(value[from[n]]); }
 // Return the numbers of the lower, or UPPER, halves of two registers, alternately.
 template <bool UPPER>
-inline Ints in_turns(Ints a, Ints b) { Ints found; EACH((n % 2 ? b : a)[n / 2 + UPPER * LANES / 2]); }
+inline Ints in_turns(Ints a, Ints b) { Ints found; EACH(n % 2 ? b[n / 2 + UPPER * LANES / 2] : a[n / 2 + UPPER * LANES / 2]); }
 inline void store_halves(int16_t* to, Ints value) {
     for (int n = 0; n < LANES; ++n) to[n] = static_cast<int16_t>(value[n]);
 }

@@ -14,8 +14,15 @@ from sds.models.int8 import library as integer_library
 from sds.models.int8.library import PassesLibrary
 from sds.models.int8.sources import PASSES, passes_sources
 from sds.models.protocol import Dtype
+from tests.scale import scale
 
 FLAGS = ["-std=c++17", "-O2", "-march=native", "-DPASSES_PLAIN", "-Wno-psabi", "-fPIC", "-shared", "-pthread"]
+UNDEFINED = [
+    "-fsanitize=undefined",
+    "-fno-sanitize=alignment",
+    "-fno-sanitize-recover",
+]  # what C++ leaves undefined ends it
+CHECKS = [[], UNDEFINED][scale(0, 1)]  # three times as slow
 RUNS: list[tuple[str, Dtype]] = [("here", "int16"), ("here", "int8"), ("plain", "int16"), ("plain", "int8")]
 
 
@@ -25,7 +32,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> PassesLibrary:
     made = tmp_path_factory.mktemp("passes") / "passes-plain.so"
     compiler = shlex.split(os.environ.get("CXX", "c++"))
     stamp = f'-DPASSES_SOURCES="{passes_sources()}"'
-    subprocess.run([*compiler, *FLAGS, stamp, str(PASSES / "passes.cc"), "-o", str(made)], check=True)
+    subprocess.run([*compiler, *FLAGS, *CHECKS, stamp, str(PASSES / "passes.cc"), "-o", str(made)], check=True)
     return PassesLibrary(made)
 
 
