@@ -334,6 +334,9 @@ def _options(parser: Parser) -> None:
 
 
 def _run(asked: argparse.Namespace, say: Say) -> Report:
+    from sds.models.transformers_.loading import device_of  # noqa: PLC0415  so that the help does without torch
+
+    device_of(asked.device)  # refused before packets are made
     budget = Budget(time.monotonic() + 60 * asked.minutes)
     with _kit(asked.kit, asked.n) as (kit, packets):
         makers: list[Callable[[Path], Path]]

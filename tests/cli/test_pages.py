@@ -90,13 +90,18 @@ def _options_of_a_benchmark(question: str) -> set[str]:
     return set(re.findall(r"--[a-z][a-z-]*", said))
 
 
+@cache
+def _whole_command() -> Any:
+    return typer.main.get_command(app)
+
+
 @pytest.mark.parametrize(("page", "whole", "words"), [(p, w, words) for p, w, *words in COMMANDS], ids=str)
 def test_every_command_exists_with_its_options(
     page: str, whole: bool, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "parking.py").write_text(GATE, encoding="utf-8")  # a gate that is named by its path has to be there
     monkeypatch.chdir(tmp_path)
-    command: Any = typer.main.get_command(app)
+    command = _whole_command()
     context = command.context_class(command, info_name="sds")
     while hasattr(command, "resolve_command") and words:
         name, command, words = command.resolve_command(context, words)

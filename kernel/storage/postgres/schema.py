@@ -120,11 +120,9 @@ def fill(db: Connection, schema: str) -> None:
 
 
 def complete(db: Connection, schema: str, found: Mapping[str, str]) -> None:
-    """Make the objects that a record lacks; those that it has stay as they are."""
-    db.execute(functions(schema), prepare=False)
-    for name, definition in named_objects(schema):
-        if name not in found:
-            db.execute(definition, prepare=False)
+    """Make the objects that a record lacks, in one exchange; those that it has stay as they are."""
+    made = [functions(schema), *(definition for name, definition in named_objects(schema) if name not in found)]
+    db.execute(";\n".join(each.rstrip().removesuffix(";") for each in made), prepare=False)
 
 
 def catalogue(db: Connection, schema: str) -> dict[str, str]:
