@@ -13,6 +13,7 @@ from sds.kernel.human.statement_cases import open_cases
 from sds.kernel.operations import adoption
 
 EVERY_S_MIN = 1.0
+WHOLE_EVERY_MS = 24 * 3_600_000
 STOP_S = 5.0
 
 
@@ -53,7 +54,8 @@ def adopt(
 
 
 class Schedule:
-    """Compares every `every_s` seconds in a thread of its own: everything at first, then what is newer than the last time.
+    """Compares every `every_s` seconds in a thread of its own: everything at first and once a day, for an order may be
+    reversed weeks later, and what is newer than the last time in between.
 
     A failure is logged, and the next comparison tries again.
     """
@@ -69,7 +71,7 @@ class Schedule:
             )
         self._kernel, self._every_s, self._now_ms, self._log = kernel, every_s, now_ms, log
         self._closed = threading.Event()
-        self._compared_ms = 0
+        self._compared_ms = self._whole_ms = 0
         self._worker = threading.Thread(target=self._work, name="sds-reconcile", daemon=True)  # an executor may hang
         self._worker.start()
 
@@ -86,7 +88,10 @@ class Schedule:
     def _compare(self) -> None:
         began_ms = self._now_ms()
         try:
-            since_ms = max(0, self._compared_ms - CLOCKS_APART_MS)
+            whole = began_ms - self._whole_ms >= WHOLE_EVERY_MS
+            if whole:
+                self._whole_ms = began_ms  # if it fails, short ones follow until tomorrow
+            since_ms = 0 if whole else max(0, self._compared_ms - CLOCKS_APART_MS)
             reconcile(self._kernel, since_ms=since_ms, now_ms=self._now_ms, log=self._log)
             self._compared_ms = began_ms
         except SdsError as error:

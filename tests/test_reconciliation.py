@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,13 +21,14 @@ from tests.kernel.statements import ListingRail, paid_elsewhere
 from tests.proposers import Says
 
 SOON_S = 10.0
+DAY_MS = 86_400_000
 
 
-def gate_of(folder: Path, rail: object) -> Gate:
+def gate_of(folder: Path, rail: object, clock: Clock | None = None) -> Gate:
     tickets = Tickets()
     tickets.put("T1")
     engine = Says(refund())
-    return Gate(usual_contract(), tickets, rail, folder=folder, engine=engine, now_ms=Clock())  # type: ignore[arg-type]  # any rail
+    return Gate(usual_contract(), tickets, rail, folder=folder, engine=engine, now_ms=clock or Clock())  # type: ignore[arg-type]  # any rail
 
 
 def soon(true: Callable[[], bool]) -> bool:
@@ -58,6 +60,30 @@ def test_it_compares_again_and_again_and_ends_with_the_gate(tmp_path: Path, monk
         assert 1 == workers()
     assert 0 == workers()
     assert 1 == logged(tmp_path / "gate").count("statement.differs")
+
+
+def test_an_order_that_is_reversed_weeks_later_is_found_within_a_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sds.reconciliation.EVERY_S_MIN", 0.01)
+    rail, clock = ListingRail(tmp_path / "rail.db"), Clock()
+
+    def compares_again() -> bool:
+        before = rail.listed
+        return soon(lambda: rail.listed > before + 2)
+
+    with gate_of(tmp_path / "gate", rail, clock) as gate:
+        gate.decide({"claim_id": "C1", "ticket_id": "T1", "text": "please"})
+        gate.reconcile_every(0.01)
+        assert compares_again()
+        clock.advance(20 * DAY_MS)
+        assert compares_again()
+        rail.tells = lambda line: replace(line, outcome="reverted")
+        clock.advance(DAY_MS)
+        assert soon(lambda: bool(gate.escalations()))
+        (case,) = gate.escalations()
+        assert "STATEMENT_DIFFERS" == case.reason_code
+        assert "REVERSED_OUTSIDE" in str(case.reasons)
 
 
 def test_an_outside_that_is_down_is_logged_and_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

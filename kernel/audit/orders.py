@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime, tzinfo
 from typing import Any, Literal
 
+from sds.kernel.envelope.envelope import format_literal
 from sds.kernel.errors import NOT_AS_WRITTEN, unreadable
 from sds.kernel.executor.statement import CLOCKS_APART_MS, KEYS_AT_ONCE, Statement, StatementLine, known_keys
 from sds.kernel.registry.counter_scale import spends_at
@@ -96,10 +98,50 @@ class BookedOrder:
         same = self.amount_minor is None or self.line is None or self.line.amount_minor in (None, self.amount_minor)
         return not listed or (same and not (self.line and self.line.other_currency))
 
+    def as_data(self, zone: tzinfo) -> dict[str, Any]:
+        """Return the order as the record has it, as JSON data: times of the zone in ISO 8601, the amount with its decimals."""
+        return {
+            "at": local_time(self.at_ms, zone),
+            "ordered_at": local_time(self.ordered_at_ms, zone),
+            "status": self.status,
+            "amount": None if self.amount_minor is None else format_literal(self.amount_minor, self.decimals),
+            "kind": self.kind,
+            "account": self.resource_key,
+            "event_id": self.event_id,
+            "dfid": self.dfid,
+            "decision": self.decision,
+            "decided_by": self.decided_by,
+            "reason": self.reason,
+            "agent": self.agent_id,
+            "contract": self.contract_version,
+            "settled_by": self.settled_by,
+            "reference": self.reference,
+            "key": self.key,
+            "case": self.difference,
+        }
+
+
+def local_time(at_ms: int, zone: tzinfo) -> str:
+    """Return a time, in milliseconds since 1970, as ISO 8601 has it in a zone."""
+    return datetime.fromtimestamp(at_ms / 1000, zone).isoformat(timespec="milliseconds")
+
 
 def orders(record: Reader, gate: str, since_ms: int, until_ms: int) -> list[BookedOrder]:
     """Return the orders of a gate whose time lies in a period, the oldest first. Raises StoreError for one that cannot be read."""
     rows = record.rows(f"{_ORDERS} AND {_AT} BETWEEN ? AND ? ORDER BY {_AT}, e.dfid", (gate, since_ms, until_ms))
+    cases = _difference_cases(record, gate)
+    return [_order(row, cases) for row in rows]
+
+
+def orders_page(
+    record: Reader, gate: str, since_ms: int, until_ms: int, *, after: tuple[int, str], limit: int
+) -> list[BookedOrder]:
+    """Return the next `limit` orders of a period, as `orders` sorts them, behind the one with the time and dfid `after`.
+
+    An order that ends after its page was read comes again, at a later time.
+    """
+    sql = f"{_ORDERS} AND {_AT} BETWEEN ? AND ? AND ({_AT}, e.dfid) > (?, ?) ORDER BY {_AT}, e.dfid LIMIT ?"
+    rows = record.rows(sql, (gate, since_ms, until_ms, *after, limit))
     cases = _difference_cases(record, gate)
     return [_order(row, cases) for row in rows]
 

@@ -86,6 +86,21 @@ class AsyncDecisionClient:
             if (after := page.after) is None:
                 return
 
+    async def orders(
+        self, gate: str, *, since_ms: int | None = None, until_ms: int | None = None
+    ) -> AsyncIterator[Mapping[str, Any]]:
+        """Yield the orders of a gate in a period, oldest first. Pages are fetched as needed. One that ends meanwhile comes
+        again: the later one counts.
+        """
+        after: str | None = None
+        while True:
+            given = {"gate": gate, "since": since_ms, "until": until_ms, "cursor": after}
+            page = await self._run(self._calls.page("/v1/orders", "orders", **given))
+            for item in page.items:
+                yield item
+            if (after := page.after) is None:
+                return
+
     async def gates(self) -> Sequence[Mapping[str, Any]]:
         """List the gates that the key may see, with the event that each takes."""
         return await self._run(self._calls.listed("/v1/gates", "gates"))

@@ -87,6 +87,20 @@ class DecisionClient:
             if (after := page.after) is None:
                 return
 
+    def orders(
+        self, gate: str, *, since_ms: int | None = None, until_ms: int | None = None
+    ) -> Iterator[Mapping[str, Any]]:
+        """Yield the orders of a gate in a period, oldest first. Pages are fetched as needed. One that ends meanwhile comes
+        again: the later one counts.
+        """
+        after: str | None = None
+        while True:
+            given = {"gate": gate, "since": since_ms, "until": until_ms, "cursor": after}
+            page = self._run(self._calls.page("/v1/orders", "orders", **given))
+            yield from page.items
+            if (after := page.after) is None:
+                return
+
     def gates(self) -> Sequence[Mapping[str, Any]]:
         """List the gates that the key may see, with the event that each takes."""
         return self._run(self._calls.listed("/v1/gates", "gates"))

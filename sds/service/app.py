@@ -25,7 +25,7 @@ from sds.service.operations import Operations
 from sds.service.operations.metrics import Metrics
 from sds.service.operations.shedding import LoadShedding
 from sds.service.problems import Log
-from sds.service.routes import agents, catalog, decisions, described, escalations, events, halt, health, looking
+from sds.service.routes import agents, catalog, decisions, described, escalations, events, halt, health, looking, orders
 from sds.service.settings import ServiceSettings
 from sds.service.state import Service
 
@@ -147,7 +147,7 @@ def create_app(
     app.state.operations = Operations(app.state.service)
     app.state.token = token
     problems.add_to(app)
-    for module in (catalog, decisions, looking, escalations, agents, halt, events):
+    for module in (catalog, decisions, looking, orders, escalations, agents, halt, events):
         app.include_router(module.router, dependencies=[Depends(check_query)])
     for module in (health, console):
         app.include_router(module.router)

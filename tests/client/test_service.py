@@ -168,13 +168,16 @@ def test_a_decision_is_looked_at_and_listed_over_pages(bed: Bed) -> None:
         assert len(made) == len(listed)
         assert client.get(made[0].dfid) == made[0]
         assert made[0].dfid == client.audit(made[0].dfid)["decision"]["dfid"]
+        assert [made[0].dfid] == [each["dfid"] for each in client.orders("toll")]
+        assert [] == list(client.orders("toll", until_ms=1))
         assert [] == list(client.decisions(state="EXECUTING"))
         assert [] == list(client.decisions(since_ms=1 << 50))
 
-    async def run(other: AsyncDecisionClient) -> tuple[int, str]:
-        return len([each async for each in other.decisions()]), (await other.get(made[0].dfid)).state
+    async def run(other: AsyncDecisionClient) -> tuple[int, int, str]:
+        orders = [each async for each in other.orders("toll")]
+        return len([each async for each in other.decisions()]), len(orders), (await other.get(made[0].dfid)).state
 
-    assert (60, "CLOSED") == awaited(bed, run)
+    assert (60, 1, "CLOSED") == awaited(bed, run)
 
 
 def test_what_is_only_taken_is_decided_all_the_same(bed: Bed) -> None:

@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
-from datetime import datetime, tzinfo
+from datetime import tzinfo
 from typing import Annotated, Any
 from zoneinfo import ZoneInfo
 
@@ -18,7 +18,7 @@ from sds.cli.render import counted, plain, print_either
 from sds.gates.opening import recovery_kernel
 from sds.host.clock import now_ms
 from sds.host.paths import gate_home
-from sds.kernel.audit.orders import BookedOrder, orders, with_statement
+from sds.kernel.audit.orders import BookedOrder, local_time, orders, with_statement
 from sds.kernel.envelope.envelope import format_literal
 from sds.kernel.errors import UsageError, WorldError
 from sds.kernel.executor.statement import CLOCKS_APART_MS
@@ -102,36 +102,13 @@ def _groups(by: str) -> tuple[str, ...]:
 
 
 def _data(order: BookedOrder, zone: tzinfo, statement: bool) -> dict[str, Any]:
-    line = order.line
-    data: dict[str, Any] = {
-        "at": _local(order.at_ms, zone),
-        "ordered_at": _local(order.ordered_at_ms, zone),
-        "status": order.status,
-        "amount": None if order.amount_minor is None else format_literal(order.amount_minor, order.decimals),
-        "kind": order.kind,
-        "account": order.resource_key,
-        "event_id": order.event_id,
-        "dfid": order.dfid,
-        "decision": order.decision,
-        "decided_by": order.decided_by,
-        "reason": order.reason,
-        "agent": order.agent_id,
-        "contract": order.contract_version,
-        "settled_by": order.settled_by,
-        "reference": order.reference,
-        "key": order.key,
-        "case": order.difference,
-    }
+    line, data = order.line, order.as_data(zone)
     if statement:
         currency = line.other_currency if line else ""
         moved = line.amount_minor if line else None
         amount = None if moved is None else f"{moved} {currency}" if currency else format_literal(moved, order.decimals)
         data |= {"outside": line.outcome if line else "", "outside_amount": amount, "agrees": order.agrees}
     return data
-
-
-def _local(at_ms: int, zone: tzinfo) -> str:
-    return datetime.fromtimestamp(at_ms / 1000, zone).isoformat(timespec="milliseconds")
 
 
 def _totals(found: Iterable[BookedOrder], by: Sequence[str], zone: tzinfo, statement: bool) -> list[dict[str, Any]]:
@@ -160,7 +137,7 @@ def _sums(members: Sequence[BookedOrder], decimals: int, statement: bool) -> dic
 
 
 def _of(order: BookedOrder, name: str, zone: tzinfo) -> str:
-    at = _local(order.at_ms, zone)
+    at = local_time(order.at_ms, zone)
     values: Mapping[str, str] = {
         "day": at[:10],
         "month": at[:7],

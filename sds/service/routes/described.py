@@ -23,7 +23,7 @@ from sds.service.deciding.terms import DEADLINE_HEADER, DEADLINE_QUERY, KEY_CHAR
 from sds.service.gates import OpenGate
 from sds.service.problems import MEDIA_TYPE, RETRIED, Problem, response_of
 from sds.service.reasons import REASONS
-from sds.service.schemas import agents, cases, changes, decisions, health
+from sds.service.schemas import agents, cases, changes, decisions, health, orders
 
 Schema = dict[str, Any]
 Responses = dict[int | str, Schema]
@@ -222,7 +222,7 @@ def _schemas() -> Schema:
 _TYPES = (
     agents.AgentList, agents.AgentRecord, agents.HaltStates, agents.HaltResults, cases.ShownCase, cases.WaitingCases,
     changes.ChangeEvent, changes.WebhookMessage, decisions.AnswerSchema, decisions.DecisionList, decisions.GateList,
-    decisions.ShownDecision, health.Live, health.NotReady, health.ProblemSchema, health.Ready,
+    decisions.ShownDecision, health.Live, health.NotReady, health.ProblemSchema, health.Ready, orders.OrderList,
 )  # fmt: skip
 _STATUSES = sorted({reason.status for reason in REASONS.values()} - {405})  # 405 answers no method that is described
 

@@ -58,7 +58,7 @@ def operations(document: Any) -> dict[tuple[str, str], Any]:
 def test_every_operation_has_a_name_that_makes_a_good_method(document: Any) -> None:
     assert [
         "decide_toll", "get_agent", "get_decision", "get_escalation", "get_halt", "get_livez", "get_metrics", "get_readyz",
-        "list_agents", "list_decisions", "list_escalations", "list_gates", "move_agent", "resolve_escalation", "set_halt",
+        "list_agents", "list_decisions", "list_escalations", "list_gates", "list_orders", "move_agent", "resolve_escalation", "set_halt",
         "stream_events",
     ] == sorted(said["operationId"] for said in operations(document).values())  # fmt: skip
 
