@@ -138,14 +138,13 @@ def test_others_write_while_the_log_waits_for_a_reader_to_be_emptied(world: Worl
         pytest.skip("PostgreSQL empties its log by itself")
     told(world)
     with closing(sqlite.SqliteStore(world.store.path)) as other, world.store.frozen() as reader:
-        reader.rows("SELECT 1 FROM meta")
 
         def others_turn(_: float) -> None:
-            with other.transaction():
+            with closing(reader), other.transaction():
                 other.insert("resources", resource="R", epoch=0, drawn=0)
-            reader.close()
 
-        monkeypatch.setattr(write_ahead.time, "sleep", others_turn)
+        reader.rows("SELECT 1 FROM meta")
+        monkeypatch.setattr("time.sleep", others_turn)
         assert erase(world).overwritten
     assert "R" in world.column("SELECT resource FROM resources")
 
