@@ -37,6 +37,7 @@ from sds.kernel.storage.store import (
     refuse_newer,
     refuse_writing,
 )
+from sds.kernel.storage.write_ahead import emptied
 
 BUSY_MS = 5_000
 BUSY_POLL_MS = 5
@@ -365,8 +366,7 @@ class SqliteStore(SqliteReader, Store):
 
     def truncate_log(self) -> bool:
         """Copy the write-ahead log to the file and empty it. Return False while others read or write an older state."""
-        with self._lock:
-            return _fetched(self._db, "PRAGMA wal_checkpoint(TRUNCATE)", ()) == [(0, 0, 0)]
+        return emptied(self._db, self._lock)
 
     def run(self, sql: str, values: Row = ()) -> int:
         if self._writer != threading.get_ident():  # else it would be committed at once, or with another thread's work

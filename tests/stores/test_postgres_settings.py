@@ -82,6 +82,13 @@ def test_a_statement_is_planned_once_whatever_its_values_are(setting: str) -> No
         assert [(3, 0)] == store.rows(f"SELECT sum(generic_plans), sum(custom_plans) {inserts}")
 
 
+def test_no_statement_is_compiled_and_none_runs_in_parallel_since_functions_catch_errors() -> None:
+    eager = ("jit = on", "max_parallel_workers_per_gather = 4")
+    with role_with(*eager) as url, closing(PostgresStore(url, fresh_schema())) as store:
+        settings = "SELECT current_setting('jit'), current_setting('max_parallel_workers_per_gather')"
+        assert [("off", "0")] == store.rows(settings)
+
+
 def test_what_waits_for_more_than_the_disk_still_does() -> None:
     with role_with("synchronous_commit = remote_apply") as url, closing(PostgresStore(url, fresh_schema())) as store:
         assert "remote_apply" == store.value("SELECT current_setting('synchronous_commit')")

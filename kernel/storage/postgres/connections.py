@@ -37,6 +37,10 @@ SETTINGS = f"{_MEANING}; {_DURABLY}"
 # The kernel's statements find rows by keys, so they have one good plan whatever the values are. Left to choose, the server
 # plans joins of a dozen tables anew for every decision, which takes longer than executing them.
 _ONE_PLAN = "SET plan_cache_mode = force_generic_plan"
+# No statement is compiled: of a record that was never analysed the server expects so many rows that it would compile each of
+# its statements anew, which takes a hundred times as long as executing it. None runs in parallel: the functions catch
+# errors (`json_valid`), which no parallel worker may.
+_PLAINLY = "SET jit = off; SET max_parallel_workers_per_gather = 0"
 # Of a transaction that may take long: PostgreSQL 17 and newer know the second limit.
 UNHURRIED = (
     "SET LOCAL statement_timeout = 0; SELECT set_config('transaction_timeout', '0', true)"
@@ -128,7 +132,7 @@ def set_up(db: Connection, schema: str, *, only_reads: bool = False) -> None:
     db.adapters.register_dumper(bool, _Bit)
     db.execute(
         f"SET search_path = {schema}; SET application_name = '{schema}'; SET lock_timeout = '{int(WAIT_S)}s';"
-        f" SET idle_in_transaction_session_timeout = '{STOPPED_S}s'; {SETTINGS}; {_ONE_PLAN};"
+        f" SET idle_in_transaction_session_timeout = '{STOPPED_S}s'; {SETTINGS}; {_ONE_PLAN}; {_PLAINLY};"
         " SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3"
         f"{'; SET default_transaction_read_only = on' if only_reads else ''}",
         prepare=False,
