@@ -107,7 +107,8 @@ def _folder_beside(to: Path) -> Iterator[Path]:
         with working_folder(to.absolute().parent, _BACKING_UP) as made:
             yield made
     except OSError as error:
-        raise StoreError(f"`{to}` cannot be written: {cause_of(error)}") from error
+        hint = "check the free space and the rights of this user, or name another path"
+        raise StoreError(f"`{to}` cannot be written: {cause_of(error)}", hint=hint) from error
 
 
 def copy_record(store: Store, into: Path) -> None:

@@ -81,6 +81,14 @@ def test_what_is_backed_up_is_put_back_as_it_was_as_a_folder_and_as_one_file(tmp
     assert (3, 0) == (len(bed.bank.paid()), bed.paid_twice())
 
 
+def test_a_backup_that_cannot_be_written_asks_for_another_path(tmp_path: Path) -> None:
+    bed, file = made(tmp_path, 1), tmp_path / "file"
+    file.touch()
+    with pytest.raises(StoreError, match="` cannot be written: ") as refused:
+        backup(bed, file / "copy")
+    assert "name another path" in refused.value.hint
+
+
 def test_a_backup_overwrites_nothing_and_one_that_fails_leaves_nothing(tmp_path: Path) -> None:
     bed, to = made(tmp_path, 1), tmp_path / "backups" / "copy"
     backup(bed, to)
