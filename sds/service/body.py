@@ -11,6 +11,7 @@ from sds.service.state import service
 
 CLOSE = {"Connection": "close"}  # else the unread rest of a body would be read as the next request
 BODY_IS_THERE = "body_is_there"  # key in a request's state: its whole body has been received
+LENGTH_CHARS_MAX = 19  # digits of a Content-Length; Python refuses to read numbers of more than 4,300
 _NONE = ("",)
 
 
@@ -24,7 +25,7 @@ async def received_body(headers: Headers, receive: Receive, limit: int) -> bytes
     """Return the raw bytes of a JSON body, at most `limit`. Raises Problem: 408 (the client is gone), 413, 415."""
     _check_headers(headers)
     length = headers.get("content-length", ("0",))[0]
-    if not length.isdigit() or int(length) > limit:
+    if not (length.isascii() and length.isdigit()) or len(length) > LENGTH_CHARS_MAX or int(length) > limit:
         raise Problem("BODY_TOO_LARGE", headers=CLOSE)
     body, more = bytearray(), True
     while more:

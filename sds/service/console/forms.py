@@ -20,6 +20,7 @@ from sds.service.state import service
 FIELDS_MAX = 64
 NUMBER = "number."  # prefix of a form's fields for the numbers of a decision
 _RESOLUTIONS: dict[str, Resolve] = {name: name for name in get_args(Resolve)}
+_HALF = re.compile("[\ud800-\udfff]")  # half a character, which JSON can write and no page can hold
 _DECIMAL = re.compile(r"(-?(?:0|[1-9][0-9]{0,15}))(?:\.([0-9]{1,6}))?")
 
 
@@ -94,4 +95,6 @@ def looked_at(sent: Mapping[str, str]) -> dict[str, str]:
         shown = json.loads(sent.get("shown", "{}"))
     except (ValueError, RecursionError):
         return {}
-    return {name: text for name, text in shown.items() if isinstance(text, str)} if isinstance(shown, dict) else {}
+    if not isinstance(shown, dict):
+        return {}
+    return {name: text for name, text in shown.items() if isinstance(text, str) and not _HALF.search(name + text)}

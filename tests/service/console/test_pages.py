@@ -5,6 +5,8 @@ from __future__ import annotations
 import html
 import re
 
+import pytest
+
 from sds.kernel.audit.verify import verify
 from sds.kernel.executor.statement import Difference
 from sds.kernel.human.statement_cases import open_cases
@@ -170,6 +172,21 @@ def test_a_case_that_changed_since_it_was_looked_at_is_refused_with_what_changed
     assert "ticket.refundable_minor 200.00 EUR 200.00 EUR 90.00 EUR changed since you looked" in said
     assert "ESCALATED" == office.answer(dfid).state
     assert 303 == ada.sends(path, **(fields | {"seen": seen(ada, path)})).status_code
+
+
+@pytest.mark.parametrize(
+    "shown", [r'{"%s": "\ud800"}', r'{"%s\udfff": "1"}', r'{"\ud800": "1", "%s": "2"}', "[" * 9_000]
+)
+def test_a_page_that_shows_what_it_cannot_hold_is_refused_all_the_same(
+    office: Office, ada: Visitor, shown: str
+) -> None:
+    path = f"/console/cases/claims/{office.hand_over('C-1', refund('40.00'))}"
+    looked = seen(ada, path)
+    office.tickets.put("T-C-1", refundable_minor=9_000)
+    fields = {"decision": "OVERRIDE", "reason": "checked", "acknowledge": "yes", "seen": looked}
+    answer = ada.sends(path, **fields, shown=shown.replace("%s", "ticket.refundable_minor"))
+    assert 409 == answer.status_code
+    assert "the state has moved" in text(answer.text)
 
 
 def test_of_two_who_decide_a_case_the_second_learns_who_was_first(office: Office, ada: Visitor) -> None:

@@ -160,6 +160,11 @@ def test_json_in_utf_8_may_say_so(bed: Bed) -> None:
     assert 200 == bed.post(JSON, headers={"Content-Type": 'Application/JSON; charset="UTF-8"'}).status_code
 
 
+@pytest.mark.parametrize("length", ["²", "9" * 5000, "-1", "1e3", ""])
+def test_a_length_that_cannot_be_read_is_413(untouched: Bed, length: str) -> None:
+    check(untouched.post(headers={"Content-Length": length.encode("latin-1")}), 413, "BODY_TOO_LARGE")
+
+
 def test_a_body_over_64_kib_is_413(untouched: Bed) -> None:
     refused = untouched.post({**EVENT, "text": "x" * 65_536})
     check(refused, 413, "BODY_TOO_LARGE")
