@@ -61,7 +61,8 @@ def register(
     """Put a contract in force for its agent. A new agent becomes ACTIVE. Registering a contract again changes nothing.
 
     Open flows stay under the contract they were created under. That one is revoked, though, if its authority had a kind
-    that this one lacks, if it draws or spends in other units, or if it lacks a spend limit of this one.
+    that this one lacks, if it draws or spends in other units or from what this one does not draw from, or if it lacks a spend
+    limit of this one.
 
     Raises TransitionError when an agent tries or a reason is missing; ContractError when the handshake fails, when something
     is drawn or spent that this contract would count in other units (`counter_scale`), or when it would forget what was drawn
@@ -97,7 +98,8 @@ def _refusal(
         if refused is None and all(each.contract_hash != contract.hash for each in known):
             refused = counter_scale.refusal(record, contract, now_ms)
             for each in known:
-                refused = refused or forgotten_draws.refusal(record, _body(record, each.contract_hash), contract)
+                in_force, earlier = _body(record, each.contract_hash), _earlier(record, contract)
+                refused = refused or forgotten_draws.refusal(record, earlier, in_force, contract)
     except NOT_AS_WRITTEN as error:
         raise contracts_unreadable() from error
     return refused
@@ -106,6 +108,12 @@ def _refusal(
 def _body(record: Reader, contract_hash: str) -> dict[str, Any]:
     """Return a registered contract as JSON. Raises one of `NOT_AS_WRITTEN`."""
     return dict(json.loads(record.value("SELECT body FROM contracts WHERE hash = ?", (contract_hash,))))
+
+
+def _earlier(record: Reader, contract: Contract) -> list[Mapping[str, Any]]:
+    """Return every registered contract of a contract's gate as JSON. Raises one of `NOT_AS_WRITTEN`."""
+    rows = record.rows("SELECT body FROM contracts WHERE gate = ? ORDER BY registered_at_ms, hash", (contract.gate,))
+    return [dict(json.loads(body)) for (body,) in rows]
 
 
 def _known(store: Reader, contract: Contract) -> list[compatibility.Known]:
@@ -175,7 +183,7 @@ def _take_into_service(store: Store, contract: Contract, now_ms: int) -> None:
 
 def _revoke_superseded(store: Store, contract: Contract, entry: Mapping[str, str], now_ms: int) -> None:
     """Revoke every earlier contract whose authority this one does not cover, whose units it does not count in, or under
-    which an order would not be counted against every limit of this one.
+    which an order would not be counted against every limit of this one, or would draw from what this one does not look at.
     """
     rows = store.rows(
         "SELECT hash, body FROM contracts WHERE agent_id = ? AND hash <> ?"
@@ -188,12 +196,15 @@ def _revoke_superseded(store: Store, contract: Contract, entry: Mapping[str, str
             lost = sorted(set(body["authority"]) - set(contract.authority))
             recounted = counter_scale.recounted(body, contract)
             uncounted = carried_spend.uncounted_limits(body, contract)
+            forgets = forgotten_draws.forgets(body, contract)
         except NOT_AS_WRITTEN as error:
             raise contracts_unreadable() from error
-        if lost or recounted or uncounted:
+        if lost or recounted or uncounted or forgets:
             what = f"withdraws {', '.join(lost)}" if lost else "counts in other units"
             if uncounted and not (lost or recounted):
                 what = f"has a spend limit `{uncounted[0].name}`, which this one lacks"
+            elif forgets and not (lost or recounted):
+                what = "draws from other fields"
             why = f"version {contract.version} {what}"
             _revoke(store, known, by=entry["by"], who=entry["who"], reason=why, now_ms=now_ms)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from sds.kernel.errors import StoreError
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
+from sds.kernel.executor.wholeness import RECORD_BEHIND
 from sds.kernel.flow import decision_record
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.registry import reservations
@@ -37,6 +38,8 @@ def reverse(kernel: Kernel, parent: str, dfid: str, *, now_ms: int) -> str:
             return str(known)
         if kernel.store.value("SELECT phase FROM sagas WHERE dfid = ?", (parent,)) != "DIRTY":
             return saga.MOVED_ON
+        if not kernel.whole.holds:  # another record than the one that was found whole
+            return RECORD_BEHIND
         if known is None:
             if kernel.store.value("SELECT status FROM execution_log WHERE dfid = ?", (dfid,)) != "SUCCESS":
                 return saga.MOVED_ON  # it was contradicted since

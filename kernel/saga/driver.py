@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from sds.kernel.errors import EventError, SdsError, UsageError
+from sds.kernel.executor.wholeness import RECORD_BEHIND
 from sds.kernel.flow import decision_record, states
 from sds.kernel.flow.in_flight import accepted_as
 from sds.kernel.flow.intake import Event
@@ -78,9 +79,7 @@ def _moves(kernel: Kernel, found: Saga, ask: Ask, now_ms: Callable[[], int]) -> 
     if kernel.whole.doubt() is not None:
         return False
     if ending is not None:
-        saga.close_steps(
-            kernel.store, kernel.contract, found.dfid, ending.code, stopped=ending.stopped, now_ms=now_ms()
-        )
+        saga.close_steps(kernel, found.dfid, ending.code, stopped=ending.stopped, now_ms=now_ms())
         return True
     return _compensate(kernel, found, ask, now_ms)
 
@@ -125,18 +124,18 @@ def _compensate(kernel: Kernel, found: Saga, ask: Ask, now_ms: Callable[[], int]
 
 def carry_out(kernel: Kernel, found: Saga, *, now_ms: int) -> bool:
     """Do what was chosen. When that fails the saga stays dirty, for a human. Return False where the outside has accepted a
-    reversal and not carried it out yet: the rest is undone after it.
+    reversal and not carried it out yet: the rest is undone after it; and where the record may lack orders.
     """
     choice = found.choice or ALERT_HUMAN
     undone = "" if choice == ALERT_HUMAN else _undo(kernel, found, choice, now_ms)
-    if undone == "PENDING":
+    if undone in ("PENDING", RECORD_BEHIND):
         return False
     if undone != "REVERTED":
         alert(kernel, found, choice, now_ms)
         return True
     with kernel.store.transaction():
         now = saga.load(kernel.store, kernel.contract, found.dfid)
-        if now.phase == "DIRTY":
+        if now.phase == "DIRTY" and kernel.whole.holds:
             saga.end(kernel.store, now, "ABORTED", COMPENSATED, compensation=choice, now_ms=now_ms)
     return True
 
@@ -164,6 +163,8 @@ def alert(kernel: Kernel, found: Saga, choice: str, now_ms: int) -> None:
     """Leave everything as it is, for a human: the saga ends ESCALATED and keeps its tag."""
     with kernel.store.transaction():
         now = saga.load(kernel.store, kernel.contract, found.dfid)
+        if not kernel.whole.holds:
+            return
         if now.phase == "DIRTY" and not now.open_child and (now.choice or ALERT_HUMAN) == choice:
             saga.end(kernel.store, now, "ESCALATED", DIRTY, compensation=choice, now_ms=now_ms)
 
@@ -193,7 +194,7 @@ def recover(
 
 
 def _settle(kernel: Kernel, dfid: str, now_ms: int, is_due: Callable[[str], bool]) -> str:
-    saga.close_steps(kernel.store, kernel.contract, dfid, INTERRUPTED, stopped=False, now_ms=now_ms)
+    saga.close_steps(kernel, dfid, INTERRUPTED, stopped=False, now_ms=now_ms)
     found = saga.load(kernel.store, kernel.contract, dfid)
     if found.phase == "DIRTY" and found.chooser.became == "NOTHING" and not found.accepted:
         begun = compensation.under_way(kernel.store, dfid)

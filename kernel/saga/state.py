@@ -24,6 +24,7 @@ from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.flow import adopted, decision_record, intake, undecided
 from sds.kernel.flow.in_flight import accepted_as
 from sds.kernel.flow.intake import Event, event_in, masked, saga_child
+from sds.kernel.flow.kernel import Kernel
 from sds.kernel.flow.states import DECIDED_TAGS, SAGA_DIRTY, Answer, State, known_answer, move_on, transition
 from sds.kernel.registry.contract_versions import event_fields
 from sds.kernel.storage import ledger
@@ -254,15 +255,17 @@ def check_steps(store: Reader, contract: Contract, saga: Saga) -> None:
         )
 
 
-def close_steps(store: Store, contract: Contract, dfid: str, code: str, *, stopped: bool, now_ms: int) -> None:
-    """End the steps: all are done, nothing was done, or the saga is dirty. Changes nothing while a child is open.
+def close_steps(kernel: Kernel, dfid: str, code: str, *, stopped: bool, now_ms: int) -> None:
+    """End the steps: all are done, nothing was done, or the saga is dirty. Changes nothing while a child is open, or in
+    another record than the one that was found whole: a step may have been carried out that it does not know.
 
     `code`: why no further step is taken, unless the next step has ended and its own end says why. `stopped`: authority was
     withdrawn; the case is not the reason.
     """
+    store, contract = kernel.store, kernel.contract
     with store.transaction():
         saga = load(store, contract, dfid)
-        if saga.phase != "STEPS" or saga.open_child:
+        if saga.phase != "STEPS" or saga.open_child or not kernel.whole.holds:
             return
         failed = saga.next
         if failed is not None and failed.answer is not None and failed.became != "RESTARTABLE" and not stopped:

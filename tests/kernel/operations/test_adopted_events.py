@@ -212,7 +212,9 @@ def test_a_saga_that_came_again_meanwhile_pays_each_of_its_steps_once(world: Wor
     assert paid == rail.paid()
 
 
-def test_a_saga_that_ended_meanwhile_goes_to_a_human_once_one_of_its_steps_is_found_to_be_paid(world: World) -> None:
+def test_a_saga_that_ended_meanwhile_goes_to_a_human_once_one_of_its_steps_is_found_to_be_paid(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Older versions ended a saga at its deadline although orders were missing from the record."""
     rail = listing(world)
     decided(world, 2, refund("10.00"))
@@ -221,7 +223,9 @@ def test_a_saga_that_ended_meanwhile_goes_to_a_human_once_one_of_its_steps_is_fo
     paid = rail.paid()
     restore(world, data)
     dfid = sent_as_saga(world).answer.dfid
-    saga.close_steps(world.store, world.contract, dfid, BEHIND, stopped=False, now_ms=world.clock())
+    with monkeypatch.context() as older:
+        older.setattr(type(world.kernel.whole), "holds", True)
+        saga.close_steps(world.kernel, dfid, BEHIND, stopped=False, now_ms=world.clock())
     assert ("ABORTED", BEHIND) == parent(saga.saga_answer(world.store, world.contract, dfid))[:2]
     adopted(world)
     for _ in range(2):

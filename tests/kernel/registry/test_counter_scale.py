@@ -87,7 +87,9 @@ def test_what_was_drawn_is_not_forgotten_by_a_contract_that_does_not_name_the_fi
     euros.clock.advance(24 * HOUR_MS)
     without = ("hi: ticket.refundable_minor", "hi: 200"), ("    when: ticket.refundable_minor > 0\n", "")
     gone = (NOT_DRAWN, ""), ("  ticket.refundable_minor: int\n", "")
-    put_in_force(euros, cents("1.1.0", *WHOLE[:2], *without, *gone, *WHOLE[2:]))
+    with pytest.raises(ContractError, match="would be forgotten: this contract draws from it no more"):
+        put_in_force(euros, cents("1.1.0", *WHOLE[:2], *without, *gone, *WHOLE[2:]))
+    put_in_force(euros, cents("1.1.0", *WHOLE[:2], *without, *gone, *WHOLE[2:], IN_SOURCE))
     with pytest.raises(ContractError, match=DRAWN):
         put_in_force(euros, cents("1.2.0"))
 
@@ -224,8 +226,54 @@ def test_a_source_that_shows_what_was_paid_may_have_another_name_once_no_order_i
     put_in_force(world, contract(HIGHER, SOURCE, IN_SOURCE))
 
 
-def test_a_kind_that_draws_no_more_or_from_more_is_no_other_name(world: World) -> None:
+MORE = "    draws: {ticket.refundable_minor: amount, ticket.open_minor: amount}\n"
+OPEN = ("  ticket.refundable_minor: fixed(2)\n", "  ticket.refundable_minor: fixed(2)\n  ticket.open_minor: fixed(2)\n")
+OTHER = (NOT_DRAWN, "    draws: {ticket.open_minor: amount}\n")
+FORGOTTEN = "`tickets:\\*#ticket.refundable_minor` would be forgotten"
+NEXT = ("version: 1.0.0", "version: 1.2.0")
+
+
+def test_a_kind_that_draws_from_more_forgets_nothing_and_one_that_draws_no_more_does(world: World) -> None:
     world.decide(refund("50.00"))
     more = "    draws: {ticket.refundable_minor: amount, ticket.compensations_left: 1}\n"
     put_in_force(world, contract(HIGHER, (NOT_DRAWN, more)))
-    put_in_force(world, contract((HIGHER[0], "version: 1.2.0"), (NOT_DRAWN, "")))
+    with pytest.raises(ContractError, match=f"{FORGOTTEN}: this contract draws from it no more"):
+        put_in_force(world, contract(NEXT, (NOT_DRAWN, "")))
+
+
+def test_nor_in_two_steps(world: World) -> None:
+    world.decide(refund("50.00"))
+    put_in_force(world, contract(HIGHER, OPEN, (NOT_DRAWN, MORE)))
+    with pytest.raises(ContractError, match=f"{FORGOTTEN}: this contract draws from `tickets:.#ticket.open_minor`"):
+        put_in_force(world, contract(NEXT, OPEN, OTHER))
+
+
+def test_nor_where_the_kind_has_another_name_too(world: World) -> None:
+    world.decide(refund("50.00"))
+    kind = ("REFUND_TICKET", "PAY_BACK")
+    with pytest.raises(ContractError, match=FORGOTTEN):
+        put_in_force(world, contract(HIGHER, kind, (NOT_DRAWN, "")))
+    with pytest.raises(ContractError, match=FORGOTTEN):
+        put_in_force(world, contract(HIGHER, kind, OPEN, OTHER))
+    put_in_force(world, contract(HIGHER, kind))
+
+
+def test_nor_by_a_flow_that_was_open_when_nothing_was_drawn_yet(world: World) -> None:
+    """Under the contract before it would draw what the one in force does not look at."""
+    packet, older = world.packet("C1"), world.kernel
+    put_in_force(world, contract(HIGHER, OPEN, OTHER))
+    answer = older.decide(packet, refund("200.00")(packet))
+    assert ("ABORTED", "CONTRACT_REVOKED") == (answer.state, answer.tag)
+    assert [] == world.rail.paid()
+
+
+def test_what_was_given_up_while_nothing_was_drawn_keeps_no_later_contract_out(world: World) -> None:
+    """Another kind has drawn from it since."""
+    both = (
+        "    spends: amount\n    reasons: [SHORT_DELAY]",
+        f"{NOT_DRAWN}    spends: amount\n    reasons: [SHORT_DELAY]",
+    )
+    world.tickets.put("T1", mood="angry", open_minor=20_000)
+    put_in_force(world, contract(HIGHER, OPEN, OTHER, both))
+    assert "SUCCESS" == world.decide(goodwill("10.00")).execution
+    put_in_force(world, contract(NEXT, OPEN, OTHER, both, ("mission: Decide claims.", "mission: Decide all claims.")))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,15 +14,18 @@ from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.errors import StoreError
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
 from sds.kernel.operations import recovery
-from sds.kernel.saga import compensation
+from sds.kernel.saga import compensation, driver, state
+from sds.kernel.storage.store import Generation
 from tests.kernel.authority import halt, suspend
 from tests.kernel.durable import (
     COMPENSATION_MINOR,
+    Propose,
     World,
     counters,
     deny,
 )
 from tests.kernel.sagas import (
+    ALERT_HUMAN,
     CLOSE_ALL,
     DIRTY,
     REFUND_MINOR,
@@ -34,6 +38,7 @@ from tests.kernel.sagas import (
     run,
     with_misfortune,
 )
+from tests.kernel.statements import listing
 
 
 def test_a_step_nobody_knows_about_cannot_be_reverted_but_closing_all_voids_it(world: World):
@@ -176,3 +181,38 @@ def test_a_halt_after_the_choice_stops_the_reversal(world: World):
     found = run(world.kernel, world, Script(step_2=deny, compensation=REVERT))
     assert ("ESCALATED", DIRTY, "REVERT") == parent(found)
     assert ([], {}) == (reversed_at(world.folder), dict(found.reversals))
+
+
+@pytest.mark.parametrize(
+    ("where", "move", "second", "chosen", "phase"),
+    [
+        (state, "close_steps", most, REVERT, "STEPS"),
+        (state, "close_steps", deny, REVERT, "STEPS"),
+        (driver, "carry_out", deny, REVERT, "DIRTY"),
+        (driver, "alert", deny, ALERT_HUMAN, "DIRTY"),
+    ],
+)
+def test_nothing_ends_or_is_undone_at_another_server_than_the_one_that_was_compared(
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    where: ModuleType,
+    move: str,
+    second: Propose,
+    chosen: Propose,
+    phase: str,
+):
+    """It took over after the record was found whole: a step may be paid that it has not heard of."""
+    listing(world)
+    script, moved = Script(step_2=second, compensation=chosen), getattr(where, move)
+
+    def replaced(*given: Any, **more: Any) -> Any:
+        monkeypatch.setattr(type(world.store), "generation", Generation(1, "promoted", "00000002"))
+        return moved(*given, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(where, move, replaced)
+        found = run(world.kernel, world, script)
+    assert (phase, [], {}) == (found.phase, reversed_at(world.folder), dict(found.reversals))
+    monkeypatch.undo()
+    later = run(world.kernel, world, script)
+    assert ("ENDED", chosen is REVERT and second is deny) == (later.phase, bool(reversed_at(world.folder)))
