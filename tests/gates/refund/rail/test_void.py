@@ -8,6 +8,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,8 +37,8 @@ def breaking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[PayoutSto
     made: list[Breaking] = []
     real = sqlite3.connect
 
-    def connect(path: Path, timeout: float, isolation_level: None, check_same_thread: bool) -> sqlite3.Connection:
-        made.append(real(path, timeout, isolation_level=None, check_same_thread=check_same_thread, factory=Breaking))
+    def connect(path: Path, **options: Any) -> sqlite3.Connection:
+        made.append(real(path, **options, factory=Breaking))
         return made[0]
 
     with monkeypatch.context() as patched:
