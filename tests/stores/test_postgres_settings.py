@@ -76,10 +76,11 @@ def test_the_password_may_stand_in_a_file_instead_of_the_address(
 @pytest.mark.parametrize("setting", ["plan_cache_mode = auto", "plan_cache_mode = force_custom_plan"])
 def test_a_statement_is_planned_once_whatever_its_values_are(setting: str) -> None:
     with role_with(setting) as url, closing(PostgresStore(url, fresh_schema())) as store:
-        for name in "abc":
-            add(store, name)
         inserts = "FROM pg_prepared_statements WHERE statement LIKE 'INSERT INTO resources%'"
-        assert [(3, 0)] == store.rows(f"SELECT sum(generic_plans), sum(custom_plans) {inserts}")
+        with store.transaction():  # one connection, whose statements they are
+            for name in "abc":
+                store.insert("resources", resource=name, epoch=0, drawn=0)
+            assert [(3, 0)] == store.rows(f"SELECT sum(generic_plans), sum(custom_plans) {inserts}")
 
 
 def test_no_statement_is_compiled_and_none_runs_in_parallel_since_functions_catch_errors() -> None:
