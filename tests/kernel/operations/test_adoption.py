@@ -14,7 +14,7 @@ import pytest
 from sds.kernel.canonical import digest, flow_id
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.errors import UsageError, WorldError
-from sds.kernel.executor.statement import Outcome, StatementLine
+from sds.kernel.executor.statement import CLOCKS_APART_MS, Outcome, StatementLine
 from sds.kernel.executor.wholeness import PAUSE_MS_MIN
 from sds.kernel.flow.states import Answer
 from sds.kernel.flow.undecided import settled_events
@@ -308,6 +308,20 @@ def test_of_an_order_that_was_carried_out_in_another_currency_what_was_ordered_c
     rail.tells = lambda line: replace(line, params={"amount": 4000}, amount_minor=5, other_currency="USD")
     assert 1 == len(adopted(world))
     assert before == list(counters(world.store))
+
+
+@pytest.mark.parametrize("ahead_ms", [0, 61_000, 7_200_000, CLOCKS_APART_MS - 1])
+def test_what_moved_counts_in_the_present_windows_where_the_outsides_clock_is_ahead(
+    world: World, ahead_ms: int
+) -> None:
+    rail = listing(world)
+    world.decide(refund("40.00"), "C1", "T1")
+    before = list(counters(world.store))
+    restore(world, None)
+    rail.tells = lambda line: replace(line, at_ms=line.at_ms + ahead_ms)
+    assert 1 == len(adopted(world))
+    assert before == list(counters(world.store))
+    assert [] == codes(world)
 
 
 class TestAnOutsideThatKeepsNothingButKeys:
