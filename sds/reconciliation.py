@@ -13,7 +13,6 @@ from sds.kernel.human.statement_cases import open_cases
 from sds.kernel.operations import adoption
 
 EVERY_S_MIN = 1.0
-WHOLE_EVERY_MS = 24 * 3_600_000
 STOP_S = 5.0
 
 
@@ -54,8 +53,7 @@ def adopt(
 
 
 class Schedule:
-    """Compares every `every_s` seconds in a thread of its own: everything at first and once a day, as an old order may be
-    undone outside; else what is newer than the last time.
+    """Compares every `every_s` seconds in a thread of its own: everything at first, then what is newer than the last time.
 
     A failure is logged, and the next comparison tries again.
     """
@@ -71,7 +69,7 @@ class Schedule:
             )
         self._kernel, self._every_s, self._now_ms, self._log = kernel, every_s, now_ms, log
         self._closed = threading.Event()
-        self._compared_ms = self._whole_ms = 0
+        self._compared_ms = 0
         self._worker = threading.Thread(target=self._work, name="sds-reconcile", daemon=True)  # an executor may hang
         self._worker.start()
 
@@ -89,11 +87,6 @@ class Schedule:
         began_ms = self._now_ms()
         try:
             since_ms = max(0, self._compared_ms - CLOCKS_APART_MS)
-            if not 0 <= began_ms - self._whole_ms < WHOLE_EVERY_MS:
-                since_ms, self._whole_ms = (
-                    0,
-                    began_ms,
-                )  # where everything cannot be read, what is new still is, next time
             reconcile(self._kernel, since_ms=since_ms, now_ms=self._now_ms, log=self._log)
             self._compared_ms = began_ms
         except SdsError as error:

@@ -7,14 +7,12 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from sds.gate import Gate
 from sds.kernel.errors import UsageError, WorldError
-from sds.reconciliation import WHOLE_EVERY_MS
 from tests.gates.refund.rail.orders import key_of
 from tests.kernel.durable import Clock, Tickets, refund, usual_contract
 from tests.kernel.outside import PaysOnly
@@ -24,12 +22,11 @@ from tests.proposers import Says
 SOON_S = 10.0
 
 
-def gate_of(folder: Path, rail: object, clock: Clock | None = None) -> Gate:
+def gate_of(folder: Path, rail: object) -> Gate:
     tickets = Tickets()
     tickets.put("T1")
     engine = Says(refund())
-    now_ms = clock or Clock()
-    return Gate(usual_contract(), tickets, rail, folder=folder, engine=engine, now_ms=now_ms)  # type: ignore[arg-type]  # any rail
+    return Gate(usual_contract(), tickets, rail, folder=folder, engine=engine, now_ms=Clock())  # type: ignore[arg-type]  # any rail
 
 
 def soon(true: Callable[[], bool]) -> bool:
@@ -61,23 +58,6 @@ def test_it_compares_again_and_again_and_ends_with_the_gate(tmp_path: Path, monk
         assert 1 == workers()
     assert 0 == workers()
     assert 1 == logged(tmp_path / "gate").count("statement.differs")
-
-
-def test_what_was_taken_back_long_after_is_found_within_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sds.reconciliation.EVERY_S_MIN", 0.01)
-    rail, clock = ListingRail(tmp_path / "rail.db"), Clock()
-    since = list[int]()
-    listed = rail.statement
-    rail.statement = lambda *period: (since.append(period[0]), listed(*period))[1]  # type: ignore[method-assign]
-    with gate_of(tmp_path / "gate", rail, clock) as gate:
-        gate.decide({"claim_id": "C1", "ticket_id": "T1", "text": "please"})
-        clock.advance(30 * WHOLE_EVERY_MS)
-        gate.reconcile_every(0.01)
-        assert soon(lambda: len(since) > 3)
-        assert 0 not in since[-2:]
-        rail.tells = lambda line: replace(line, outcome="reverted")
-        clock.advance(WHOLE_EVERY_MS)
-        assert soon(lambda: bool(gate.escalations()))
 
 
 def test_an_outside_that_is_down_is_logged_and_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
