@@ -29,6 +29,7 @@ AT_MS_MAX = 253_402_300_799_999  # the end of the year 9999
 NUMBERS_MAX = 32
 CLOCKS_APART_MS = 24 * 3_600_000  # how far the outside's clock may differ; a statement reaches this far beyond a period
 KEYS_AT_ONCE = 500
+_MOVED: tuple[Outcome, ...] = ("rejected", "reverted", "pending", "settled")  # the later, the more may have moved
 
 _ORDERS = """
 SELECT e.dfid, f.event_id, e.idempotency_key, e.kind, e.params, e.resource_key, e.status, e.reserved_at_ms,
@@ -201,9 +202,8 @@ def compare(record: Reader, gate: str, statement: Statement, *, since_ms: int, u
     for line in lines:
         listed[line.key].append(line)
     known = known_keys(record, listed)
-    found = [
-        _unknown(those) for key, those in listed.items() if key not in known and since_ms <= those[0].at_ms <= until_ms
-    ]
+    unknown = [those for key, those in listed.items() if key not in known]
+    found = [_unknown(those) for those in unknown if any(since_ms <= line.at_ms <= until_ms for line in those)]
     judged = [order for order in orders if not order.in_flight]
     found += [made for order in judged if (made := _judge(order, listed.get(order.key, ()), until_ms))]
     found += _paid_again(judged, listed, {difference.key for difference in found})
@@ -238,7 +238,10 @@ def known_keys(record: Reader, keys: Iterable[str]) -> set[str]:
 
 
 def _unknown(lines: list[StatementLine]) -> Difference:
-    line = lines[0]
+    """Return the difference of an order that the record does not know. Of several lines under its key the one by which most
+    has moved stands for it: taken over as refused, its event would be paid again.
+    """
+    line = max(lines, key=lambda line: (_MOVED.index(line.outcome), line.amount_minor or 0))
     return Difference("ORDER_UNKNOWN", line.key, line.dfid, line.resource_key, "no such order", _outside(lines), line)
 
 

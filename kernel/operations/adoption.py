@@ -46,9 +46,12 @@ MEANWHILE = "meanwhile an order that the record did not know was adopted"
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """An unknown order, ready to be written: what it takes, its spend counters, whether what it drew stays subtracted."""
+    """An unknown order, ready to be written: what it takes, its spend counters, whether what it drew stays subtracted. `at_ms`:
+    the outside's time, or now where its clock is ahead: what moved counts in a window that has begun.
+    """
 
     line: StatementLine
+    at_ms: int
     settled: bool
     needs: Claim
     spending: spend.Scopes | None
@@ -84,7 +87,7 @@ def _adopt(kernel: Kernel, difference: Difference, by: Mapping[str, str], now_ms
     if line is None:
         return None
     fields = kernel.observe(line.resource_key, now_ms).situation.fields if line.resource_key else {}
-    order = _ready(contract, line, fields)
+    order = _ready(contract, line, fields, min(line.at_ms, now_ms))
     with store.transaction():
         if known_keys(store, [line.key]):
             return None
@@ -99,15 +102,15 @@ def _adopt(kernel: Kernel, difference: Difference, by: Mapping[str, str], now_ms
     return dfid
 
 
-def _ready(contract: Contract, line: StatementLine, fields: Fields) -> _Order:
+def _ready(contract: Contract, line: StatementLine, fields: Fields, at_ms: int) -> _Order:
     """Return an order with what it takes: nothing, unless money moved."""
     settled = line.outcome == "settled"
     kept = settled and contract.draws_settle_in == "kernel"
     human = human_contract(contract)
     terms = contract if line.kind in contract.kinds else human
     needs = _taken(terms, line) if settled else Claim((), 0)
-    spending = spend.scopes(contract, fields, line.at_ms) if needs != Claim((), 0) else None
-    return _Order(line, settled, needs, spending, kept)
+    spending = spend.scopes(contract, fields, at_ms) if needs != Claim((), 0) else None
+    return _Order(line, at_ms, settled, needs, spending, kept)
 
 
 def _taken(terms: Contract, line: StatementLine) -> Claim:
@@ -161,7 +164,7 @@ def _write(kernel: Kernel, dfid: str, order: _Order, by: Mapping[str, str], now_
         resource_key=line.resource_key,
         state_version="",
         signature=intent.signature,
-        reserved_at_ms=line.at_ms,
+        reserved_at_ms=order.at_ms,
         status=order.status,
         external_receipt=line.reference or None,
         executed_at_ms=line.at_ms,

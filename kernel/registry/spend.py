@@ -25,6 +25,9 @@ from sds.kernel.storage.ledger import BACK_MS, LAST, Step, steps
 from sds.kernel.storage.store import Reader, Row, Store
 
 MINUTE_MS = 60_000
+AHEAD_MS = (
+    BACK_MS + MINUTE_MS
+)  # of a later clock, and of what is carried over, which counts in the minute after its own
 LENGTH_MS = {"hour": 3_600_000, "day": 86_400_000}
 WINDOW_MS_MAX = 2 * LENGTH_MS["day"]  # more than the longest day of any zone
 _MINUTE_CHARS = len("2013-12-02T16:05")
@@ -135,7 +138,7 @@ def counts(limit: SpendLimit, then_ms: int, at_ms: int) -> bool:
 
 def _end(at_ms: int) -> int:
     """Return the end of a sliding window, a little ahead: another process may have read a slightly later clock."""
-    return ((at_ms + BACK_MS) // MINUTE_MS + 1) * MINUTE_MS
+    return ((at_ms + AHEAD_MS) // MINUTE_MS + 1) * MINUTE_MS
 
 
 def left(
@@ -176,7 +179,7 @@ def of_order(store: Reader, dfid: str) -> dict[str, int]:
 def _used_sliding(store: Reader, limit: SpendLimit, minutes: str, at_ms: int, without: str) -> int:
     """Return what was spent within a sliding window: whole minutes, and the young enough orders of the oldest one."""
     begin_ms = at_ms - LENGTH_MS[limit.window]
-    oldest, newest = f"{minutes}{_minute(begin_ms)}", f"{minutes}{_minute(at_ms + BACK_MS)}"
+    oldest, newest = f"{minutes}{_minute(begin_ms)}", f"{minutes}{_minute(at_ms + AHEAD_MS)}"
     total: int = store.value(_MINUTES, (oldest, newest))
     total += store.value(_OLDEST_MINUTE, (oldest, begin_ms, without))
     return total - (store.value(_OWN_MINUTES, (without, oldest, newest)) if without else 0)

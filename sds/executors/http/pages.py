@@ -117,6 +117,8 @@ def _line(form: LineForm, currency: str, data: Any) -> StatementLine:
     if outcome is None:
         raise odd("a line of the statement has an outcome that `outcomes` does not list")
     moved_in = _text(data, form.currency) if form.currency else currency
+    if form.currency and not moved_in:
+        raise odd(f"a line of the statement has an empty `{form.currency}`")
     return StatementLine(
         key=_text(data, form.key),
         outcome=outcome,
@@ -131,7 +133,7 @@ def _line(form: LineForm, currency: str, data: Any) -> StatementLine:
             if answers.field(data, path) is not MISSING
         },
         resource_key=_text(data, form.resource_key) if form.resource_key else "",
-        other_currency="" if moved_in == currency else moved_in,
+        other_currency="" if moved_in.upper() == currency.upper() else moved_in,
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 from sds import Gate
 from sds.executors.sandbox.server import GatewayServer
 from sds.host.clock import now_ms
-from sds.kernel.errors import UsageError
+from sds.kernel.errors import UsageError, WorldError
 from sds.reconciliation import adopt
 from tests.executors.gateways import in_thread, written
 from tests.executors.test_gate_by_http import GATE, decide
@@ -145,6 +145,22 @@ def test_an_order_that_was_carried_out_in_another_currency_is_a_difference(
         (found,) = euros.reconcile().differences
         assert "AMOUNT_DIFFERS" == found.code
         assert found.outside.startswith("settled 500 USD, another currency: GIVE_BACK amount 500")
+
+
+def test_a_currency_is_the_same_in_small_letters_and_none_is_no_currency(
+    tmp_path: Path, gateway: GatewayServer
+) -> None:
+    with opened(tmp_path, gateway.url, "EUR", 2, *SHARED, name="gate_of_euros") as euros:
+        decide(euros, 1)
+        for said, differences in (("eur", ()), ("usd", ("AMOUNT_DIFFERS",))):
+            with gateway.books._writing():
+                change = "UPDATE payments SET order_body = replace(replace(order_body, '\"EUR\"', ?), '\"eur\"', ?)"
+                gateway.books._db.execute(change, (f'"{said}"', f'"{said}"'))
+            assert differences == tuple(each.code for each in euros.reconcile().differences)
+        with gateway.books._writing():
+            gateway.books._db.execute("UPDATE payments SET order_body = replace(order_body, '\"usd\"', '\"\"')")
+        with pytest.raises(WorldError, match=r"an empty `order\.currency`"):
+            euros.reconcile()
 
 
 @pytest.mark.parametrize(

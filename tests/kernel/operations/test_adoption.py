@@ -14,7 +14,7 @@ import pytest
 from sds.kernel.canonical import digest, flow_id
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.errors import UsageError, WorldError
-from sds.kernel.executor.statement import StatementLine
+from sds.kernel.executor.statement import CLOCKS_APART_MS, Outcome, StatementLine
 from sds.kernel.executor.wholeness import PAUSE_MS_MIN
 from sds.kernel.flow.states import Answer
 from sds.kernel.flow.undecided import settled_events
@@ -273,6 +273,32 @@ def test_a_case_about_an_unknown_order_is_closed_by_whoever_takes_it_over(world:
     assert {"adopted: the disk was lost"} == set(world.column("SELECT reason FROM human_decisions"))
 
 
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("also", ["rejected", "reverted"])
+def test_an_order_that_is_listed_as_settled_and_once_more_is_not_paid_again(
+    world: World, also: Outcome, before: bool
+) -> None:
+    """A gateway lists each attempt, or the payment and what became of it."""
+    rail = listing(world)
+    decided(world, 0)
+    data = backup(world)
+    decided(world, 1)
+    world.clock.advance(3_600_000)
+    restore(world, data)
+    paid, listed = rail.paid(), rail.statement
+
+    def twice(since_ms: int, until_ms: int) -> Iterator[StatementLine]:
+        for line in listed(since_ms, until_ms):
+            other = replace(line, outcome=also)
+            yield from (other, line) if before else (line, other)
+
+    rail.statement = twice  # type: ignore[method-assign]  # what it lists is what is tested
+    adopted(world)
+    assert "SUCCESS" == decided(world, 1).execution
+    assert paid == rail.paid()
+    assert {"CARRIED_OUT_TWICE"} == set(codes(world))
+
+
 def test_of_an_order_that_was_carried_out_in_another_currency_what_was_ordered_counts(world: World) -> None:
     """What moved is a number of other units: 5 dollars here, where 40.00 of our own money was ordered."""
     rail = listing(world)
@@ -282,6 +308,20 @@ def test_of_an_order_that_was_carried_out_in_another_currency_what_was_ordered_c
     rail.tells = lambda line: replace(line, params={"amount": 4000}, amount_minor=5, other_currency="USD")
     assert 1 == len(adopted(world))
     assert before == list(counters(world.store))
+
+
+@pytest.mark.parametrize("ahead_ms", [0, 61_000, 7_200_000, CLOCKS_APART_MS - 1])
+def test_what_moved_counts_in_the_present_windows_where_the_outsides_clock_is_ahead(
+    world: World, ahead_ms: int
+) -> None:
+    rail = listing(world)
+    world.decide(refund("40.00"), "C1", "T1")
+    before = list(counters(world.store))
+    restore(world, None)
+    rail.tells = lambda line: replace(line, at_ms=line.at_ms + ahead_ms)
+    assert 1 == len(adopted(world))
+    assert before == list(counters(world.store))
+    assert [] == codes(world)
 
 
 class TestAnOutsideThatKeepsNothingButKeys:

@@ -104,6 +104,15 @@ def test_what_was_carried_into_a_sliding_window_leaves_it_never_early(folder: Pa
         assert MAX_MINOR == world.at("2026-11-29T08:02:01").left()
 
 
+@pytest.mark.parametrize("limit", [OTHERS[3], OTHERS[5]])
+def test_what_was_carried_into_a_sliding_window_counts_for_a_process_whose_clock_is_behind(folder: Path, limit: str):
+    with till(folder, "window: day") as world:
+        world.at("2026-11-28T08:05:10").pay("60.00")
+        put_in_force(world, "1.1.0", limit)
+        assert 4_000 == world.left()
+        assert 4_000 == world.at("2026-11-28T08:04:20").left()
+
+
 def test_an_order_that_comes_to_nothing_later_stays_counted_until_its_window_ends(folder: Path):
     with till(folder, "window: day") as world:
         world.at("2026-11-28T12:00")
