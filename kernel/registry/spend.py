@@ -25,9 +25,7 @@ from sds.kernel.storage.ledger import BACK_MS, LAST, Step, steps
 from sds.kernel.storage.store import Reader, Row, Store
 
 MINUTE_MS = 60_000
-AHEAD_MS = (
-    BACK_MS + MINUTE_MS
-)  # of a later clock, and of what is carried over, which counts in the minute after its own
+AHEAD_MS = BACK_MS + MINUTE_MS  # a later clock's, and what is carried over, which counts in the minute after its own
 LENGTH_MS = {"hour": 3_600_000, "day": 86_400_000}
 WINDOW_MS_MAX = 2 * LENGTH_MS["day"]  # more than the longest day of any zone
 _MINUTE_CHARS = len("2013-12-02T16:05")
