@@ -193,7 +193,8 @@ REASONS: dict[str, Reason] = {
     "NOT_READY": Reason(
         503,
         "This process is not ready",
-        "`/readyz` answers this while the process should get no requests. `checks` lists what is wrong.",
+        "`/readyz` answers this while the process should get no requests. `checks` lists what is wrong. A request for a decision gets"
+        " it where the record has a newer version of the gate's contract than this process: nothing was written.",
         "look up the checks that are not `ok` in docs/service.md, Health; `sds doctor` examines store and model",
         retryable=True,
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starlette.requests import HTTPConnection
 
@@ -37,6 +37,8 @@ class Service:
     """The state of one process. `stopping`: SIGTERM has come, and the process is not ready. `draining`: no new event is
     decided. `gates_closed`: the gates are closed, so nothing can be read either.
 
+    `superseded`: the gates with a newer contract in force than this process has, by the last probe.
+
     `traced(gate, event_id, traceparent)` is called once an event has been read. `decides(dfid)`: whether this process decides
     that open flow. `stop_background` returns once all background threads have ended; it is called before the gates close.
     """
@@ -52,6 +54,7 @@ class Service:
     traced: Callable[[str, str, str], object] = _untraced
     decides: Callable[[str], bool] = _anything
     stop_background: Callable[[], object] = _nothing
+    superseded: set[str] = field(default_factory=set)
     stopping: bool = False
     draining: bool = False
     gates_closed: bool = False

@@ -3,6 +3,7 @@
 - model: it has made a proposal for each gate since the process began, and its breaker is closed: these looks are probes, too
 - store: it takes a write; a file's disk also has ROOM_BYTES_MIN left, since the probe's small write fits on a full disk
 - clock: within a second of the store's clock; for a file, at most a second before the last ledger entry
+- contract: the record has no newer version than this process decides under; until it is replaced, events go elsewhere
 - record: it has all orders that its executor lists; a restored record orders nothing until they are adopted
 - language_model: that of a policy is not down. Its readers decide without it, so the process stays ready
 - draining: SIGTERM has not come
@@ -24,6 +25,7 @@ from sds.engines.protocol import Engine, language_model_of
 from sds.host import paths
 from sds.kernel.errors import ModelError, SdsError
 from sds.kernel.executor.wholeness import RECORD_BEHIND
+from sds.kernel.registry import registry
 from sds.kernel.storage.sqlite import SqliteStore
 from sds.kernel.storage.store import Store
 from sds.service.gates import OpenGate
@@ -31,6 +33,8 @@ from sds.service.state import Service
 
 OK = "ok"
 LANGUAGE_MODEL = "language_model"
+CHECKS = ("model", "store", "clock", "contract", "record")  # for each gate
+CONTRACT_SUPERSEDED = "CONTRACT_SUPERSEDED"
 CLOCKS_APART_MS_MAX = 1_000
 ROOM_BYTES_MIN = 4 << 20  # free bytes on the disk of a record: enough for some decisions
 CASES_MAX = 20  # cases of a gate's queue that are tried for one with a choice to prove the model on
@@ -45,7 +49,7 @@ class Health:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._lock = threading.Lock()
-        self._found: dict[str, dict[str, str]] = {"model": {}, "store": {}, "clock": {}, "record": {}}
+        self._found: dict[str, dict[str, str]] = {check: {} for check in CHECKS}
         self._proved = set[str]()
         self._looked_s: float | None = None
 
@@ -55,6 +59,7 @@ class Health:
             "model": self._model,
             "store": self._store,
             "clock": self._clock,
+            "contract": self._contract,
             "record": self._record,
         }
         for check, look in looks.items():
@@ -114,6 +119,15 @@ class Health:
             return OK if abs(now_ms - store_ms) <= CLOCKS_APART_MS_MAX else "CLOCK_APART"
         last_ms = store.value("SELECT at_ms FROM ledger ORDER BY idx DESC LIMIT 1")
         return OK if last_ms is None or now_ms >= last_ms - CLOCKS_APART_MS_MAX else "CLOCK_BEHIND"
+
+    def _contract(self, each: OpenGate) -> str:
+        """Compare the process's contract with the record's, and note for new events which gates have a newer one."""
+        found = registry.lookup(each.gate.store, each.gate.contract.agent_id)
+        if found is None or found.contract_hash == each.gate.contract.hash:
+            self._service.superseded.discard(each.name)
+            return OK
+        self._service.superseded.add(each.name)
+        return CONTRACT_SUPERSEDED
 
     def _record(self, each: OpenGate) -> str:
         doubt = each.gate.kernel.whole.doubt()

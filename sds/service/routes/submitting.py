@@ -25,6 +25,8 @@ LOOK_S, LOOK_S_MAX, ELSEWHERE_S_MAX = 0.005, 0.1, 0.25
 AMPLE_MS, SHORT_BYTES = 25, 8 * 1024
 GRACE_MS = 100  # time after its deadline for a decision to report that the deadline passed
 _OK = 200
+SUPERSEDED = "the record has a newer version of the gate's contract than this process: nothing was written"
+SUPERSEDED_S = 1.0  # `Retry-After` of what another process may take at once
 # other reasons than its deadline why a flow ended NOT_DECIDED
 _NOT_FOR_TIME = {
     "DRAINING": "the service is being stopped",
@@ -131,7 +133,8 @@ def _may_begin_here(service: Service, request: DecisionRequest) -> bool:
     """
     ample = len(request.body) <= SHORT_BYTES and request.left_ms >= AMPLE_MS and request.terms.key is None
     admitted = service.admission.idle and service.admission.refusal(request.gate.name, request.left_ms) is None
-    return ample and admitted and not request.gate.gate.breaker.wait_ms
+    blocked = request.gate.gate.breaker.wait_ms or request.gate.name in service.superseded
+    return ample and admitted and not blocked
 
 
 def _begin_here(service: Service, request: DecisionRequest) -> _Begun:
@@ -167,7 +170,11 @@ def _begin(service: Service, request: DecisionRequest) -> _Begun:
 
 
 def _admitted(service: Service, request: DecisionRequest, claim: KeyClaim | None = None) -> _Begun:
-    """Admit a request, claim its key and submit its event. Raises Problem where it is not admitted, or the model is down."""
+    """Admit a request, claim its key and submit its event. Raises Problem where it is not admitted, the model is down, or this
+    process's contract is superseded: it could only hand the event to a human.
+    """
+    if request.gate.name in service.superseded:
+        raise Problem("NOT_READY", SUPERSEDED, retry_after_s=SUPERSEDED_S)
     if wait_ms := request.gate.gate.breaker.wait_ms:
         raise Problem("MODEL_UNAVAILABLE", "the model is down: nothing was written", retry_after_s=wait_ms / 1_000)
     leave = service.admission.enter(request.gate.name, request.left_ms)

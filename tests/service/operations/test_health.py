@@ -16,6 +16,7 @@ from sds.engines.breaker import FAILURES_MAX, PROBE_MS
 from sds.host.clock import now_ms
 from sds.kernel.errors import ModelError, StoreError
 from sds.kernel.executor.wholeness import RECORD_BEHIND, Doubt
+from sds.kernel.registry import registry
 from sds.service.operations import health
 from sds.service.operations.health import Health
 from tests.kernel.durable import proposal
@@ -39,7 +40,7 @@ def test_a_process_lives_and_is_ready_once_it_has_looked_and_needs_no_key_to_say
     ready = looked(bed)
     assert (200, "ready") == (ready.status_code, ready.json()["status"])
     each = {"toll": "ok"}
-    expected = {"model": each, "store": each, "clock": each, "record": each, "draining": "ok", "probe": "ok"}
+    expected = {**dict.fromkeys(health.CHECKS, each), "draining": "ok", "probe": "ok"}
     assert expected == ready.json()["checks"]
     assert 0 == bed.gate.store.value("SELECT count(*) FROM decision_flows")
 
@@ -137,6 +138,20 @@ def test_a_clock_that_is_behind_the_record_is_not_ready(bed: Bed) -> None:
 def test_a_record_that_is_behind_the_outside_is_not_ready(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bed.gate.kernel.whole, "doubt", lambda: Doubt(RECORD_BEHIND, "3 orders"))
     not_ready(bed, "record", {"toll": RECORD_BEHIND})
+
+
+def test_a_process_whose_contract_is_superseded_is_not_ready_and_begins_no_event(bed: Bed) -> None:
+    decided = bed.post()
+    assert 200 == looked(bed).status_code
+    terms = bed.gate.contract
+    newer = terms.model_copy(update={"version": terms.version + "9"})
+    registry.register(bed.gate.store, newer, by="operator", now_ms=now_ms())
+    not_ready(bed, "contract", {"toll": "CONTRACT_SUPERSEDED"})
+    refused = bed.post({**EVENT, "trip_id": "T-2"})
+    assert (503, "NOT_READY", True) == (refused.status_code, refused.json()["reason_code"], refused.json()["retryable"])
+    assert 1 == bed.gate.store.value("SELECT count(*) FROM decision_flows")
+    again = bed.post()
+    assert (200, decided.content) == (again.status_code, again.content)
 
 
 def unless_down(down: list[bool]) -> Says:
