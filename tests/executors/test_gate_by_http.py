@@ -181,11 +181,43 @@ def test_a_file_that_writes_other_decimals_than_the_contract_has_is_refused_befo
     assert not (tmp_path / "home" / "decisions.db").exists()
 
 
-@pytest.mark.parametrize(
-    "edit", ['amount: "{params.amount:2}"', 'amount: "{params.amount:2n}"', 'amount: "{params.other:3}"']
-)
+@pytest.mark.parametrize("edit", ['amount: "{params.amount:2}"', 'amount: "{params.amount:2n}"'])
 def test_a_file_with_the_contracts_decimals_is_opened(tmp_path: Path, edit: str) -> None:
     with opened(tmp_path, "http://127.0.0.1:9", ('    amount: "{params.amount}" ', f"    {edit} ")) as gate:
+        assert gate.escalations() == []
+
+
+HOLD = ("  DENY:\n", "  HOLD:\n    side_effect: true\n    reasons: [EMERGENCY]\n  DENY:\n")
+AMOUNT = ('    amount: "{params.amount}" ', "    # ")
+SETTLED = "settled: [{status: [201], where: {status: settled}}]"
+COMPARED = 'settled: [{status: [201], where: {status: settled, amount: "{params.amount}", currency: "{currency}"}}]'
+
+
+@pytest.mark.parametrize(
+    ("edits", "named"),
+    [
+        ([], "order"),
+        ([AMOUNT], "order"),
+        ([AMOUNT, (COMPARED, SETTLED)], "lookup"),
+    ],
+)
+def test_a_file_that_can_write_no_order_of_a_kind_or_believe_no_answer_to_it_is_refused(
+    tmp_path: Path, edits: list[tuple[str, str]], named: str
+) -> None:
+    """Each case of that kind went to a human, who could not carry it out either."""
+    path = write_gate(tmp_path / "toll", GATE.replace(*HOLD).replace("[GIVE_BACK, DENY]", "[GIVE_BACK, HOLD, DENY]"))
+    written(path.parent, "http://127.0.0.1:9", *edits)
+    refused = f"names `params.amount` in `{named}`, but kind `HOLD`, which is carried out, has none"
+    with pytest.raises(UsageError, match=refused):
+        Gate.load(path, folder=tmp_path / "home", engine=Greedy("GIVE_BACK"))
+    assert not (tmp_path / "home" / "decisions.db").exists()
+
+
+def test_a_file_whose_one_rule_fits_an_order_without_an_amount_is_opened(tmp_path: Path) -> None:
+    path = write_gate(tmp_path / "toll", GATE.replace(*HOLD).replace("[GIVE_BACK, DENY]", "[GIVE_BACK, HOLD, DENY]"))
+    lookup = COMPARED.replace("201", "200"), SETTLED.replace("201", "200")
+    written(path.parent, "http://127.0.0.1:9", AMOUNT, (COMPARED, SETTLED), lookup)
+    with Gate.load(path, folder=tmp_path / "home", engine=Greedy("GIVE_BACK")) as gate:
         assert gate.escalations() == []
 
 

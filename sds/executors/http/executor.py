@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from sds.executors.http import answers, bodies, currencies, pages, templates
+from sds.executors.http import agreement, answers, bodies, pages, templates
 from sds.executors.http.answers import Reading
 from sds.executors.http.client import GatewayClient
 from sds.executors.http.credentials import TokenError
@@ -58,10 +58,10 @@ class HttpExecutor:
         self._client.close()
 
     def check_contract(self, contract: Contract) -> None:
-        """Raise UsageError where file, contract and currency have different decimals: an amount would be wrong by a factor
-        of ten or more.
+        """Raise UsageError where the file cannot write an order of a kind, or where file, contract and currency have different
+        decimals: an amount would be wrong by a factor of ten or more.
         """
-        for what, mend in currencies.faults(self._form, contract):
+        for what, mend in agreement.faults(self._form, contract):
             raise UsageError(what, hint=mend)
 
     def dispatch(self, intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:

@@ -58,6 +58,13 @@ def misplaced_number(text: str, *, field: bool) -> str | None:
     return next((place[0] for place in _PLACE.finditer(text) if place[3] and not (field and place[0] == text)), None)
 
 
+def params_in(texts: Iterable[str]) -> Iterator[str]:
+    """Yield each parameter that a text names."""
+    for place in (place for text in texts for place in _PLACE.finditer(text)):
+        if place[1].startswith(_PARAMS):
+            yield place[1].removeprefix(_PARAMS)
+
+
 def decimals_of_params(texts: Iterable[str]) -> Iterator[tuple[str, int]]:
     """Yield each parameter that a text writes with decimals, and with how many."""
     for place in (place for text in texts for place in _PLACE.finditer(text)):

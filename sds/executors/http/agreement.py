@@ -1,4 +1,7 @@
-"""How many decimals a currency has, of those on which ISO 4217 and the gateways agree. Of all others nothing is said here.
+"""Where a gateway's file and a contract do not agree: in the parameters of a kind, and in decimals.
+
+An order of a kind without an amount cannot be written by a file that names one. The decimals of a currency are known here
+where ISO 4217 and the gateways agree on them. Of all others nothing is said.
 
 A gateway that counts in minor units takes 1000 for 1000 yen and for 10.00 euros. A contract that gives yen two decimals
 would order a hundred times what it decided.
@@ -6,11 +9,12 @@ would order a hundred times what it decided.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
 
 from sds.executors.http import templates
 from sds.executors.http.form import GatewayForm
+from sds.executors.http.questions import GatewayQuestion
 from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.sections import KindSpec
 
@@ -23,16 +27,18 @@ _DECIMALS = {
 
 
 def faults(form: GatewayForm, contract: Contract) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with the decimals of a gateway's file under a contract, and the mend.
+    """Yield what is wrong with a gateway's file under a contract, and the mend.
 
     A number to which the contract gives no decimals may be one of minor units.
     """
     back = form.reverse
-    given = (form.order, form.lookup, back, back.lookup if back else None)
-    questions = [each for each in given if each is not None]
-    texts = [text for each in questions for text in (*each.texts, *each.compared)]
+    given = {"order": form.order, "lookup": form.lookup, "reverse": back, "reverse.lookup": back and back.lookup}
+    questions = {name: each for name, each in given.items() if each is not None}
+    texts = [text for each in questions.values() for text in (*each.texts, *each.compared)]
     written = list(templates.decimals_of_params(texts))
     for kind, spec in chain(contract.kinds.items(), contract.human.kinds.items()):
+        if spec.executes:
+            yield from _of_params(questions, kind, {*spec.params, *spec.fills})
         scales = {name: spec.scale(name) for name in (*spec.params, *spec.fills)}
         for name, decimals in written:
             if scales.get(name, 0) not in (0, decimals):
@@ -41,6 +47,20 @@ def faults(form: GatewayForm, contract: Contract) -> Iterator[tuple[str, str]]:
         yield from _of_statement(form, kind, spec, scales)
         if not _says_its_decimals(form, spec, texts, written):
             yield from _of_currency(form, kind, spec, written)
+
+
+def _of_params(questions: Mapping[str, GatewayQuestion], kind: str, known: set[str]) -> Iterator[tuple[str, str]]:
+    for name, question in questions.items():
+        asked = {param for param in templates.params_in(question.texts) if param not in known}
+        rules = [set(templates.params_in(templates.texts_in(rule.where))) - known for rule in question.settled]
+        if rules and all(rules):
+            asked |= set.union(*rules)
+        if asked:
+            what = f"the gateway's file names `params.{min(asked)}` in `{name}`, but kind `{kind}`, which is carried out, has none"
+            yield (
+                what,
+                f"take it out of the file, give `{kind}` such a parameter, or carry `{kind}` out by code of your own",
+            )
 
 
 def _says_its_decimals(form: GatewayForm, spec: KindSpec, texts: list[str], written: list[tuple[str, int]]) -> bool:
