@@ -138,7 +138,9 @@ class DecisionClient:
         return self._run(self._calls.listed("/v1/agents", "agents"))
 
     def move_agent(self, agent_id: str, move: str, *, reason: str) -> Mapping[str, Any]:
-        """Move an agent, and return its record after that. `move`: `suspend`, `reactivate` or `retire`."""
+        """Move an agent at every gate of the key that has it; return its record at the first. `move`: `suspend`, `reactivate`
+        or `retire`. Raises UsageError or WorldError that names the gates where it was not moved.
+        """
         path = f"/v1/agents/{segment(agent_id, 'agent')}/{segment(move, 'move')}"
         return object_of(self._run(self._calls.act("POST", path, reason=reason)))
 

@@ -15,11 +15,12 @@ from sds.escalations import Choice, HumanDecision, choices, described, summary, 
 from sds.gate import Gate
 from sds.host.clock import when
 from sds.kernel.audit.agent_history import AgentRecord, agent_record
+from sds.kernel.canonical import one_line
 from sds.kernel.contract.human_terms import human_contract
 from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.packet import passages
 from sds.kernel.envelope.envelope import format_literal
-from sds.kernel.errors import NOT_AS_WRITTEN, UsageError, WorldError
+from sds.kernel.errors import NOT_AS_WRITTEN, SdsError, UsageError, WorldError
 from sds.kernel.flow.states import Answer
 from sds.kernel.human import cases
 from sds.kernel.human.cases import BEFORE_ALL, Case, Place
@@ -46,8 +47,14 @@ def can_be_held(name: str) -> bool:
     return "\0" not in name
 
 
-def has_agent(gate: Gate, agent_id: str) -> bool:
-    """Tell whether a gate's record knows an agent."""
+def with_agent(gates: Iterable[Gate], agent_id: str) -> list[Gate]:
+    """Return the gates at which an agent decides: each has a record of its own. Without any, those whose record knows it."""
+    known = tuple(gates)
+    deciding = [gate for gate in known if gate.contract.agent_id == agent_id]
+    return deciding or [gate for gate in known if _is_recorded(gate, agent_id)]
+
+
+def _is_recorded(gate: Gate, agent_id: str) -> bool:
     sql = "SELECT 1 FROM agents WHERE agent_id = ?"
     return can_be_held(agent_id) and gate.kernel.store.value(sql, (agent_id,)) is not None
 
@@ -157,31 +164,96 @@ def agents(gate: Gate) -> list[dict[str, Any]]:
     return [{"gate": gate.contract.gate, **asdict(agent)} for agent in registry.agents(gate.kernel.store)]
 
 
-def agent(gate: Gate, agent_id: str, *, now_ms: int) -> dict[str, Any]:
-    """Return an agent's record: its status with time and reason, its contracts, its history.
-
-    Raises UsageError, reason code NOT_FOUND, where there is no such agent.
+def agent(gates: Iterable[Gate], agent_id: str, *, now_ms: int) -> dict[str, Any]:
+    """Return an agent's record: its status with time and reason, its contracts, its history. Of several gates that have it,
+    the record of one where it is ACTIVE comes first. Raises UsageError, reason code NOT_FOUND, where no gate has it.
     """
-    return asdict(_agent(gate, agent_id, now_ms))
+    records = [_agent(gate, agent_id, now_ms) for gate in with_agent(gates, agent_id)]
+    if not records:
+        raise _no_agent(agent_id)
+    return asdict(next((each for each in records if each.agent.active), records[0]))
 
 
 def _agent(gate: Gate, agent_id: str, now_ms: int) -> AgentRecord:
     record = agent_record(gate.kernel.store, agent_id, now_ms=now_ms)
     if record is None:
-        raise UsageError(f"there is no agent `{agent_id}`", reason_code="NOT_FOUND", hint="GET /v1/agents lists them")
+        raise _no_agent(agent_id)
     return record
 
 
+def _no_agent(agent_id: str) -> UsageError:
+    hint = "GET /v1/agents lists them"
+    return UsageError(f"there is no agent `{one_line(agent_id, 80)}`", reason_code="NOT_FOUND", hint=hint)
+
+
+class SameStatusError(UsageError):
+    """An agent has the status already that it would be given."""
+
+    reason_code = "TRANSITION_FORBIDDEN"
+
+
 def move_agent(gate: Gate, agent_id: str, move: Move, *, who: str, reason: str, now_ms: int) -> dict[str, Any]:
-    """Suspend, reactivate or retire an agent; return its record after that. Raises UsageError where it has that status
-    already, TransitionError where an operator may not make that move. A gate waits for this before it closes.
+    """Suspend, reactivate or retire an agent at one gate; return its record after that. Raises SameStatusError, and
+    TransitionError where an operator may not make that move. A gate waits for this before it closes.
     """
     status = MOVES[move]
     with gate.acting() as kernel:
         if _agent(gate, agent_id, now_ms).agent.status == status:
-            raise UsageError(f"agent `{agent_id}` is {status} already", reason_code="TRANSITION_FORBIDDEN")
+            raise SameStatusError(f"agent `{agent_id}` is {status} already")
         registry.transition(kernel.store, agent_id, status, by="operator", who=who, reason=reason, now_ms=now_ms)
-        return agent(gate, agent_id, now_ms=now_ms)
+        return asdict(_agent(gate, agent_id, now_ms))
+
+
+def move_agent_everywhere(
+    gates: Iterable[Gate], others: Iterable[Gate], agent_id: str, move: Move, *, who: str, reason: str, now_ms: int
+) -> dict[str, Any]:
+    """Move an agent at all of these gates that have it; return its record at the first that it was moved at. `others`: the
+    gates that the key of `who` may not operate.
+
+    One gate that fails keeps no other from its move. Raises afterwards, naming every gate where the agent was not moved, and
+    those of `others` where it was to be stopped and is not. The same call again moves what is left.
+    """
+    moved, failed = dict[str, dict[str, Any]](), dict[str, SdsError]()
+    for gate in (mine := with_agent(gates, agent_id)):
+        try:
+            moved[gate.contract.gate] = move_agent(gate, agent_id, move, who=who, reason=reason, now_ms=now_ms)
+        except (UsageError, WorldError) as error:
+            failed[gate.contract.gate] = error
+    if not mine:
+        raise _no_agent(agent_id)
+    same = [name for name, error in failed.items() if isinstance(error, SameStatusError)]
+    left = {name: error for name, error in failed.items() if name not in same}
+    if move != "reactivate":
+        forbidden = UsageError(f"the key of `{who}` is not for this gate", reason_code="GATE_FORBIDDEN")
+        left |= {gate.contract.gate: forbidden for gate in others if _goes_on(gate, agent_id)}
+    there = [*moved, *same]
+    if len(left) > 1 or (left and there):
+        raise _not_everywhere(agent_id, MOVES[move], left, there)
+    if not moved:
+        raise next(iter((left or failed).values()))
+    return next(iter(moved.values()))
+
+
+def _goes_on(gate: Gate, agent_id: str) -> bool:
+    """Tell whether an agent decides at a gate, or may do so again without an operator. True where that cannot be read."""
+    if gate.contract.agent_id != agent_id:
+        return False
+    try:
+        known = registry.lookup(gate.kernel.store, agent_id)
+    except SdsError:
+        return True
+    return known is None or known.status not in (MOVES["suspend"], MOVES["retire"])
+
+
+def _not_everywhere(
+    agent_id: str, status: Status, left: Mapping[str, SdsError], there: Iterable[str]
+) -> UsageError | WorldError:
+    first = next(iter(left.values()))
+    kind = WorldError if isinstance(first, WorldError) else UsageError
+    failing = ", ".join(f"`{name}` ({error})" for name, error in left.items())
+    done = ", ".join(f"`{name}`" for name in there)
+    message = f"agent `{agent_id}` is not {status} at {failing}" + (f"; it is at {done}" if done else "")
+    return kind(message, reason_code=first.reason_code, hint=first.hint, retryable=first.retryable)
 
 
 def halt_state(gate: Gate) -> dict[str, Any]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from starlette.requests import HTTPConnection
 
+from sds.host.machine import is_loopback
 from sds.service.admission import Admission
 from sds.service.callers import Caller, Callers
 from sds.service.database import Database
@@ -17,6 +19,7 @@ from sds.service.settings import ServiceSettings
 
 # headers in which a proxy names the client it asks for
 FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "via")
+_HOST = re.compile(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{0,5})?")  # a name or an address, and a port
 
 
 def _untraced(_gate: str, _event_id: str, _traceparent: str) -> None:
@@ -78,6 +81,15 @@ class Service:
 def came_through_proxy(request: HTTPConnection) -> bool:
     """Tell whether a request has a header of a proxy. The header's value is not trusted."""
     return any(name in request.headers for name in FORWARDED)
+
+
+def asks_for_this_machine(request: HTTPConnection) -> bool:
+    """Tell whether a request has one `Host`, which names a loopback host, and came through no proxy, which may have replaced
+    it. Without a good `Host`, Starlette's `url` has the server's own address: what another site sends would pass for ours.
+    """
+    hosts = request.headers.getlist("host")
+    asked = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
+    return asked is not None and is_loopback(asked[1].strip("[]")) and not came_through_proxy(request)
 
 
 def service(request: HTTPConnection) -> Service:

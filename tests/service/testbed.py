@@ -25,6 +25,11 @@ from tests.gates.own import GATE, written
 from tests.proposers import Greedy
 from tests.service.described import Description
 
+# Values of `Host` that name no host. Starlette puts the server's own address in the place of most of them.
+NO_HOSTS = (
+    *("", " ", "a b", "evil\\x", "\xff", "evil.example@localhost", "localhost/@evil.example", "localhost#evil.example"),
+    *("localhost?evil.example", "localhost:x", "localhost:999999", "localhost,evil.example", "[::1", "localhost:1:2"),
+)
 EVENT = {"trip_id": "T-1", "car_id": "CAR-1", "text": "Please."}
 
 

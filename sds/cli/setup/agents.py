@@ -66,7 +66,7 @@ def _shown(record: AgentRecord) -> Iterator[str]:
 
 
 def suspend(agent_id: AgentId, reason: Reason, gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
-    """Suspend an agent. From the next transaction on it decides nothing, and its cases go to a human.
+    """Suspend an agent. From the next transaction on it decides nothing at this gate, and its cases go to a human.
 
     Example: sds agents suspend refund-agent --reason "too many vouchers"
     """
@@ -127,7 +127,7 @@ def _move(gate: str, agent_id: str, status: Status, reason: str, as_json: bool) 
         raise UsageError(f"agent `{agent_id}` is already {status}", hint=f"sds agents show {agent_id}")
     with closing(open_store(gate)) as store:
         registry.transition(store, agent_id, status, by="operator", who=operator(), reason=reason, now_ms=now_ms())
-    print_either(as_json, {"agent_id": agent_id, "status": status}, [f"{agent_id}: {status}"])
+    print_either(as_json, {"agent_id": agent_id, "status": status}, [f"{agent_id} at {gate}: {status}"])
 
 
 def _monitor_lines(monitors: Sequence[Standing]) -> Iterator[str]:

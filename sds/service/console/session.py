@@ -16,10 +16,9 @@ import sqlalchemy as sa
 from starlette.requests import Request
 from starlette.responses import Response
 
-from sds.host.machine import is_loopback
 from sds.service.callers import Caller, Callers, digest_of, is_key
 from sds.service.database import Database, sessions
-from sds.service.state import came_through_proxy
+from sds.service.state import asks_for_this_machine
 
 PATH = "/console"
 ROLES = frozenset({"read", "review", "operate"})  # a key needs one of these to open a session
@@ -129,11 +128,8 @@ class Tries:
 
 
 def is_secure(request: Request) -> bool:
-    """Tell whether cookies are Secure: always, unless the request names a loopback host by http and came through no proxy,
-    which may have replaced the host's name.
-    """
-    asked_here = is_loopback(request.url.hostname or "") and not came_through_proxy(request)
-    return request.url.scheme == "https" or not asked_here
+    """Tell whether cookies are Secure: always, unless the request asks for this machine by http."""
+    return request.url.scheme == "https" or not asks_for_this_machine(request)
 
 
 def cookie_of(request: Request, name: str) -> str:

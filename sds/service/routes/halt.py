@@ -10,6 +10,7 @@ from starlette.concurrency import run_in_threadpool
 from sds.service import review
 from sds.service.callers import Operator, Viewer
 from sds.service.fields import FLAG, TEXT, body_schema, read_fields
+from sds.service.problems import Problem
 from sds.service.routes.described import ok
 from sds.service.schemas.agents import HaltResults, HaltStates
 from sds.service.state import service
@@ -36,6 +37,8 @@ async def set_halt(request: Request, who: Operator) -> dict[str, list[dict[str, 
     state, wanted = service(request), given.get("gate")
     who.check("operate", wanted)
     gates = [state.gate(wanted)] if wanted is not None else list(state.gates_of(who).values())
+    if not gates:
+        raise Problem("GATE_FORBIDDEN", f"the key of `{who.name}` is for no gate of this service")
     wanted_now, reason = given["halted"], given["reason"]
 
     def done() -> list[dict[str, Any]]:

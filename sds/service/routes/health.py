@@ -9,14 +9,13 @@ from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
-from sds.host.machine import is_loopback
 from sds.service.operations import operations
 from sds.service.operations.metrics import CONTENT_TYPE
 from sds.service.problems import Problem, response_of
 from sds.service.routes import described
 from sds.service.routes.described import ok
 from sds.service.schemas.health import Live, Ready
-from sds.service.state import came_through_proxy, service
+from sds.service.state import asks_for_this_machine, service
 
 router = APIRouter(tags=["health"])
 
@@ -65,7 +64,7 @@ def _is_local(request: Request) -> bool:
     """Tell whether a request comes from this machine, through no proxy, and names a loopback host. Another host name may be
     that of a web page whose name was made to resolve to this machine (DNS rebinding).
     """
-    if came_through_proxy(request) or not is_loopback(request.url.hostname or ""):
+    if not asks_for_this_machine(request):
         return False
     try:
         return request.client is not None and ip_address(request.client.host).is_loopback

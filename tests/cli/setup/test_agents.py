@@ -120,7 +120,7 @@ def test_an_executor_that_does_not_answer_is_seen_by_agents_show_and_doctor(sds:
 
 
 def test_retiring_is_for_good(sds: Shell) -> None:
-    assert f"{AGENT}: RETIRED\n" == sds.ok("agents", "retire", AGENT, "--reason", "the desk is closed", *HERE)
+    assert f"{AGENT} at claims: RETIRED\n" == sds.ok("agents", "retire", AGENT, "--reason", "the desk is closed", *HERE)
     refused = sds("agents", "reactivate", AGENT, "--reason", "no", *HERE)
     assert 2 == refused.returncode
     assert f"error: operator may not move agent `{AGENT}` from RETIRED to ACTIVE" in refused.stderr

@@ -49,6 +49,9 @@ def test_an_operator_suspends_and_reactivates_an_agent(office: Office, ada: Visi
         fields = {"act": act, "agent": "claims-agent", "reason": "looked into it"}
         assert 303 == ada.sends("/console/live/claims", **fields).status_code
         assert status == registry.agents(office.claims.store)[0].status
+        assert (
+            f"{'Reactivate' if act == 'suspend' else 'Suspend'} claims-agent at claims" in ada.get("/console/live").text
+        )
         assert "by ada: looked into it" in ada.get("/console/live").text
 
 

@@ -9,6 +9,7 @@ import pytest
 from sds.service.callers import digest_of
 from sds.service.console.session import IDLE_MS, OF_KEY_MAX, TRIES_MAX, TRIES_MS, WHOLE_MS, login_csrf
 from tests.service.console.office import Office, Visitor, open_office
+from tests.service.testbed import NO_HOSTS
 
 POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self';"
@@ -45,6 +46,14 @@ def test_a_cookie_is_sent_without_tls_to_this_machine_alone(office: Office) -> N
         with Visitor(office, address) as visitor:
             cookie = visitor.get("/console/login").headers["set-cookie"]
             assert secure == ("; Secure" in cookie) == cookie.startswith("__Host-")
+
+
+@pytest.mark.parametrize("host", NO_HOSTS)
+def test_a_cookie_needs_tls_where_the_request_names_no_host(office: Office, host: str) -> None:
+    with Visitor(office, "http://127.0.0.1:8080") as visitor:
+        cookie = visitor.get("/console/login", headers={"Host": host.encode("latin-1")}).headers["set-cookie"]
+    assert cookie.startswith("__Host-")
+    assert "; Secure" in cookie
 
 
 @pytest.mark.parametrize(

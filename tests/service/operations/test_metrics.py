@@ -29,7 +29,7 @@ from tests.kernel.durable import proposal
 from tests.proposers import Greedy, Says
 from tests.service.operations.exposition import samples, scraped, selectors, value
 from tests.service.operations.waiting import wait_until
-from tests.service.testbed import Bed, opened_bed
+from tests.service.testbed import NO_HOSTS, Bed, opened_bed
 
 DASHBOARD = Path(__file__).parents[3] / "docs" / "grafana.json"
 
@@ -111,8 +111,10 @@ def test_it_is_for_the_role_read_or_where_it_was_opened_so_for_this_machine(bed:
     for name in ("localhost:8080", "[::1]:8080"):
         assert 200 == here.get("/metrics", headers={"Host": name}).status_code
     # a page of another site whose name was made to mean this machine; a proxy that passes on the name it was asked for
-    for name in ("attacker.example:8080", "127.0.0.1.attacker.example"):
-        assert 401 == here.get("/metrics", headers={"Host": name}).status_code
+    for name in ("attacker.example:8080", "127.0.0.1.attacker.example", *NO_HOSTS):
+        assert 401 == here.get("/metrics", headers={"Host": name.encode("latin-1")}).status_code
+    twice = [("Host", "localhost"), ("Host", "attacker.example")]
+    assert 401 == here.get("/metrics", headers=twice).status_code
 
 
 def test_it_is_of_every_gate_so_the_key_must_be_for_every_gate(bed: Bed) -> None:
