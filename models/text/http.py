@@ -38,7 +38,9 @@ class Address:
             _ = parts.port  # raises unless it is a number
         except ValueError as error:
             raise BackendError("the url is malformed", hint=URL_HINT) from error
-        plain = not (parts.username or parts.password or parts.query or parts.fragment)
+        plain = not (
+            "@" in self.url or parts.query or parts.fragment
+        )  # a `/` in a password leaves its rest in the path
         if parts.scheme not in ("http", "https") or not parts.hostname or not plain:
             raise BackendError("the url is not `http(s)://host:port/path`", hint=URL_HINT)
 

@@ -23,7 +23,7 @@ from sds.cli.decisions import decide, escalations, run
 from sds.cli.judgement import evaluate, fit, label
 from sds.cli.options import flat
 from sds.cli.records import backup, erase, keys, move, orders, reconcile, record, replay
-from sds.cli.render import plain
+from sds.cli.render import plain, without_password
 from sds.cli.service import keys as service_keys
 from sds.cli.service import serve, webhooks
 from sds.cli.setup import agents, bench, context, contracts, doctor, models, new
@@ -333,7 +333,7 @@ def _say(error: SdsError, otherwise: str = "") -> int:
     with suppress(OSError, SystemExit):  # rich exits where its output's reader is gone
         for what, text in said.items():
             if text:
-                console.print(f"{what} {plain(text)}")
+                console.print(f"{what} {without_password(plain(text))}")
     return EXIT_USAGE if isinstance(error, UsageError) else EXIT_WORLD
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -10,6 +11,15 @@ import typer
 
 from sds.kernel.canonical import is_seen
 from sds.kernel.envelope.envelope import format_literal
+
+# Of an address that was typed: all that may be a user and a password, however it is written
+_USERINFO = re.compile(r"(:/{1,2})(?!/?USER@HOST).*@")
+_A_PASSWORD = re.compile(r"(?i)((?:password|passwd|pwd)\s*=).*")
+
+
+def without_password(text: str) -> str:
+    """Return an error's text without what may be a password in the words that it repeats."""
+    return _A_PASSWORD.sub(r"\1***", _USERINFO.sub(r"\1***@", text))
 
 
 def plain(value: object) -> str:

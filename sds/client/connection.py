@@ -31,7 +31,7 @@ class Connection:
             good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
         except ValueError:
             good = False
-        if not good or parts.username is not None or parts.query or parts.fragment:
+        if not good or "@" in self.url or parts.query or parts.fragment:
             message = "`url` must be an address such as https://decisions.example, without user, query and fragment"
             raise UsageError(message, hint="the key goes into `key`, never into `url`")
         if parts.scheme == "http" and not (self.plain_http or is_loopback(parts.hostname or "")):

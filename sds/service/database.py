@@ -225,21 +225,16 @@ def open_database(url: str = "", *, durable: bool = False) -> Database:
 
 
 def _postgresql(url: str) -> sa.Engine:
-    from sds.kernel.storage.postgres.connections import ALIVE, SETTINGS, STOPPED_S  # noqa: PLC0415  a file needs no driver
+    from sds.kernel.storage.postgres.connections import SETTINGS, STOPPED_S, Url  # noqa: PLC0415  a file needs no driver
 
     if not url.startswith(("postgresql://", "postgres://")):
         raise UsageError("the store must be a `postgresql://` URL", hint="give it as postgresql://USER@HOST/DATABASE")
-    try:
-        parts = sa.make_url(url).set(drivername="postgresql+psycopg")
-    except (SQLAlchemyError, ValueError):
-        raise UsageError("the store's URL is invalid", hint="give it as postgresql://USER@HOST/DATABASE") from None
     stopped_ms = 1_000 * STOPPED_S
     options = {"search_path": SCHEMA, "lock_timeout": BUSY_MS, "idle_in_transaction_session_timeout": stopped_ms}
     given = " ".join(f"-c {name}={value}" for name, value in options.items())
-    alive = {name: value for name, value in ALIVE.items() if name not in parts.query}
-    how = {"connect_timeout": CONNECT_S, "options": given, **alive}
+    how = {**Url(url).parameters, "connect_timeout": CONNECT_S, "options": given}  # read as the records' store reads it
     engine = sa.create_engine(
-        parts,
+        "postgresql+psycopg://",
         connect_args=how,
         pool_size=POOL_MAX,
         max_overflow=0,

@@ -268,7 +268,7 @@ def test_a_service_below_a_path_is_asked_there() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["", "service.example", "ftp://a", "http://", "http://u:p@a", "http://a?b", "http://[::1"]
+    "url", ["", "service.example", "ftp://a", "http://", "http://u:p@a", "http://u:1/p@a", "http://a?b", "http://[::1"]
 )
 def test_an_address_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(UsageError, match=r"^`url` must be an address such as https://decisions\.example, "):

@@ -169,6 +169,10 @@ def test_a_file_is_read_into_engines_in_its_order() -> None:
             "f.yaml:5: engines.0.url: the url is not `http(s)://host:port/path`; for example http://127.0.0.1:8000/v1",
         ),
         (
+            'engines:\n  - name: a\n    kind: tgi\n    model: m\n    url: "http://ada:1/pw@a/"\n',
+            "f.yaml:5: engines.0.url: the url is not `http(s)://host:port/path`; for example http://127.0.0.1:8000/v1",
+        ),
+        (
             "engines:\n  - {name: a, kind: outlines, backend: xgrammar}\n",
             "f.yaml:2: engines.0.backend: xgrammar runs only with transformers",
         ),

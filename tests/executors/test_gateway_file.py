@@ -54,6 +54,7 @@ def refusal(folder: Path, text: str) -> str:
         ("http://127.0.0.1:8099", "http://pay.example", ":2: address: must begin with https://"),
         ("http://127.0.0.1:8099", "https://me:pw@pay.example", ":2: address: must be a URL without a user name"),
         ("currency: EUR", "proxy: http://proxy.example:3128", ":5: proxy: must be left out: an http:// address"),
+        ("http://127.0.0.1:8099", "https://me:1/pw@pay.example", ":2: address: must be a URL without a user name"),
         ("http://127.0.0.1:8099", "ftp://127.0.0.1", ":2: address: must begin with https://"),
         ("status: [402]", "status: [409]", ":18: order.rejected.0.status.0: must not be 409"),
         ("status: [402]", "status: [503]", ":18: order.rejected.0.status.0: must not be 503"),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -68,6 +69,12 @@ WAIT_S = 5.0  # for a connection, and for the record's lock
 CONNECT_S = 5
 STOPPED_S = 30  # how long a process may stop in the middle of a transaction, which holds up all others
 LOST_MAX = 3  # how often a statement that begins something is tried, each time on another connection
+# What no name holds, and what a misread password or a `;password=` leaves in one
+_NEVER = {"user": ":;=", "host": ";=", "dbname": ":;="}
+_PORT = re.compile("[0-9]{0,5}")
+_SECRET = ("password", "sslpassword")
+_A_PASSWORD = re.compile(r"(?i)(password|passwd|pwd)\s*=")
+_ENCODED = "encode the password (`@` is %40, `/` %2F, `:` %3A, `?` %3F), or better put it into PGPASSWORD or ~/.pgpass"
 _DIRECTLY = f"name the server itself: each process pools its own connections, {CONNECTIONS_MAX} a record at most"
 
 # psycopg's log is dropped: a caller of a pool that cannot connect gets an error.
@@ -75,19 +82,41 @@ logging.getLogger("psycopg").addHandler(logging.NullHandler())
 
 
 class Url:
-    """The address of a server and database. Its `name` and its repr show no password."""
+    """The address of a server and database. Its `name` and its repr show no password, and no message of libpq does.
+
+    Raises UsageError where a part of a password may have been read as something else: as a host, a port, a name.
+    """
 
     def __init__(self, text: str) -> None:
         try:
             said = conninfo_to_dict(text, connect_timeout=CONNECT_S)
         except psycopg.Error:  # its message quotes what it could not read, which may be the password
             raise UsageError("the URL of the store cannot be read", hint="postgresql://USER@HOST/DATABASE") from None
-        self.conninfo = make_conninfo("", **{**ALIVE, **said})
+        if _is_torn(text, said):
+            raise UsageError("the URL of the store cannot be read", hint=_ENCODED)
+        self.parameters: dict[str, Any] = {**ALIVE, **said}  # libpq's
+        self.conninfo = make_conninfo("", **self.parameters)
         place = f"{said.get('host', '')}" + (f":{said['port']}" if "port" in said else "")
         self.name = f"postgresql://{place}/{said.get('dbname', '')}"
 
     def __repr__(self) -> str:
         return f"Url({self.name})"
+
+
+def _is_torn(text: str, said: Mapping[str, Any]) -> bool:
+    """Tell whether a password may have been torn where it should have been encoded, or stands where none belongs.
+
+    libpq takes a user and a password only from before an `@` that comes before the first `/`.
+    """
+    given = text.partition("://")[2]
+    user, found, rest = given.partition("@")
+    after = rest if found and "/" not in user else given
+    return (
+        "@" in after.partition("?")[0]
+        or not all(_PORT.fullmatch(port) and int(port or 0) < 1 << 16 for port in str(said.get("port", "")).split(","))
+        or any(mark in str(said.get(name, "")) for name, marks in _NEVER.items() for mark in marks)
+        or any(_A_PASSWORD.search(str(value)) for name, value in said.items() if name not in _SECRET)
+    )
 
 
 class _Whole(Loader):

@@ -36,7 +36,7 @@ def move(
     url = None if to == SQLITE else to
     with closing(open_store(gate)) as store:
         moved = move_record(gate_home(gate), store, url, who=operator(), reason=reason, now_ms=now_ms())
-    where = "without SDS_STORE" if url is None else f"with SDS_STORE={moved.to.partition(',')[0]}"
+    where = "without SDS_STORE" if url is None else f"with SDS_STORE={moved.to.rpartition(',')[0]}"
     lines = [
         f"{counted(moved.rows, 'row')} copied to `{moved.to}`, compared and verified: head {moved.head}",
         f"continue {where}: sds resume --gate {gate}; never resume the old record",

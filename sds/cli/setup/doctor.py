@@ -17,7 +17,7 @@ import typer
 
 from sds.cli.common import OpenedGate, defined, recorded
 from sds.cli.engines import NO_OPTIONS, EngineOptions, check_asked, opened_engine
-from sds.cli.render import counted
+from sds.cli.render import counted, plain, without_password
 from sds.definitions.definition import GateDefinition
 from sds.definitions.registry import installed
 from sds.engines.protocol import Engine
@@ -74,14 +74,15 @@ def doctor(options: EngineOptions = NO_OPTIONS, gate: OpenedGate = "refund") -> 
     failed = 0
     for name, check in checks:
         try:
-            typer.echo(f"ok    {name}: {check()}")
+            typer.echo(plain(f"ok    {name}: {check()}"))
         except SdsError as error:
             failed += 1
-            typer.echo(f"FAIL  {name}: {error}{f' ({error.hint})' if error.hint else ''}")
+            said = f"FAIL  {name}: {error}{f' ({error.hint})' if error.hint else ''}"
+            typer.echo(without_password(plain(said)))
         except ImportError as error:  # PackageNotFoundError is one, too
             failed += 1
             what = "a package is missing" if missing_package(error) else "an import failed"
-            typer.echo(f"FAIL  {name}: {what}: {one_line(error, 200)}")
+            typer.echo(plain(f"FAIL  {name}: {what}: {one_line(error, 200)}"))
     if failed:
         raise SdsError(f"{failed} of {len(checks)} checks failed")
 

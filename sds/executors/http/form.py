@@ -34,7 +34,8 @@ def _address(text: str) -> str:
         host, _ = url.hostname or "", url.port
     except ValueError:
         raise ValueError("must be a URL") from None
-    if url.username is not None or url.password is not None or url.query or url.fragment or not text.isprintable():
+    # a `/` in a password leaves its rest in the path
+    if "@" in text or url.query or url.fragment or not text.isprintable():
         raise ValueError("must be a URL without a user name, a password, a query or a fragment")
     if not host or not (url.scheme == "https" or (url.scheme == "http" and is_loopback(host))):
         raise ValueError("must begin with https://; http:// is only for this machine")

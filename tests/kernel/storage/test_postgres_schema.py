@@ -127,6 +127,55 @@ def test_an_address_shows_no_password():
     assert caught.value.__cause__ is None
 
 
+# Passwords that are not encoded, or stand where none belongs. libpq takes parts of them for a host, a port or a name.
+TORN = (
+    "postgresql://ada:sekr@dock/pawl@db.example/sds",
+    "postgresql://ada:sekr/dock@db.example/sds",
+    "postgresql://ada:77/dock@db.example/sds",
+    "postgresql://ada:sekr?x@dock@db.example/sds",
+    "postgresql://ada:sekr@@dock@db.example/sds",
+    "postgresql://ada:sekr/sds",
+    "postgresql://ada:7777777/sds",
+    "postgresql://ada@db.example/sds;password=sekr",
+    "postgresql://ada@db.example/sds&password=sekr",
+    "postgresql://ada@db.example;password=sekr/sds",
+    "postgresql://ada;password=sekr@db.example/sds",
+    "postgresql://ada%3Asekr@db.example/sds",
+    "postgresql://ada@db.example/sds?sslmode=require;password=sekr",
+    "postgresql://ada@db.example/sds?dbname=password%3Dsekr",
+    "postgresql://ada:sekr%2@db.example/sds",
+    "postgresql://ada:sekr dock@db.example/sds",
+    "postgresql://ada@db.example/sds?password=sekr&dock",
+    "postgresql://ada@one.example:5432,two.example:sekr/sds",
+)
+# What may be a password's, in any of them
+SECRETS = ("sekr", "dock", "pawl", "77", "password=")
+
+
+@pytest.mark.parametrize("url", TORN)
+def test_an_address_whose_password_may_be_torn_is_refused_and_none_of_it_said(url: str):
+    with pytest.raises(UsageError, match="the URL of the store cannot be read") as caught:
+        Url(url)
+    said = f"{caught.value} {caught.value.hint} {caught.value.__cause__}"
+    assert [] == [each for each in SECRETS if each in said]
+
+
+@pytest.mark.parametrize(
+    ("url", "name", "password"),
+    [
+        ("postgresql://ada:p%40ss%2Fw%3Ax@db.example/sds", "postgresql://db.example/sds", "p@ss/w:x"),
+        ("postgresql://ada%40corp:p:s=;&?w@db.example/sds", "postgresql://db.example/sds", "p:s=;&?w"),
+        ("postgresql://ada@db.example/sds?password=p@ss/w", "postgresql://db.example/sds", "p@ss/w"),
+        ("postgresql://ada:pw@[::1]:5433/sds?sslmode=require", "postgresql://::1:5433/sds", "pw"),
+        ("postgresql://ada:pw@one:5432,two:5433/sds", "postgresql://one,two:5432,5433/sds", "pw"),
+        ("postgresql:///sds?host=/run/pg,/run/pg2&user=a@b", "postgresql:///run/pg,/run/pg2/sds", None),
+    ],
+)
+def test_an_address_that_can_be_read_one_way_is_read(url: str, name: str, password: str | None):
+    read = Url(url)
+    assert (name, password) == (read.name, read.parameters.get("password"))
+
+
 def test_the_schema_of_another_program_is_refused_and_left_as_it_was():
     schema = fresh_schema()
     by_hand(f"CREATE SCHEMA {schema}")
