@@ -23,6 +23,7 @@ from sds.kernel.envelope.envelope import ESCALATE, format_literal
 from sds.kernel.envelope.proposal import write_proposal
 from sds.kernel.errors import SdsError, UsageError, WorldError, unreadable
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
+from sds.kernel.executor.wholeness import RECORD_BEHIND
 from sds.kernel.flow import adopted
 from sds.kernel.flow.attempts import Attempt
 from sds.kernel.flow.commit import ALREADY_ORDERED, ORDERED_BEFORE
@@ -151,7 +152,8 @@ class HumanReview:
         what = self._acknowledged(case, wanted, verdict)
         self._refuse_drift(case, wanted, view)
         if doubt is not None and verdict.proposal and verdict.proposal.action in self.contract.orders:
-            raise WorldError(doubt.message, reason_code=doubt.code, dfid=case.dfid)
+            hint = f'sds reconcile {self.contract.gate} --adopt --reason "..."' if doubt.code == RECORD_BEHIND else ""
+            raise WorldError(doubt.message, reason_code=doubt.code, hint=hint, dfid=case.dfid)
         return self._commit(
             case, view, data, verdict, self._human_decision(wanted, what, wanted.seen or case.snapshot_id)
         )

@@ -170,6 +170,11 @@ class GateDefinition:
         """The gate as an option `--gate` of a command; "" where it is the default."""
         return "" if self.name == DEFAULT else f" --gate {self.argument}"
 
+    @property
+    def adoption(self) -> str:
+        """The command that takes over the orders which its record lacks."""
+        return f'sds reconcile {self.argument} --adopt --reason "..."'
+
     def load_contract(self) -> Contract:
         """Return its contract. Raises ContractError for an invalid one, UsageError for another gate's."""
         given = self.contract

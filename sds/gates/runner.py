@@ -29,8 +29,9 @@ from sds.kernel.audit.agent_history import agent_record
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.envelope.envelope import ESCALATE
 from sds.kernel.envelope.state import StateSource
-from sds.kernel.errors import UsageError, WorldError
+from sds.kernel.errors import ExecutorError, UsageError, WorldError
 from sds.kernel.executor.statement import CLOCKS_APART_MS, StatementLine
+from sds.kernel.executor.wholeness import RECORD_BEHIND
 from sds.kernel.flow.states import Answer
 from sds.kernel.flow.undecided import settled_events
 from sds.kernel.registry import registry
@@ -99,6 +100,7 @@ def run(
                 decided.append(each)
                 on_decided(each.answer)
             ours = [each for each in decided if not _decided_elsewhere(each.answer, watch)]
+            refuse_in_doubt(opened, gate)  # the record may have been replaced meanwhile
             payments = payments_of(opened, gate)
             report = _report(gate, opened, folder, ours, watch, payments)
             report |= {"decided_elsewhere": len(decided) - len(ours), "stopped": queue.stopped}
@@ -300,8 +302,16 @@ def refuse_paused(gate: GateDefinition, folder: Path) -> None:
 
 
 def refuse_stopped(opened: Gate, gate: GateDefinition) -> None:
-    """Raise UsageError while nothing can be decided."""
+    """Raise UsageError while nothing can be decided, ExecutorError while nothing may be ordered."""
     _refuse(_stopped(opened, gate))
+    refuse_in_doubt(opened, gate)
+
+
+def refuse_in_doubt(opened: Gate, gate: GateDefinition) -> None:
+    """Raise ExecutorError where the record lacks orders that the executor has, or nobody can tell."""
+    if (doubt := opened.kernel.whole.doubt()) is not None:
+        hint = gate.adoption if doubt.code == RECORD_BEHIND else ""
+        raise ExecutorError(doubt.message, reason_code=doubt.code, hint=hint)
 
 
 def _refuse(stopped: Stopped | None) -> None:

@@ -21,6 +21,7 @@ from sds.gates.runner import (
     Watch,
     payments_of,
     percentiles,
+    refuse_in_doubt,
     refuse_stopped,
     undecided_cases,
     waits,
@@ -60,6 +61,7 @@ def run(
                 answer = opened.decide_saga(saga, event)
                 decided.append((answer, (perf_counter() - began) * 1000))
                 on_decided(answer)
+            refuse_in_doubt(opened, gate)  # the record may have been replaced meanwhile
             report = _report(gate, opened, folder, decided)
             return report | {"saga": saga, "out_of_envelope": watch.out_of_envelope}
 

@@ -19,13 +19,16 @@ from sds.gates import runner
 from sds.gates.refund import gate
 from sds.gates.refund.gate import load_refund_contract, read_queue
 from sds.gates.refund.rail.client import RailProcess
+from sds.gates.refund.rail.store import Order, PayoutStore
 from sds.host.clock import now_ms
 from sds.host.paths import is_of_older_version, open_record
 from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.errors import ModelError, UsageError, WorldError
 from sds.kernel.flow.states import Answer
 from sds.kernel.registry import registry
-from sds.kernel.storage.store import UPGRADABLE, Store
+from sds.kernel.storage.sqlite import SqliteStore
+from sds.kernel.storage.store import UPGRADABLE, Generation, Store
+from tests.gates.refund.rail.orders import key_of
 from tests.proposers import Greedy
 
 AGENT = "refund-agent"
@@ -168,6 +171,18 @@ def test_a_rail_that_died_ends_the_run_with_what_is_unknown_and_its_mend(
         runner.run(gate.gate, folder, limit=1, engine=Greedy(), on_decided=lambda _: rails[0].kill())
 
     assert "0 orders are UNKNOWN: run sds recover" == ended.value.hint
+
+
+def test_a_record_that_was_replaced_while_a_run_decided_breaks_no_promise(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replaced(_: Store) -> None:
+        PayoutStore(folder / "rail.db", now_ms).pay(Order(key_of("x"), "VOUCHER", 500, "TKT-x", "dfid-x"))
+        monkeypatch.setattr(SqliteStore, "generation", Generation(1, "promoted", "00000002"))
+
+    with pytest.raises(WorldError) as ended:
+        go(folder, 1, replaced)
+    assert ("RECORD_BEHIND", gate.gate.adoption) == (ended.value.reason_code, ended.value.hint)
 
 
 class Fails(Greedy):

@@ -14,11 +14,13 @@ from sds.cli.common import ChosenGate, EventFile, JsonFlag, OpenedGate, defined,
 from sds.cli.engines import NO_OPTIONS, EngineOptions, opened_engine
 from sds.cli.many import IdsFile, Report, for_each, ids_of
 from sds.cli.render import number_range, print_json
+from sds.definitions.definition import GateDefinition
 from sds.gates.opening import preview_kernel
 from sds.host.paths import gate_home, is_of_older_version
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.envelope.envelope import DecisionEnvelope, format_literal
 from sds.kernel.errors import UsageError, WorldError
+from sds.kernel.executor.wholeness import RECORD_BEHIND
 from sds.kernel.flow import intake, undecided
 from sds.kernel.flow.states import Answer
 
@@ -49,18 +51,19 @@ def decide(
             known = kernel.known(intake.parse_event(kernel.contract, text))
         if known is not None and known.state != "ACTIVE":
             print_json(known.as_data())
-            _refuse_undecided(known, AGAIN_LATER)
+            _refuse_undecided(known, definition, AGAIN_LATER)
             return
     with opened_engine(options, brief=True, gate=definition) as engine, Gate.load(definition, engine=engine) as opened:
         answer = opened.decide(text, deadline_ms=deadline_ms)
         print_json(answer.as_data())  # before `Gate` waits for a rationale
-    _refuse_undecided(answer, AGAIN_LATER)
+    _refuse_undecided(answer, definition, AGAIN_LATER)
 
 
-def _refuse_undecided(answer: Answer, hint: str) -> None:
+def _refuse_undecided(answer: Answer, gate: GateDefinition, hint: str) -> None:
     """Raise WorldError where an answer says that nobody has decided the event."""
     if answer.retryable:
         why = answer.reason_code or answer.tag
+        hint = gate.adoption if answer.tag == RECORD_BEHIND else hint
         raise WorldError(f"event `{answer.event_id}` was not decided: {why}", hint=hint, dfid=answer.dfid)
 
 
@@ -98,7 +101,7 @@ def retry(
             return
         answer = opened.retry(whole_dfid(opened.store, dfids[0]))
         print_json(answer.as_data())
-    _refuse_undecided(answer, hint)
+    _refuse_undecided(answer, definition, hint)
 
 
 def events(

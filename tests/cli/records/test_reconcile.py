@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import shutil
 from collections.abc import Iterator
@@ -108,7 +109,18 @@ def test_after_a_restored_backup_nothing_is_paid_until_the_rest_is_taken_over_an
         decisions_path(cli.folder).with_name(f"decisions.db{end}").unlink(missing_ok=True)
     (cli.folder / "half").replace(decisions_path(cli.folder))
 
+    adopt = 'mend:  sds reconcile refund --adopt --reason "..."'
+    for options in ([], ["--saga", "REFUND_WITH_VOUCHER"]):
+        code, out, err = cli("run", "refund", "--limit", "1", *options)
+        assert (1, "") == (code, out)
+        assert "does not know: the record was restored from a backup" in err
+        assert adopt == err.splitlines()[-1]
+    assert "" == cli.ok("flows", "--undecided")
+    assert [] == differences(cli)
     refused = decide(cli.folder, claims)
+    event = cli.folder / "event.json"
+    event.write_text(json.dumps(next(c for c, a in zip(claims, refused, strict=True) if a.retryable)), "utf-8")
+    assert adopt in cli("decide", "refund", "--event", str(event))[2].splitlines()
     assert {"RECORD_BEHIND"} == {answer.tag for answer in refused if answer.retryable}
     assert before == paid(cli)
     assert "FAIL  outside: the outside has " in cli("doctor", "--model", "README.md")[1]

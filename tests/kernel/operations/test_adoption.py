@@ -180,6 +180,7 @@ def test_a_humans_order_waits_as_well(world: World) -> None:
     with pytest.raises(WorldError, match="the outside has 1 order that this record does not know") as refused:
         desk.resolve(dfid, wanted)
     assert ("RECORD_BEHIND", []) == (refused.value.reason_code, rail.sent)
+    assert "--adopt --reason" in refused.value.hint
     adopted(world)
     assert "SUCCESS" == desk.resolve(dfid, wanted).execution
 
