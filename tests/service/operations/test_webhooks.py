@@ -36,7 +36,7 @@ from tests.service.testbed import EVENT, Bed, opened_bed
 @pytest.fixture
 def quiet(home: Path) -> Iterator[Bed]:
     """A service that delivers when a test says so."""
-    with opened_bed(home, Greedy("WAIVE"), webhooks_every_s=3_600.0, webhook_within_s=0.3) as made:
+    with opened_bed(home, Greedy("WAIVE"), webhooks_every_s=3_600.0) as made:
         yield made
 
 
@@ -131,6 +131,7 @@ def test_redirects_are_not_followed_and_who_is_silent_has_failed(quiet: Bed, rec
     receiver.status, receiver.headers = 307, {"location": receiver.url.replace("/hook", "/elsewhere")}
     deliver(quiet)
     assert ("HTTP_307", 1) == (position(quiet).failure, len(receiver.took))
+    quiet.service.settings = replace(quiet.settings, webhook_within_s=0.3)
     receiver.status = 200
     receiver.may_answer.clear()
     at_ms = position(quiet).next_at_ms
@@ -154,7 +155,6 @@ def test_an_endpoint_that_is_down_holds_up_no_other_and_the_certificate_is_verif
 def test_a_slow_endpoint_holds_up_no_other(quiet: Bed, receiver: Receiver) -> None:
     with receiving() as slow:
         slow.may_answer.clear()
-        quiet.service.settings = replace(quiet.settings, webhook_within_s=10.0)
         added(quiet, slow.url, "slow")
         added(quiet, receiver.url)
         decided(quiet, 1)

@@ -26,6 +26,7 @@ from sds.service.server import serving
 from sds.service.server.serving import Server, bound, listen, serve, server_over
 from sds.service.settings import ServiceSettings
 from tests.gates.own import GATE, written
+from tests.service.operations.waiting import wait_until
 from tests.service.server.driver import KEY
 from tests.service.testbed import EVENT, Bed, opened_bed
 
@@ -207,10 +208,10 @@ def test_a_thousand_silent_clients_hurt_nobody_and_beyond_the_limit_the_longest_
 
 
 @contextmanager
-def driven(home: Path, takes_s: float, drain_s: float) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def driven(home: Path, drain_s: float) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Serve the toll gate in a process of its own; give it and its address."""
     written(home / "toll_gate", GATE)
-    command = [sys.executable, "-m", "tests.service.server.driver", str(home / "toll_gate"), str(takes_s), str(drain_s)]
+    command = [sys.executable, "-m", "tests.service.server.driver", str(home / "toll_gate"), str(drain_s)]
     environ = {**os.environ, "SDS_HOME": str(home)}
     process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
@@ -229,25 +230,26 @@ def asked(address: str, event: dict[str, str]) -> httpx2.Response:
 
 
 def test_sigterm_lets_what_is_under_way_end_refuses_what_is_new_and_exits_with_0(home: Path) -> None:
-    with driven(home, takes_s=1.0, drain_s=20) as (process, address), ThreadPoolExecutor(1) as pool:
+    with driven(home, drain_s=60) as (process, address), ThreadPoolExecutor(1) as pool:
         first = pool.submit(asked, address, EVENT)
-        time.sleep(0.4)
+        wait_until((home / "entered").exists)
         process.send_signal(signal.SIGTERM)
-        time.sleep(0.3)
+        wait_until(lambda: httpx2.get(f"{address}/readyz").status_code == 503)
         assert (503, "DRAINING") == (
             (new := asked(address, {**EVENT, "trip_id": "T-2"})).status_code,
             new.json()["reason_code"],
         )
         ready = httpx2.get(f"{address}/readyz")
         assert (503, "DRAINING") == (ready.status_code, ready.json()["checks"]["draining"])
+        (home / "let-go").touch()
         assert (200, "WAIVE") == (first.result(20).status_code, first.result().json()["action"])
         assert 0 == process.wait(20)
 
 
 def test_what_does_not_end_within_the_drain_is_not_decided_and_the_exit_is_0(home: Path) -> None:
-    with driven(home, takes_s=4.0, drain_s=0.2) as (process, address), ThreadPoolExecutor(1) as pool:
+    with driven(home, drain_s=0.2) as (process, address), ThreadPoolExecutor(1) as pool:
         first = pool.submit(asked, address, EVENT)
-        time.sleep(0.4)
+        wait_until((home / "entered").exists)
         process.send_signal(signal.SIGTERM)
         problem = first.result(20)
         assert (503, "DRAINING") == (problem.status_code, problem.json()["reason_code"])
