@@ -89,7 +89,8 @@ def test_one_that_fails_is_sent_again_before_what_is_behind_it_and_shows_since_w
     quiet: Bed, receiver: Receiver
 ) -> None:
     added(quiet, receiver.url)
-    dfids = decided(quiet, 1, 2)
+    dfids, at_ms = decided(quiet, 1, 2), now_ms()
+    quiet.clock = lambda: at_ms
     receiver.status = 500
     deliver(quiet)
     failing = position(quiet)
@@ -98,7 +99,6 @@ def test_one_that_fails_is_sent_again_before_what_is_behind_it_and_shows_since_w
     deliver(quiet)  # its time has not come
     assert 1 == len(receiver.took)
     at_ms = failing.next_at_ms
-    quiet.clock = lambda: at_ms
     assert 0 < (value(scraped(quiet), "sds_webhook_failing_seconds", webhook="shop") or 0)
     deliver(quiet)
     assert (2, failing.failing_since_ms) == (position(quiet).attempts, position(quiet).failing_since_ms)
