@@ -95,8 +95,8 @@ def test_what_waits_for_more_than_the_disk_still_does() -> None:
         assert "remote_apply" == store.value("SELECT current_setting('synchronous_commit')")
 
 
-def test_no_time_limit_of_a_role_ends_what_reads_a_whole_record() -> None:
-    with role_with("statement_timeout = '400ms'") as url, closing(PostgresStore(url, fresh_schema())) as store:
+def test_no_time_limit_of_a_role_ends_what_reads_a_whole_record(schema: str) -> None:
+    with role_with("statement_timeout = '400ms'") as url, closing(PostgresStore(url, schema)) as store:
         with store.frozen() as moment:
             assert [(1,)] == moment.rows("SELECT 1 FROM pg_sleep(0.6)")
         with pytest.raises(StoreError, match="statement timeout"):
