@@ -88,7 +88,7 @@ class Schedule:
     def _compare(self) -> None:
         began_ms = self._now_ms()
         try:
-            whole = began_ms - self._whole_ms >= WHOLE_EVERY_MS
+            whole = not 0 <= began_ms - self._whole_ms < WHOLE_EVERY_MS  # below 0: the clock was set back
             if whole:
                 self._whole_ms = began_ms  # if it fails, short ones follow until tomorrow
             since_ms = 0 if whole else max(0, self._compared_ms - CLOCKS_APART_MS)

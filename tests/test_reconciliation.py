@@ -62,8 +62,9 @@ def test_it_compares_again_and_again_and_ends_with_the_gate(tmp_path: Path, monk
     assert 1 == logged(tmp_path / "gate").count("statement.differs")
 
 
-def test_an_order_that_is_reversed_weeks_later_is_found_within_a_day(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("moved_ms", [DAY_MS, -DAY_MS])
+def test_an_order_that_is_reversed_weeks_later_is_found_within_a_day_or_when_the_clock_is_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved_ms: int
 ) -> None:
     monkeypatch.setattr("sds.reconciliation.EVERY_S_MIN", 0.01)
     rail, clock = ListingRail(tmp_path / "rail.db"), Clock()
@@ -79,7 +80,7 @@ def test_an_order_that_is_reversed_weeks_later_is_found_within_a_day(
         clock.advance(20 * DAY_MS)
         assert compares_again()
         rail.tells = lambda line: replace(line, outcome="reverted")
-        clock.advance(DAY_MS)
+        clock.advance(moved_ms)
         assert soon(lambda: bool(gate.escalations()))
         (case,) = gate.escalations()
         assert "STATEMENT_DIFFERS" == case.reason_code

@@ -39,10 +39,15 @@ class Link:
     engine: Engine | None = field(default=None, init=False)
     failures: int = field(default=0, init=False)
     down_until_ms: int = field(default=0, init=False)
+    down_ms: int = field(default=0, init=False)
     probes: Probes = field(init=False)
 
     def __post_init__(self) -> None:
         self.probes = Probes(self.timeout_ms + PROBE_MS)
+
+    def cools_down(self, now_ms: int) -> bool:
+        """Whether its cool-down time runs. A clock that was set back prolongs it by no more than itself."""
+        return 0 < self.down_until_ms - now_ms <= self.down_ms
 
 
 class FallbackEngine:
@@ -218,17 +223,17 @@ class FallbackEngine:
                 return 0
             now_ms = self._now_ms()
             opening = link.engine is None and link.probes.running
-            if opening or now_ms < link.down_until_ms or link.probes.wait_ms(now_ms):
+            if opening or link.cools_down(now_ms) or link.probes.wait_ms(now_ms):
                 return None
             return link.probes.begin(now_ms)
 
     def _went_down(self, link: Link, error: SdsError, *, dfid: str | None) -> None:
         with self._lock:
-            if self._now_ms() < link.down_until_ms:  # another decision has found out already
+            if link.cools_down(now_ms := self._now_ms()):  # another decision has found out already
                 return
-            down_ms = min(link.cool_down_ms << min(link.failures, _DOUBLINGS_MAX), COOL_DOWN_MS_MAX)
+            link.down_ms = down_ms = min(link.cool_down_ms << min(link.failures, _DOUBLINGS_MAX), COOL_DOWN_MS_MAX)
             link.failures += 1
-            link.down_until_ms = self._now_ms() + down_ms
+            link.down_until_ms = now_ms + down_ms
         facts = {"engine": link.name, "reason": reason_of(error), "cool_down_ms": down_ms}
         self._log("engine.down", {"dfid": dfid, **facts})
 

@@ -79,6 +79,17 @@ def test_a_clock_that_steps_back_during_a_probe_does_not_leave_the_engine_for_ev
     assert ("first", 3) == (answered(engine, packet), first.asked)
 
 
+def test_a_clock_set_back_to_before_an_engine_went_down_does_not_keep_it_down(still: World) -> None:
+    first, last = Scripted("first"), Scripted("last")
+    engine, _ = chain(still, first, last)
+    packet = still.packet()
+    first.failure = ModelError("gone")
+    assert "last" == answered(engine, packet)
+    first.failure = None
+    still.clock.advance(-3_600_000)
+    assert ("first", 2) == (answered(engine, packet), first.asked)
+
+
 def test_the_cool_down_has_a_limit(still: World) -> None:
     first, last = Scripted("first"), Scripted("last")
     engine, logged = chain(still, first, last)

@@ -11,13 +11,14 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
+from unittest.mock import patch
 
 import httpx2
 
 from sds.executors import http
-from sds.executors.sandbox.books import Books
+from sds.executors.sandbox.books import Books, KeyAnswer
 from sds.executors.sandbox.faults import parse_faults
 from sds.executors.sandbox.server import GatewayServer
 from sds.kernel.executor.protocol import ExecutionIntent
@@ -43,6 +44,22 @@ def in_thread(
         finally:
             server.shutdown()
             thread.join()
+
+
+@contextmanager
+def held(gateway: GatewayServer) -> Iterator[None]:
+    """Let a gateway take orders and carry none out, until the block ends."""
+    let_go, pay = Event(), gateway.books.pay
+
+    def later(*order: Any, **how: Any) -> KeyAnswer:
+        let_go.wait(READY_S)
+        return pay(*order, **how)
+
+    with patch.object(gateway.books, "pay", later):
+        try:
+            yield
+        finally:
+            let_go.set()
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from sds.executors.http import HttpExecutor
 from sds.executors.sandbox.faults import parse_faults
 from sds.executors.sandbox.server import GatewayServer
 from sds.kernel.executor.protocol import Lists, Receipt, Voids
-from tests.executors.gateways import connected, order
+from tests.executors.gateways import connected, held, order
 from tests.executors.wires import GOOD, KEY, answering, http
 
 DEADLINE_S = 2.0
@@ -54,17 +54,15 @@ def test_a_void_key_is_never_paid_and_a_paid_one_is_told(executor: HttpExecutor,
         ("drop=1", "no whole answer from the gateway: RemoteProtocolError"),
         ("fail=1", "the gateway answered 500, but the answer does not name this order's key"),
         ("down=1", "the gateway answered 503, but the answer does not name this order's key"),
-        ("delay-ms=400", "no whole answer from the gateway"),
     ],
 )
 def test_what_is_not_certain_is_unknown(
     executor: HttpExecutor, gateway: GatewayServer, faults: str, detail: str
 ) -> None:
     gateway.misbehave(parse_faults(faults))
-    found = executor.dispatch(order(), KEY, 0.3)
+    found = executor.dispatch(order(), KEY, DEADLINE_S)
     assert ("unknown", detail) == (found.status, found.detail[: len(detail)])
-    if not faults.startswith("delay"):
-        assert "unknown" == executor.lookup(KEY, 0.3).status
+    assert "unknown" == executor.lookup(KEY, DEADLINE_S).status
 
 
 def test_the_same_still_under_way_is_unknown(executor: HttpExecutor, gateway: GatewayServer) -> None:
@@ -246,29 +244,24 @@ def test_a_process_that_was_stopped_before_the_first_byte_sends_nothing_when_it_
     assert 0 == gateway.books.totals()["settled"]
 
 
-def test_a_gateway_that_drips_its_answer_is_not_waited_for(tmp_path: Path) -> None:
-    def drip(_asked: bytes) -> bytes:
-        time.sleep(0.5)
-        return b""
-
-    with answering(drip) as url, connected(tmp_path, url) as executor:
-        began = time.monotonic()
-        assert "unknown" == executor.dispatch(order(), KEY, 0.2).status
-        assert time.monotonic() - began < 0.45
+def test_a_gateway_that_does_not_answer_is_not_waited_for(executor: HttpExecutor, gateway: GatewayServer) -> None:
+    with held(gateway):
+        tries = (executor.dispatch(order(), KEY, 0.2) for _ in range(100))
+        found = next(each for each in tries if each.status != "unsent")  # a busy machine may send nothing in time
+        assert ("unknown", "no whole answer from the gateway") == (found.status, found.detail[:32])
+        assert gateway.is_at_work(KEY)
 
 
 def test_who_closes_it_waits_for_no_gateway_and_an_order_under_way_is_unknown(
     executor: HttpExecutor, gateway: GatewayServer
 ) -> None:
-    gateway.misbehave(parse_faults("delay-ms=1000"))
-    with ThreadPoolExecutor(1) as pool:
-        sent = pool.submit(executor.dispatch, order(), KEY, 5.0)
+    with ThreadPoolExecutor(1) as pool, held(gateway):
+        sent = pool.submit(executor.dispatch, order(), KEY, 60.0)
         while not gateway.is_at_work(KEY):
             time.sleep(0.01)
-        began = time.monotonic()
         executor.close()
-        assert Receipt("unknown", detail=CLOSED) == sent.result()
-        assert time.monotonic() - began < 0.9
+        assert Receipt("unknown", detail=CLOSED) == sent.result(20)
+        assert gateway.is_at_work(KEY)
 
 
 def test_the_environments_proxy_is_not_asked(

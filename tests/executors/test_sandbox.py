@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import pytest
 
 from sds.executors.sandbox.faults import GatewayFaults, fate, parse_faults, read_faults
 from sds.kernel.errors import UsageError
-from tests.executors.gateways import asked, in_process, in_thread
+from tests.executors.gateways import asked, held, in_process, in_thread
 
 ORDER = {"amount": 120, "account": "A-1"}
 
@@ -78,11 +78,13 @@ def test_a_reply_that_comes_twice_meets_the_next_question(tmp_path: Path) -> Non
 
 
 def test_of_one_key_at_once_one_is_at_work_and_the_others_are_told(tmp_path: Path) -> None:
-    with in_thread(tmp_path, "delay-ms=200") as gateway, ThreadPoolExecutor(4) as pool:
-        sent = [pool.submit(asked, gateway.url, "POST", "/payments", ORDER, "k-1") for _ in range(3)]
-        time.sleep(0.1)
-        assert "pending" == asked(gateway.url, "GET", "/payments/k-1")[1]["status"]
-        assert [201, 409, 409] == sorted(each.result()[0] for each in sent)
+    with in_thread(tmp_path) as gateway, ThreadPoolExecutor(3) as pool:
+        with held(gateway):
+            sent = [pool.submit(asked, gateway.url, "POST", "/payments", ORDER, "k-1") for _ in range(3)]
+            told = as_completed(sent, 20)
+            assert [409, 409] == [next(told).result()[0] for _ in range(2)]
+            assert "pending" == asked(gateway.url, "GET", "/payments/k-1")[1]["status"]
+        assert 201 == next(told).result()[0]
 
 
 def test_declined_down_and_failing(tmp_path: Path) -> None:

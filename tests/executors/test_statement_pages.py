@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from sds.executors.http import HttpExecutor
 from sds.executors.sandbox.server import GatewayServer
 from sds.kernel.errors import WorldError
-from sds.kernel.executor.statement import StatementLine, read_statement
+from sds.kernel.executor.statement import STATEMENT_S_MAX, StatementLine, read_statement
 from tests.executors.gateways import connected
 from tests.executors.wires import answering, http, keeping_connections, kept
 
@@ -180,15 +182,16 @@ def test_a_line_without_a_key_is_somebody_elses_only_where_the_file_says_so(tmp_
 
 
 def test_a_statement_of_pages_without_lines_comes_to_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sds.executors.http.executor.STATEMENT_S_MAX", 0.3)
-
     def page(number: int) -> bytes:
         return kept(json.dumps({"lines": [], "next": str(number)}).encode()).replace(b"201 Created", b"200 OK")
 
     with keeping_connections(page) as (url, asked), connected(tmp_path, url) as executor:
-        with pytest.raises(WorldError, match="gave no statement: "):
+        clock = SimpleNamespace(monotonic=lambda: time.monotonic() + (STATEMENT_S_MAX if len(asked) > 1 else 0))
+        for module in ("executor", "client"):
+            monkeypatch.setattr(f"sds.executors.http.{module}.time", clock)
+        with pytest.raises(WorldError, match="gave no statement: nothing was sent: the deadline has passed"):
             read_statement(executor.statement, 0, 10**14)
-        assert len(asked) > 1
+        assert 2 == len(asked)
 
 
 @pytest.mark.parametrize(

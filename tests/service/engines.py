@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 
 from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.flow.intake import PREVIEW
 from tests.proposers import Greedy
+from tests.service.operations.waiting import wait_until
 
 
 class Held(Greedy):
@@ -22,6 +24,20 @@ class Held(Greedy):
         if packet.dfid != PREVIEW:  # what health asks for
             self.entered.release()
             assert self.let_go.wait(20)
+        return super().propose(packet, tokens_max=tokens_max)
+
+
+class HeldByFiles(Greedy):
+    """The same for a process of its own: the file `entered` says that one waits, and `let-go` lets them go."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__("WAIVE")
+        self.entered, self.let_go = folder / "entered", folder / "let-go"
+
+    def propose(self, packet: DecisionPacket, *, tokens_max: int) -> tuple[bytes, Decoding]:
+        if packet.dfid != PREVIEW:
+            self.entered.touch()
+            wait_until(self.let_go.exists)
         return super().propose(packet, tokens_max=tokens_max)
 
 

@@ -78,12 +78,17 @@ class Bed:
 
 
 @contextmanager
-def opened_bed(home: Path, engine: Engine | None = None, **settings: Any) -> Iterator[Bed]:
-    """Serve the toll gate of `tests.gates.own`; SDS_HOME is `home` already, and what it keeps lies in $SDS_STORE."""
+def opened_bed(
+    home: Path, engine: Engine | None = None, *, clock: Callable[[], int] = now_ms, **settings: Any
+) -> Iterator[Bed]:
+    """Serve the toll gate of `tests.gates.own`; SDS_HOME is `home` already, and what it keeps lies in $SDS_STORE.
+
+    `clock`: the gate's.
+    """
     settings.setdefault("store", os.environ.get("SDS_STORE", ""))
     with ExitStack() as opened:
         definition = find(written(home / "toll_gate", GATE.replace("ORDERS = {}", f"ORDERS = {{}}  # {home}")))
-        gate = opened.enter_context(Gate.load(definition, engine=engine or Greedy("WAIVE")))
+        gate = opened.enter_context(Gate.load(definition, engine=engine or Greedy("WAIVE"), now_ms=clock))
         database = open_database(settings["store"])
         opened.callback(database.close)
         made = ServiceSettings(gates=(str(home / "toll_gate"),))

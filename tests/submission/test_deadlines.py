@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -209,10 +208,10 @@ def test_a_gate_takes_a_deadline_in_milliseconds_from_now(tmp_path: Path):
     bed.open_accounts(range(5))
     thinking = Thinking("E0")
     with bed.gate(engine=thinking, threads=1) as gate:
-        running = gate.submit(bed.event(0), deadline_ms=300)
+        running = gate.submit(bed.event(0), deadline_ms=20_000)
         thinking.wait_until_begun()
-        waiting = gate.submit(bed.event(1), deadline_ms=50)
-        time.sleep(0.4)
+        waiting = gate.submit(bed.event(1), deadline_ms=19_000)
+        bed.clock.ahead_ms = 20_001
         thinking.done.set()
         assert "DEADLINE_EXCEEDED" == running.result(PATIENCE_S).reason_code
         with pytest.raises(WorldError, match="the deadline passed while the event waited") as passed:
@@ -230,7 +229,7 @@ def test_of_two_who_wait_for_a_turn_the_later_deadline_counts(tmp_path: Path):
         gate.submit(bed.event(0))
         thinking.wait_until_begun()
         hurried, patient = gate.submit(bed.event(1), deadline_ms=50), gate.submit(bed.event(1))
-        time.sleep(0.1)
+        bed.clock.ahead_ms = 51
         thinking.done.set()
         assert "SUCCESS" == patient.result(PATIENCE_S).execution == hurried.result(PATIENCE_S).execution
 

@@ -36,7 +36,7 @@ from tests.service.testbed import EVENT, Bed, opened_bed
 @pytest.fixture
 def quiet(home: Path) -> Iterator[Bed]:
     """A service that delivers when a test says so."""
-    with opened_bed(home, Greedy("WAIVE"), webhooks_every_s=3_600.0, webhook_within_s=0.3) as made:
+    with opened_bed(home, Greedy("WAIVE"), webhooks_every_s=3_600.0) as made:
         yield made
 
 
@@ -89,7 +89,8 @@ def test_one_that_fails_is_sent_again_before_what_is_behind_it_and_shows_since_w
     quiet: Bed, receiver: Receiver
 ) -> None:
     added(quiet, receiver.url)
-    dfids = decided(quiet, 1, 2)
+    dfids, at_ms = decided(quiet, 1, 2), now_ms()
+    quiet.clock = lambda: at_ms
     receiver.status = 500
     deliver(quiet)
     failing = position(quiet)
@@ -98,7 +99,6 @@ def test_one_that_fails_is_sent_again_before_what_is_behind_it_and_shows_since_w
     deliver(quiet)  # its time has not come
     assert 1 == len(receiver.took)
     at_ms = failing.next_at_ms
-    quiet.clock = lambda: at_ms
     assert 0 < (value(scraped(quiet), "sds_webhook_failing_seconds", webhook="shop") or 0)
     deliver(quiet)
     assert (2, failing.failing_since_ms) == (position(quiet).attempts, position(quiet).failing_since_ms)
@@ -131,6 +131,7 @@ def test_redirects_are_not_followed_and_who_is_silent_has_failed(quiet: Bed, rec
     receiver.status, receiver.headers = 307, {"location": receiver.url.replace("/hook", "/elsewhere")}
     deliver(quiet)
     assert ("HTTP_307", 1) == (position(quiet).failure, len(receiver.took))
+    quiet.service.settings = replace(quiet.settings, webhook_within_s=0.3)
     receiver.status = 200
     receiver.may_answer.clear()
     at_ms = position(quiet).next_at_ms
@@ -154,7 +155,6 @@ def test_an_endpoint_that_is_down_holds_up_no_other_and_the_certificate_is_verif
 def test_a_slow_endpoint_holds_up_no_other(quiet: Bed, receiver: Receiver) -> None:
     with receiving() as slow:
         slow.may_answer.clear()
-        quiet.service.settings = replace(quiet.settings, webhook_within_s=10.0)
         added(quiet, slow.url, "slow")
         added(quiet, receiver.url)
         decided(quiet, 1)

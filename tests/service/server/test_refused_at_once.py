@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from sds.service.operations import shedding
 from tests.service.server.test_balancers import stop
 from tests.service.server.test_connections import BODY, GET, LENGTH, one_answer
-from tests.service.server.test_serving import POST, OnSocket, answer, closed_after_s, on_socket
+from tests.service.server.test_serving import POST, OnSocket, answer, on_socket
 
 ASKED = POST + LENGTH + b"\r\n" + BODY  # without a key: none is looked at
 HEAD, REST = ASKED.split(b"\r\n\r\n")[0] + b"\r\n\r\n", ASKED.split(b"\r\n\r\n")[1]
@@ -90,9 +91,11 @@ def test_http_1_0_is_answered_with_the_end_of_its_connection(home: Path) -> None
 
 
 def silent(connection: socket.socket, sent: bytes) -> float:
+    began_s = time.monotonic()
     connection.sendall(sent)
     assert 503 == one_answer(connection)[0]
-    return closed_after_s(connection)
+    answer(connection)
+    return time.monotonic() - began_s
 
 
 def test_who_does_not_send_its_body_or_nothing_more_is_closed(home: Path) -> None:
