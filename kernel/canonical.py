@@ -50,6 +50,12 @@ def one_line(text: object, chars_max: int) -> str:
     return " ".join(kept.split())[:chars_max]
 
 
+def reason_line(text: str, chars_max: int) -> str:
+    """Return a person's reason as the record keeps it, on one line; "" where nothing of it can be seen."""
+    kept = one_line(text, chars_max)
+    return kept if _UNSEEN.sub("", kept).strip() else ""
+
+
 def in_words(error: BaseException) -> str:
     """Return an error's message; the name of its type when it has none, or when a foreign error fails to give it."""
     try:

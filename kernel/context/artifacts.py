@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from sds.kernel.canonical import one_line, person, sha256_hex
+from sds.kernel.canonical import one_line, person, reason_line, sha256_hex
 from sds.kernel.decision.context import Artifact
 from sds.kernel.errors import UsageError
 from sds.kernel.registry.registry import REASON_CHARS_MAX
@@ -116,7 +116,7 @@ def _write(store: Store, act: str, of: tuple[str, int, str], who: str, reason: s
 
 
 def _by(who: str, reason: str) -> dict[str, str]:
-    why = one_line(reason, REASON_CHARS_MAX)
+    why = reason_line(reason, REASON_CHARS_MAX)
     if not why:
         raise UsageError("a reason is needed")
     return {"who": person(who, REASON_CHARS_MAX), "reason": why}

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 
-from sds.kernel.canonical import digest, one_line, person
+from sds.kernel.canonical import digest, one_line, person, reason_line
 from sds.kernel.decision import jit
 from sds.kernel.decision.jit import Tolerance
 from sds.kernel.envelope.proposal import Proposal, parse_proposal, write_proposal
@@ -25,8 +25,8 @@ _FORM = '{"action": "KIND", "params": {"amount": 1.00}, "reason": "CODE"}'
 
 
 def said(what: str, text: str) -> str:
-    """Return a name or a reason as the record keeps it. Raises UsageError when nothing is left of it."""
-    kept = one_line(text, REASON_CHARS_MAX) if what == "reason" else person(text, WHO_CHARS_MAX)
+    """Return a name or a reason as the record keeps it. Raises UsageError when nothing of it can be seen."""
+    kept = reason_line(text, REASON_CHARS_MAX) if what == "reason" else person(text, WHO_CHARS_MAX)
     if not kept:
         raise UsageError(f"a {what} is needed, for the record")
     return kept

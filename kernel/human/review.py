@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from sds.kernel.canonical import digest
+from sds.kernel.canonical import digest, is_seen
 from sds.kernel.contract.human_terms import Impact, impact
 from sds.kernel.decision import jit
 from sds.kernel.decision.dim import Verdict
@@ -328,7 +328,7 @@ def attest(
     if intent is None or not case.unknown:
         message, hint = f"flow `{dfid}` has no order whose outcome is unknown", f"sds escalations show {dfid}"
         raise UsageError(message, reason_code="FLOW_CLOSED", hint=hint, dfid=dfid)
-    if receipt.status == "settled" and not (receipt.reference.strip() and receipt.reference.isprintable()):
+    if receipt.status == "settled" and not (receipt.reference.strip() and all(map(is_seen, receipt.reference))):
         raise UsageError("a settled order needs the reference that it has outside, in printable text", dfid=dfid)
     if not acknowledged:
         fate = "stays taken for good" if receipt.status == "settled" else "is given back and may be paid to others"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
-from sds.kernel.canonical import canonical, one_line, person
+from sds.kernel.canonical import canonical, one_line, person, reason_line
 from sds.kernel.contract.schema import Contract
 from sds.kernel.errors import NOT_AS_WRITTEN, ContractError, TransitionError
 from sds.kernel.registry import carried_spend, compatibility, counter_scale, forgotten_draws, windows
@@ -72,7 +72,7 @@ def register(
     if by == "agent":
         raise TransitionError("an agent cannot register itself: contracts come from a deployment")
     entry = {"hash": contract.hash, "gate": contract.gate, "agent_id": contract.agent_id, "by": by}
-    entry |= {"version": contract.version, "who": person(who, REASON_CHARS_MAX), "reason": _reason(reason)}
+    entry |= {"version": contract.version, "who": person(who, REASON_CHARS_MAX), "reason": reason_given(reason)}
     with store.transaction():
         known = _known(store, contract)
         refused = _refusal(store, contract, known, now_ms)
@@ -224,7 +224,7 @@ def _revoke(store: Store, contract_hash: str, *, by: str, who: str, reason: str,
         raise ContractError(f"there is no contract `{contract_hash}`")
     if store.row("SELECT 1 FROM contract_revocations WHERE contract_hash = ?", (contract_hash,)) is not None:
         return False
-    row = {"who": person(who, REASON_CHARS_MAX), "reason": _reason(reason)}
+    row = {"who": person(who, REASON_CHARS_MAX), "reason": reason_given(reason)}
     store.insert("contract_revocations", contract_hash=contract_hash, **row, revoked_at_ms=now_ms)
     ledger.append(store, now_ms, "REVOKED", "", {"hash": contract_hash, "agent_id": agent_id, "by": by, **row})
     return True
@@ -234,8 +234,9 @@ def _text(given: str) -> str:
     return one_line(given, REASON_CHARS_MAX)
 
 
-def _reason(given: str) -> str:
-    if why := _text(given):
+def reason_given(given: str) -> str:
+    """Return a reason as the record keeps it. Raises TransitionError where nothing of it can be seen."""
+    if why := reason_line(given, REASON_CHARS_MAX):
         return why
     raise TransitionError("a reason is needed")
 
@@ -277,7 +278,7 @@ def move(
         raise TransitionError(f"there is no agent `{agent_id}`")
     if by not in _WHO_MAY.get((known.status, status), frozenset()):
         raise TransitionError(f"{by} may not move agent `{agent_id}` from {known.status} to {status}")
-    why = _reason(reason)
+    why = reason_given(reason)
     store.run("UPDATE agents SET status = ?, rejections = 0 WHERE agent_id = ?", (status, agent_id))
     if (known.status, status) == ("SUSPENDED", "ACTIVE"):  # an operator has looked: the agent begins anew
         store.run("DELETE FROM escalation_budgets WHERE agent_id = ?", (agent_id,))
@@ -312,16 +313,20 @@ def append_act(
     store: Store, act: str, *, who: str, reason: str, now_ms: int, facts: Mapping[str, str] = MappingProxyType({})
 ) -> None:
     """Do what `write_act` does, inside the caller's transaction. `facts`: further fields of the entry."""
-    body = {**facts, "act": act, "who": person(who, REASON_CHARS_MAX), "reason": _reason(reason)}
+    body = {**facts, "act": act, "who": person(who, REASON_CHARS_MAX), "reason": reason_given(reason)}
     ledger.append(store, now_ms, "OPERATOR", "", body)
 
 
 def set_halted(store: Store, halted: bool, *, by: str, reason: str, now_ms: int) -> bool:
-    """Halt or resume the system; return False when it was so already. It binds from the next transaction on."""
+    """Halt or resume the system; return False when it was so already. It binds from the next transaction on.
+
+    Raises TransitionError without a reason.
+    """
+    why = reason_given(reason)
     with store.transaction():
         if store.halted == halted:
             return False
         store.run("UPDATE meta SET value = ? WHERE key = 'halted'", ("1" if halted else "0",))
-        body = {"by": person(by, REASON_CHARS_MAX), "reason": one_line(reason, REASON_CHARS_MAX)}
+        body = {"by": person(by, REASON_CHARS_MAX), "reason": why}
         ledger.append(store, now_ms, "HALT" if halted else "RESUME", "", body)
     return True

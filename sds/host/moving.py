@@ -30,6 +30,7 @@ def move(folder: Path, source: Store, url: str | None, *, who: str, reason: str,
     The gate must be halted. Neither record decides until somebody resumes one of them, which must be the new one. The
     copy is compared and verified; if that finds a fault, the new record must not be used. Raises UsageError, StoreError.
     """
+    why = registry.reason_given(reason)  # before the other record is made
     _refuse_deciding(source)
     if url is None and paths.is_there(paths.decisions_path(folder)):
         raise UsageError(
@@ -45,7 +46,7 @@ def move(folder: Path, source: Store, url: str | None, *, who: str, reason: str,
             )
         with source.transaction():  # keeps others from writing while it is copied
             _refuse_deciding(source)  # again: somebody may have resumed it during the verification
-            registry.append_act(source, "MOVED", who=who, reason=reason, now_ms=now_ms, facts={"to": target.name})
+            registry.append_act(source, "MOVED", who=who, reason=why, now_ms=now_ms, facts={"to": target.name})
             rows = copying.copy(source, target)
             _refuse_differing(source, target)
             reached = head(source)

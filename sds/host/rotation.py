@@ -37,6 +37,7 @@ def rotate(folder: Path, store: Store, *, who: str, reason: str, now_ms: int, lo
     the keys are there. Raises StoreError when they are gone and `lost` is not given, and where another record's keys
     lie in their place: that file lacks the public halves of the lost ones, which still verify the ledger.
     """
+    why = registry.reason_given(reason)  # before a key is made
     if lost:
         _refuse_found(folder, store)
     else:
@@ -48,7 +49,7 @@ def rotate(folder: Path, store: Store, *, who: str, reason: str, now_ms: int, lo
         ring = keys.renew(folder, since, older=older.keys, now_ms=now_ms)
         made = ring.ledger.public.keys[0] if ring.ledger else ""
         act = "KEYS_LOST" if lost else "KEYS_ROTATED"
-        registry.append_act(store, act, who=who, reason=reason, now_ms=now_ms, facts={"ledger_key": made})
+        registry.append_act(store, act, who=who, reason=why, now_ms=now_ms, facts={"ledger_key": made})
     return Rotated(made, len(ring.orders), len(older.keys) + 1, taken_from)
 
 

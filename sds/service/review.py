@@ -24,6 +24,7 @@ from sds.kernel.errors import NOT_AS_WRITTEN, SdsError, UsageError, WorldError
 from sds.kernel.flow.states import Answer
 from sds.kernel.human import cases
 from sds.kernel.human.cases import BEFORE_ALL, Case, Place
+from sds.kernel.human.parsing import said
 from sds.kernel.human.review import CaseView
 from sds.kernel.registry import registry
 from sds.kernel.registry.contract_versions import event_fields
@@ -213,6 +214,7 @@ def move_agent_everywhere(
     One gate that fails keeps no other from its move. Raises afterwards, naming every gate where the agent was not moved, and
     those of `others` where it was to be stopped and is not. The same call again moves what is left.
     """
+    reason = said("reason", reason)
     moved, failed = dict[str, dict[str, Any]](), dict[str, SdsError]()
     for gate in (mine := with_agent(gates, agent_id)):
         try:
@@ -274,8 +276,7 @@ def set_halted(gate: Gate, halted: bool, *, who: str, reason: str, now_ms: int) 
 
     A gate waits for this before it closes.
     """
-    if not reason.strip():
-        raise UsageError("a reason is needed, for the record")
+    reason = said("reason", reason)
     with gate.acting() as kernel:
         changed = registry.set_halted(kernel.store, halted, by=who, reason=reason, now_ms=now_ms)
         return halt_state(gate) | {"changed": changed}
@@ -283,13 +284,13 @@ def set_halted(gate: Gate, halted: bool, *, who: str, reason: str, now_ms: int) 
 
 def set_all_halted(gates: Sequence[Gate], halted: bool, *, who: str, reason: str, now_ms: int) -> list[dict[str, Any]]:
     """Call `set_halted` for each gate. Of several, one that refuses is listed with its `error`, and the others go on."""
-    done = list[dict[str, Any]]()
+    done, reason = list[dict[str, Any]](), said("reason", reason)
     for gate in gates:
         try:
             done.append(set_halted(gate, halted, who=who, reason=reason, now_ms=now_ms))
         except (WorldError, UsageError) as error:
-            if len(gates) == 1 or not reason.strip():
+            if len(gates) == 1:
                 raise
-            closed = isinstance(error, UsageError)  # with a reason given, only a closed gate raises it
+            closed = isinstance(error, UsageError)  # with a reason, only a closed gate raises it
             done.append({"gate": gate.contract.gate, "error": "DRAINING" if closed else error.reason_code})
     return done

@@ -207,6 +207,7 @@ MISTAKES = [
     (("agents", "list", "--gate", "nowhere"), 2, "error: there is no record at"),
     (("halt",), 2, "Missing option '--reason'"),
     (("halt", "--reason", " "), 2, "error: a reason is needed"),
+    (("halt", "--reason", "\u200b\u3164"), 2, "error: a reason is needed"),
     (("recover", "--reason", " "), 2, "error: a reason is needed"),
     (("recover", "--gate", "loans"), 2, "error: there is no gate `loans`"),
     (("doctor", "--model", "nowhere.gguf"), 1, "FAIL  model and mask: `nowhere.gguf`"),

@@ -48,9 +48,9 @@ def halted(folder: Path) -> Path:
     return folder
 
 
-def moved(folder: Path, url: str | None) -> moving.Moved:
+def moved(folder: Path, url: str | None, reason: str = "more machines") -> moving.Moved:
     with closing(paths.open_record(folder)) as store:
-        return moving.move(folder, store, url, who="ada", reason="more machines", now_ms=START_MS)
+        return moving.move(folder, store, url, who="ada", reason=reason, now_ms=START_MS)
 
 
 def test_a_record_moves_to_postgresql_and_back_with_the_same_head(halted: Path, monkeypatch: pytest.MonkeyPatch):

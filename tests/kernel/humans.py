@@ -29,6 +29,18 @@ human:
 """
 TERMS = contract(ALWAYS, more=HUMAN)
 HOUR_MS = 3_600_000
+# Reasons of which nothing can be seen: blanks, control characters, half a character, zero width, fillers and selectors
+NO_REASONS = (
+    "",
+    " ",
+    "\t\n",
+    "\x00\x1b\x7f",
+    "\udcff",
+    "\u200b\u2060\ufeff",
+    "\u202e",
+    "\u3164\u2800",
+    "\ufe0f \U000e0100",
+)
 
 
 def escalated(world: World, propose: Propose = escalate, name: str = "C1", ticket: str = "T1") -> str:

@@ -25,6 +25,7 @@ from sds.kernel.envelope.proposal import Proposal, parse_recorded
 from sds.kernel.errors import NOT_AS_WRITTEN, SdsError, UsageError, unreadable
 from sds.kernel.flow import undecided
 from sds.kernel.flow.states import Answer, State, answer
+from sds.kernel.human.parsing import said
 from sds.kernel.operations import recovery
 from sds.kernel.operations.recovery import Recovered
 from sds.kernel.registry import registry
@@ -225,9 +226,10 @@ def _set_halted(gate: str, *, halted: bool, reason: str) -> None:
 
 
 def _given(reason: str) -> str:
-    if not reason.strip():
-        raise UsageError("a reason is needed, for the record", hint='--reason "..."')
-    return reason
+    try:
+        return said("reason", reason)
+    except UsageError as error:
+        raise UsageError(str(error), hint='--reason "..."') from None
 
 
 def _parse_head(text: str) -> ledgers.Head | Checkpoint:

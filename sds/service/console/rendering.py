@@ -65,11 +65,19 @@ def refusal(error: SdsError) -> Refusal:
     return Refusal(str(error), mend)
 
 
+def _visible(value: object) -> object:
+    """Spell out what cannot be seen in every text that a page prints, whoever wrote it. What `| e` has escaped stays as it is:
+    in the fields of a form, what a person typed.
+    """
+    return words.visible(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+
+
 def _environment() -> Environment:
     made = Environment(
         loader=PackageLoader("sds.service.console"),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=_visible,
         trim_blocks=True,
         lstrip_blocks=True,
     )

@@ -19,6 +19,7 @@ UNSEEN = "UNSEEN"
 FOR_REVIEWERS = "for reviewers"  # shown in place of a text where the key lacks the role `review`
 MONEY_SCALE = 2  # numbers with this many decimals are amounts in the gate's currency, `Demo.currency`
 
+_LAYOUT = "\n\t"
 _WORD = re.compile(r"\w{0,40}")
 
 # Why a case waits, by its code in the record. Other codes are shown as they are.
@@ -101,6 +102,11 @@ def plain(value: object) -> str:
     return "".join(char if is_seen(char) else ascii(char)[1:-1] for char in str(value))
 
 
+def visible(text: str) -> str:
+    """Return a text with invisible characters spelled out; line ends and tabs stay."""
+    return "".join(char if is_seen(char) or char in _LAYOUT else ascii(char)[1:-1] for char in text)
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """A piece of evidence as it is shown. `marks`: the patterns found in it, in words; empty for ordinary text."""
@@ -130,7 +136,7 @@ def _end_of_word(text: str, at: int) -> int:
 def _seen(text: str, names: tuple[str, ...]) -> Iterator[Piece]:
     """Yield a text as pieces, with invisible characters spelled out in pieces of their own."""
     marks = tuple(map(pattern, names))
-    for hidden, run in groupby(text, lambda char: not (is_seen(char) or char in "\n\t")):
+    for hidden, run in groupby(text, lambda char: not (is_seen(char) or char in _LAYOUT)):
         if hidden:
             yield Piece("".join(ascii(char)[1:-1] for char in run), (*marks, pattern(UNSEEN)))
         else:

@@ -89,6 +89,9 @@ def test_keys_are_shown_without_their_secrets_and_rotated_on_the_record(sds: She
     before = sds.ok("keys", "show", *HERE).splitlines()
     assert ["orders", "ledger"] == [line.split()[0] for line in before[:2]]
     assert f"the ledger is signed since entry 1; verifiers need `{sds.home}/claims/ledger.pub`" == before[2]
+    key = (sds.home / "claims" / "kernel.key").read_bytes()
+    assert "error: a reason is needed" in sds("keys", "rotate", "--reason", "\u3164", *HERE).stderr
+    assert key == (sds.home / "claims" / "kernel.key").read_bytes()
     said = sds.ok("keys", "rotate", "--reason", "once a year", *HERE)
     assert "orders: 2 keys; ledger: 2 keys, signing with " in said
     shown = json.loads(sds.ok("keys", "show", "--json", *HERE))

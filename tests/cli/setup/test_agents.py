@@ -139,6 +139,7 @@ def test_a_contract_is_revoked_by_its_version(sds: Shell) -> None:
     [
         (("show", "ghost"), "error: there is no agent `ghost`"),
         (("retire", AGENT, "--reason", " "), "error: a reason is needed"),
+        (("suspend", AGENT, "--reason", "\u3164"), "error: a reason is needed"),
         (
             ("revoke", AGENT, "9.9.9", "--reason", "r"),
             f"error: agent `{AGENT}` never had a contract of version `9.9.9`",

@@ -66,7 +66,7 @@ def test_a_humans_word_needs_an_acknowledgement_a_reference_and_an_order_that_is
     dfid = unknown(world, silent)
     with pytest.raises(UsageError, match="this is of HIGH impact: what the order reserved stays taken for good"):
         say(world, silent, dfid, Receipt("settled", "B-7"), acknowledged=False)
-    for reference in ("", " ", "\x00", "B\n7", "\u200b"):
+    for reference in ("", " ", "\x00", "B\n7", "\u200b", "\u3164", "\u2800"):
         with pytest.raises(UsageError, match="needs the reference that it has outside, in printable text"):
             say(world, silent, dfid, Receipt("settled", reference))
     say(world, silent, dfid, Receipt("rejected"))

@@ -58,6 +58,8 @@ def test_an_operator_suspends_and_reactivates_an_agent(office: Office, ada: Visi
 def test_what_an_operator_may_not_do_is_said(office: Office, ada: Visitor) -> None:
     for fields, said in (
         ({"act": "halt", "reason": " "}, "a reason is needed"),
+        ({"act": "halt", "reason": "\u3164\u200b"}, "a reason is needed"),
+        ({"act": "suspend", "agent": "claims-agent", "reason": "\u3164\u200b"}, "a reason is needed"),
         ({"act": "resume", "reason": "x"}, "the gate is running already"),
         ({"act": "reactivate", "agent": "claims-agent", "reason": "x"}, "agent `claims-agent` is ACTIVE already"),
         ({"act": "suspend", "agent": "nobody", "reason": "x"}, "there is no agent `nobody`"),

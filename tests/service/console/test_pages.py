@@ -120,7 +120,10 @@ REFUSED: list[tuple[dict[str, str], str]] = [
     ({}, "`GOODWILL` does not take these parameters"),
     ({"number.amount": "15", "code": "WHIM"}, "`WHIM` is not a reason of `GOODWILL`"),
     ({"number.amount": "15", "action": "GIVE"}, "`GIVE` is not permitted now"),
-    ({"number.amount": "15", "reason": " "}, "a reason is needed, for the record"),
+    *(
+        ({"number.amount": "15", "reason": blank}, "a reason is needed, for the record")
+        for blank in (" ", "\u3164\u200b")
+    ),
     ({"number.amount": "15", "decision": "PLEASE"}, "there is no decision `PLEASE`"),
     ({"number.amount": "15", "seen": "nothing"}, "`nothing` is not the id of a state"),
 ]

@@ -17,6 +17,7 @@ from sds.kernel.errors import StoreError
 from sds.kernel.registry import registry
 from sds.service.console.taken import KEPT_MS, Taken, take
 from tests.kernel.durable import proposal
+from tests.kernel.humans import NO_REASONS
 from tests.proposers import Says
 from tests.service.operations.waiting import wait_until
 from tests.service.testbed import EVENT, Bed, opened_bed
@@ -164,7 +165,15 @@ def test_who_is_never_taken_from_the_body_and_a_reason_is_needed(asking: Bed) ->
     dfid = escalated(asking)
     assert 400 == resolved(asking, dfid, decision="ABORT", reason="x", who="somebody").status_code
     assert 400 == resolved(asking, dfid, decision="ABORT").status_code
-    assert 400 == resolved(asking, dfid, decision="ABORT", reason="  ").status_code
+    for blank in ("  ", *NO_REASONS[:4], *NO_REASONS[5:]):  # half a character is no JSON
+        assert 400 == resolved(asking, dfid, decision="ABORT", reason=blank).status_code
+        for halted in (True, False):
+            refused = asking.client.put("/v1/halt", json={"halted": halted, "reason": blank})
+            assert (400, "a reason is needed, for the record") == (refused.status_code, refused.json()["detail"])
+        for move in ("suspend", "retire"):
+            assert 400 == asking.client.post(f"/v1/agents/toll-agent/{move}", json={"reason": blank}).status_code
+    assert [] == entries(asking, "HALT")
+    assert 2 == len(entries(asking, "AGENT"))
     assert 400 == resolved(asking, dfid, decision="PAY", reason="x").status_code
     assert 400 == resolved(asking, dfid, decision="ABORT", reason=7).status_code
     assert 400 == resolved(asking, dfid, decision="MODIFY", reason="x", change={"action": []}).status_code

@@ -1,0 +1,56 @@
+"""Whatever a person does needs a reason that others can read: one of which nothing can be seen is none, and nothing is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sds.kernel.context import artifacts
+from sds.kernel.errors import UsageError
+from sds.kernel.executor.protocol import Receipt
+from sds.kernel.human.review import Resolution, attest
+from sds.kernel.operations import adoption, erasure
+from sds.kernel.registry import registry
+from tests.kernel.durable import World, contract
+from tests.kernel.humans import NO_REASONS, Silent, desk, escalated, unknown
+
+Act = Callable[[str], object]
+
+
+def acts(world: World) -> dict[str, Act]:
+    store, agent, by = world.store, "claims-agent", dict[str, Any](who="ada", now_ms=world.clock())
+    order, case = unknown(world, Silent()), escalated(world, name="C2", ticket="T2")
+    settled, kernel, now_ms = Receipt("settled", "B-7"), world.open_kernel(store), world.clock()
+    higher = contract(("1.0.0", "1.1.0"))
+    return {
+        "halt": lambda why: registry.set_halted(store, True, by="ada", reason=why, now_ms=now_ms),
+        "resume": lambda why: registry.set_halted(store, False, by="ada", reason=why, now_ms=now_ms),
+        "suspend": lambda why: registry.transition(store, agent, "SUSPENDED", by="operator", reason=why, **by),
+        "retire": lambda why: registry.request_retire(store, agent, reason=why, now_ms=now_ms),
+        "register": lambda why: registry.register(store, higher, by="operator", reason=why, **by),
+        "revoke": lambda why: registry.revoke(store, world.contract.hash, reason=why, **by),
+        "recover": lambda why: registry.write_act(store, "RECOVER", reason=why, **by),
+        "resolve": lambda why: desk(world).resolve(case, Resolution("ABORT", "ada", why)),
+        "attest": lambda why: attest(kernel, order, settled, reason=why, acknowledged=True, **by),
+        "adopt": lambda why: adoption.adopt(kernel, (), reason=why, **by),
+        "erase": lambda why: erasure.erase(store, "claims", "C2", reason=why, **by),
+        "artifact": lambda why: artifacts.put(store, "fares", "a text", reason=why, **by),
+    }
+
+
+def test_a_reason_of_which_nothing_can_be_seen_is_refused_and_nothing_is_done(world: World) -> None:
+    every = acts(world)
+    before = world.column("SELECT kind FROM ledger")
+    for act in every.values():
+        for reason in NO_REASONS:
+            with pytest.raises(UsageError, match="a reason is needed"):
+                act(reason)
+    assert before == world.column("SELECT kind FROM ledger")
+
+
+@pytest.mark.parametrize("reason", ["\u3164x\u3164", "-", "\u05e9", "\U0001f600", "e\u0301"])
+def test_a_reason_of_which_something_can_be_seen_is_kept(world: World, reason: str) -> None:
+    assert registry.set_halted(world.store, True, by="ada", reason=reason, now_ms=world.clock())
+    assert [reason] == world.column("SELECT json_extract(body, '$.reason') FROM ledger WHERE kind = 'HALT'")
