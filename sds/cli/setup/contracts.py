@@ -93,7 +93,7 @@ def register(
 
     Example: sds contracts register contract.yaml --reason "vouchers up to 200" --acknowledge
     """
-    contract = load_contract(file, checksum=sha256)
+    contract, _ = _load(file, sha256)
     if gate not in (None, contract.gate):
         raise UsageError(f"the contract is for gate `{contract.gate}`, not for `{gate}`")
     _refuse_errors(file, contract)
@@ -134,8 +134,9 @@ def _rng() -> Random:
     return Random(SEED)  # noqa: S311  a search, not a secret
 
 
-def _load(file: Path) -> tuple[Contract, Lines]:
-    contract = load_contract(file)
+def _load(file: Path, checksum: str | None = None) -> tuple[Contract, Lines]:
+    """Return a contract that may be registered, and the line of each of its fields. Raises ContractError."""
+    contract = load_contract(file, checksum=checksum)
     try:
         return contract, load_with_lines(file.read_text(encoding="utf-8"), str(file))[1]
     except OSError as error:
