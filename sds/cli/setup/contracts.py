@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from sds.cli.common import GateOption, GgufPath, JsonFlag, Reason, defined, existing, named_model, open_store, operator
-from sds.cli.render import print_either
+from sds.cli.render import echo, plain, print_either
 from sds.gates.opening import sample_reads
 from sds.host.clock import now_ms, when
 from sds.host.paths import gate_home, make_private, open_record
@@ -103,7 +103,7 @@ def register(
         known = registered_contract(store, contract.gate)
         delta = diff(known, contract, _rng()) if known else None
         if delta is not None and not as_json:
-            typer.echo("\n".join(_diff_lines(delta)))
+            echo("\n".join(map(plain, _diff_lines(delta))))
         if delta is not None and delta.more and not acknowledge:
             message = f"the contract permits more than the registered version `{known.version if known else ''}`"
             raise UsageError(f"{message}: {', '.join(delta.more)}", hint="read the difference, then add --acknowledge")
