@@ -26,6 +26,10 @@ ID_CHARS_MAX = 128
 _UNSEEN = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U00016fe4\U0001d159\U000e0100-\U000e01ef]"
 )
+# What controls a terminal or turns the direction of a text (Unicode's Cc but tab and line feed, Bidi_Control, its line and
+# paragraph separators), and surrogates, which no file or record can hold
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_NOT_ASCII = re.compile(r"[^\n -~]")
 _VERSION, _VARIANT = 0xF << 76, 0b11 << 62  # the bits of a UUID that hold them
 _SORTED = json.JSONEncoder(sort_keys=True)  # DIR's sorted JSON: with blanks, and in ASCII
 
@@ -94,6 +98,21 @@ def check_identifier(name: str, text: str) -> None:
 
 def is_seen(char: str) -> bool:
     return char.isprintable() and not _UNSEEN.match(char)
+
+
+def seen_json(text: str) -> str:
+    """Return JSON with each invisible character as an escape: terminals obey some that JSON need not escape."""
+    return _NOT_ASCII.sub(lambda found: found[0] if is_seen(found[0]) else _escape(found[0]), text)
+
+
+def _escape(char: str) -> str:
+    return f"\\u{ord(char):04x}" if char < "\U00010000" else json.dumps(char)[1:-1]
+
+
+def control_in(text: str) -> str:
+    """Return the code of the first character that controls a terminal or turns a text, such as `U+202E`; "" without one."""
+    found = _CONTROL.search(text)
+    return _code(found[0]) if found else ""
 
 
 def person(text: str, chars_max: int) -> str:

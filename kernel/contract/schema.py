@@ -196,7 +196,16 @@ def parse_contract(text: str, name: str = "contract") -> Contract:
     """Return the contract in `text`. Raises ContractError with `name` and the line."""
     if not isinstance(text, str):
         raise ContractError(f"{name}: the contract is not text", hint="to read a file, call load_contract(path)")
-    data, lines = load_with_lines(text, name)
+    try:
+        return _parsed(text, name)
+    except ContractError:
+        load_with_lines(text, name)  # refuses control characters: the message would repeat them
+        raise
+
+
+def _parsed(text: str, name: str) -> Contract:
+    """Return the contract in `text`. Control characters in it are refused when it is registered, not once it is in force."""
+    data, lines = load_with_lines(text, name, controls=True)
     try:
         contract = Contract.model_validate(_tuples(data))
     except ValidationError as error:

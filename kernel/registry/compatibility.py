@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+from sds.kernel.canonical import control_in
 from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.sections import PROPOSAL_SCHEMA
 
@@ -32,7 +34,19 @@ def semver(text: str) -> tuple[int, ...]:
 
 def refusal(contract: Contract, known: list[Known]) -> Refusal | None:
     """Return why this contract cannot be registered; None: it can."""
-    return _schema(contract) or next((why for each in known if (why := _against(contract, each))), None)
+    why = _schema(contract) or next((why for each in known if (why := _against(contract, each))), None)
+    registered = any(each.contract_hash == contract.hash for each in known)
+    return why if why or registered else _controls(contract.model_dump(mode="json"), ())
+
+
+def _controls(part: Any, place: tuple[str, ...]) -> Refusal | None:
+    """Refuse control characters: a text with them would be shown other than it is. A registered contract may have them."""
+    if isinstance(part, str):
+        code = control_in(part)
+        where = ".".join(place)
+        return Refusal(f"`{where}` holds the character {code}, which is not allowed", "leave it out") if code else None
+    parts = part.items() if isinstance(part, dict) else enumerate(part) if isinstance(part, list | tuple) else ()
+    return next((why for name, each in parts if (why := _controls(each, (*place, str(name))))), None)
 
 
 def _schema(contract: Contract) -> Refusal | None:

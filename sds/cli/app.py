@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.console import Console
 
 from sds.cli import sandbox
 from sds.cli.common import A_GOOD_EVENT
@@ -23,7 +22,7 @@ from sds.cli.decisions import decide, escalations, run
 from sds.cli.judgement import evaluate, fit, label
 from sds.cli.options import flat
 from sds.cli.records import backup, erase, keys, move, orders, reconcile, record, replay
-from sds.cli.render import plain, without_password
+from sds.cli.render import Console, echo, plain, without_password
 from sds.cli.service import keys as service_keys
 from sds.cli.service import serve, webhooks
 from sds.cli.setup import agents, bench, context, contracts, doctor, models, new
@@ -181,7 +180,7 @@ for _group, (_help, _commands) in GROUPS.items():
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(version("sovereign-decision-stream"))
+        echo(version("sovereign-decision-stream"))
         raise typer.Exit
 
 

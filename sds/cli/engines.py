@@ -12,6 +12,7 @@ import typer
 from pydantic import ValidationError
 
 from sds.cli.common import ModelPath, existing, named_model
+from sds.cli.render import echo
 from sds.definitions.definition import GateDefinition
 from sds.engines.protocol import Checks, Engine
 from sds.host.clock import now_ms
@@ -99,7 +100,7 @@ def opened_engine(
     """
     given = options.given
     if parallel > 1 and given.get("engine") == "outlines":
-        typer.echo("Outlines decides one case at a time: --parallel has no effect", err=True)
+        echo("Outlines decides one case at a time: --parallel has no effect", err=True)
     elif parallel > 1 and options.engines is None:
         given["parallel"] = parallel
     with named_model(options.model):
@@ -107,7 +108,7 @@ def opened_engine(
             options.model, options.engines, given, brief=brief
         )
     for notice in getattr(engine, "notices", ()):
-        typer.echo(notice, err=True)
+        echo(notice, err=True)
     try:
         yield engine
     finally:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sds.cli.render import plain, print_json
+from sds.cli.render import echo, plain, print_json
 from sds.kernel.errors import SdsError, StoreError, UsageError, WorldError, cause_of
 
 IDS_MAX = 10_000  # as many as `sds escalations list` lists
@@ -83,6 +83,6 @@ def for_each(
         if as_json:
             print_json(facts)
         else:
-            typer.echo(plain(line))
+            echo(plain(line))
     if undone:
         raise WorldError(f"{undone:,} of {len(ids):,} were not done", hint=hint)

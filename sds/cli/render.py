@@ -1,4 +1,7 @@
-"""Format values for commands' output: one line each, with units beside numbers."""
+"""Format values for commands' output: one line each, with units beside numbers.
+
+Every command prints with what is here: no text of a claim, a record or a file can control the terminal.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,16 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import rich.console
 import typer
+from rich.text import Text
 
-from sds.kernel.canonical import is_seen
+from sds.kernel.canonical import is_seen, seen_json
 from sds.kernel.envelope.envelope import format_literal
 
 # Of an address that was typed: all that may be a user and a password, however it is written
 _USERINFO = re.compile(r"(:/{1,2})(?!/?USER@HOST).*@")
+_LINE_END = re.compile("(\r?\n)")
 _A_PASSWORD = re.compile(r"(?i)((?:password|passwd|pwd)\s*=).*")
 
 
@@ -25,6 +31,22 @@ def without_password(text: str) -> str:
 def plain(value: object) -> str:
     """Return a value on one line, with invisible characters escaped, so that a claim's text cannot control the terminal."""
     return "".join(char if is_seen(char) else ascii(char)[1:-1] for char in str(value))
+
+
+def shown(text: str) -> str:
+    """Return a text of several lines as `plain` does, but with its ends of lines."""
+    return "".join(part if number % 2 else plain(part) for number, part in enumerate(_LINE_END.split(text)))
+
+
+def echo(text: object = "", *, nl: bool = True, err: bool = False) -> None:
+    typer.echo(shown(str(text)), nl=nl, err=err)
+
+
+class Console(rich.console.Console):
+    """Rich's console, in whose texts invisible characters are escaped."""
+
+    def render_str(self, text: str, **how: Any) -> Text:
+        return super().render_str(shown(text), **how)
 
 
 def counted(number: int, what: str) -> str:
@@ -44,13 +66,13 @@ def print_either(as_json: bool, data: Mapping[str, Any] | list[Any], lines: Iter
     if as_json:
         print_json(data)
         return
-    shown = False
+    printed = False
     for line in lines:
-        shown = True
-        typer.echo(line)
-    if none and not shown:
-        typer.echo(none, err=True)
+        printed = True
+        echo(plain(line))
+    if none and not printed:
+        echo(none, err=True)
 
 
 def print_json(data: Mapping[str, Any] | list[Any]) -> None:
-    typer.echo(json.dumps(data, ensure_ascii=False, default=str))
+    typer.echo(seen_json(json.dumps(data, ensure_ascii=False, default=str)))

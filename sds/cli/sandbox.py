@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import sqlite3
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sds.cli.render import echo, print_json
 from sds.host.clock import now_ms
 from sds.kernel.errors import UsageError, WorldError, cause_of
 from sds.kernel.storage.private_files import make_private_file
@@ -50,10 +50,10 @@ def sandbox_gateway(
     with _opened(port, file, faults, token) as server:
         for name in (signal.SIGTERM, signal.SIGINT):
             signal.signal(name, lambda *_: Thread(target=server.shutdown).start())
-        typer.echo(json.dumps({"ready": True, "url": server.url, "port": server.server_port}))
+        print_json({"ready": True, "url": server.url, "port": server.server_port})
         server.serve_forever(poll_interval=0.05)
         paid = server.books.totals()
-    typer.echo(
+    echo(
         f"paid {paid['settled']} orders under {paid['keys']} keys, {paid['total']} in all,"
         f" declined {paid['rejected']}, keys paid twice: {len(paid['paid_twice'])}"
     )

@@ -88,6 +88,8 @@ def refusal(folder: Path, text: str) -> str:
         ("currency: EUR", "currency: EUR\ntls: {ca: ca.pem}", ":6: tls: must be left out"),
         ("currency: EUR", "currency: EUR\ncurrency: USD", ":6: `currency` is given twice"),
         ("currency: EUR", "currency: [", ": not YAML"),
+        ("currency: EUR", r'currency: "EU\e[2JR"', ":5: the character U+001B is not allowed"),
+        ("currency: EUR", r'currency: "\UFFFFFFFF"', ":5: not YAML: a number in it is too large"),
         ("  fields:", "  body: xml\n  fields:", ":11: order.body: must be 'json' or 'form'"),
         ("  path: /payments/{key}/void", "  path: /{key}\n  body: form", ":28: void.body: needs `fields`"),
         (

@@ -7,13 +7,12 @@ from contextlib import closing
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from sds.cli.common import ChosenGate, EventFile, JsonFlag, OpenedGate, defined, open_store, read_event_text, whole_dfid
 from sds.cli.engines import NO_OPTIONS, EngineOptions, opened_engine
 from sds.cli.many import IdsFile, Report, for_each, ids_of
-from sds.cli.render import number_range, print_json
+from sds.cli.render import Console, echo, number_range, print_json
 from sds.definitions.definition import GateDefinition
 from sds.gates.opening import preview_kernel
 from sds.host.paths import gate_home, is_of_older_version
@@ -119,7 +118,7 @@ def events(
     for line in waiting[:limit]:
         print_json(line)
     if not waiting:
-        typer.echo("no events: the whole queue is decided", err=True)
+        echo("no events: the whole queue is decided", err=True)
 
 
 def envelope(gate: ChosenGate, event: EventFile, as_json: JsonFlag = False) -> None:
@@ -155,9 +154,9 @@ def grammar(
 
     said = language(packet.envelope, packet.snapshot.id)
     if form == "json-schema":
-        typer.echo(json.dumps(json_schema.emit(said), indent=2))
+        echo(json.dumps(json_schema.emit(said), indent=2))
     else:
-        typer.echo({"regex": Language.regex, "lark": Language.lark, "gbnf": to_gbnf}[form](said))
+        echo({"regex": Language.regex, "lark": Language.lark, "gbnf": to_gbnf}[form](said))
 
 
 def _preview(gate: ChosenGate, event: str) -> DecisionPacket:

@@ -9,11 +9,10 @@ from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from sds.cli.common import GateOption, JsonFlag, OpenedGate, Reason, defined, open_store, operator, whole_dfid
 from sds.cli.many import IdsFile, Report, for_each, ids_of
-from sds.cli.render import number_range, plain, print_either, print_json
+from sds.cli.render import Console, echo, number_range, plain, print_either, print_json
 from sds.escalations import HumanDecision, Resolve, choices, decision_text, described, impacts, summary
 from sds.escalations import resolve as resolve_case
 from sds.gates.opening import preview_kernel, recovery_kernel
@@ -54,9 +53,9 @@ def list_cases(
     ]
     print_either(as_json, facts, lines or ["no cases wait for a human"])
     if len(waiting) == limit < count and not as_json:
-        typer.echo(f"only the oldest {limit} of {count} are listed: --limit lists more", err=True)
+        echo(f"only the oldest {limit} of {count} are listed: --limit lists more", err=True)
     if any(case.damaged for case in waiting) and not as_json:
-        typer.echo(f"damaged cases are shown incompletely: run sds ledger verify --gate {gate}", err=True)
+        echo(f"damaged cases are shown incompletely: run sds ledger verify --gate {gate}", err=True)
 
 
 def show_case(dfid: Dfid, gate: OpenedGate = "refund", as_json: JsonFlag = False) -> None:

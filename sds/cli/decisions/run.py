@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from sds.cli.common import ChosenGate, JsonFlag, operator
 from sds.cli.decisions import sagas
 from sds.cli.engines import NO_OPTIONS, EngineOptions, check_asked, opened_engine
-from sds.cli.render import counted, print_json
+from sds.cli.render import Console, counted, echo, print_json
 from sds.definitions.definition import GateDefinition
 from sds.engines.protocol import Engine
 from sds.host.clock import now_ms
@@ -186,7 +185,7 @@ def _set_aside(folder: Path, gate: str = "") -> None:
         folder.rename(kept)
     except OSError as error:
         raise StoreError(f"`{folder}` cannot be renamed: {cause_of(error)}") from error
-    typer.echo(f"the former folder is kept as `{kept}`", err=True)
+    echo(f"the former folder is kept as `{kept}`", err=True)
 
 
 def _may_be_set_aside(folder: Path, gate: str, *, noted: bool = False) -> None:

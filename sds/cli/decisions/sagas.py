@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
-from sds.cli.render import counted, print_json
+from sds.cli.render import Console, counted, print_json
 from sds.definitions.definition import GateDefinition
 from sds.engines.protocol import Engine
 from sds.kernel.envelope.envelope import format_literal

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from sds.cli.render import Console
 from sds.definitions.definition import GateDefinition, LabelledCase
 from sds.host.paths import gate_home, make_private
 from sds.judgement.labels import read_labels

@@ -13,7 +13,7 @@ import typer
 from sds.cli.common import ChosenGate, JsonFlag
 from sds.cli.engines import NO_OPTIONS, opened_engine
 from sds.cli.judgement.common import LabelsPath, labels_of, progress_bar, table_lines
-from sds.cli.render import print_either
+from sds.cli.render import echo, print_either
 from sds.definitions.definition import GateDefinition
 from sds.host.clock import now_ms
 from sds.host.paths import fitted_readers
@@ -64,7 +64,7 @@ def evaluate(
     ):
         document = measured(contract, judgement, cases, part=part, beside=beside, on_progress=report)
     for notice in document["notices"]:
-        typer.echo(notice, err=True)
+        echo(notice, err=True)
     print_either(as_json, document, _lines(document))
     if html is not None:
         try:
@@ -107,12 +107,12 @@ def _beside(contract: Contract, with_model: bool) -> Iterator[Beside]:
         try:
             beside = replace(beside, head=open_fitters(head=True)[0].text)
         except SdsError as error:
-            typer.echo(f"the baseline of a head on the unchanged encoder is not measured: {error}", err=True)
+            echo(f"the baseline of a head on the unchanged encoder is not measured: {error}", err=True)
     if any(spec.score for spec in specs):
         try:
             beside = replace(beside, table=open_fitters(texts=False)[0].table)
         except SdsError as error:
-            typer.echo(f"the baseline of boosting is not measured: {error}", err=True)
+            echo(f"the baseline of boosting is not measured: {error}", err=True)
     if not with_model:
         yield beside
         return

@@ -12,7 +12,7 @@ import typer
 from sds.cli.common import ChosenGate, JsonFlag
 from sds.cli.engines import NO_OPTIONS, opened_engine
 from sds.cli.judgement.common import LabelsPath, labels_of, progress_bar, table_lines
-from sds.cli.render import print_either
+from sds.cli.render import echo, print_either
 from sds.definitions.definition import LabelledCase
 from sds.host.clock import now_ms
 from sds.host.paths import fitted_home
@@ -68,7 +68,7 @@ def fit(
     texts = any(spec.values for spec in contract.readings.values())
     fitters, notices = open_fitters(head=head, texts=texts and not language_model, base=base)
     for notice in (*notices, *_lost_letters(contract, cases)):
-        typer.echo(notice, err=True)
+        echo(notice, err=True)
     folder = out or fitted_home(definition.name)
     with _asking(fitters, contract, language_model and texts) as fitters, progress_bar() as report:
         fitted = fit_gate(contract, cases, fitters, out=folder, on_progress=report)

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from sds.cli.common import ChosenGate, open_store
-from sds.cli.render import counted, plain
+from sds.cli.render import Console, counted, echo, plain
 from sds.definitions.definition import GateDefinition
 from sds.host.paths import fitted_readers, gate_home, labels_path
+from sds.kernel.canonical import seen_json
 from sds.kernel.contract.compiler import parse_type, show
 from sds.kernel.contract.schema import Contract
 from sds.kernel.envelope.state import Fields, StateSource
@@ -67,7 +67,7 @@ def label(gate: ChosenGate, out: Out = None, cases: CasesFile = None, reading: R
         session = queue.Session(file, name, answers, _teller(contract, name, answers, values), _key)
         done = session.walk(asked)
     left = len(asked) - done
-    typer.echo(f"{counted(done, 'label')} added to {path}; {left} of these cases have none yet")
+    echo(f"{counted(done, 'label')} added to {path}; {left} of these cases have none yet")
 
 
 def _cases(gate: GateDefinition, contract: Contract, path: Path | None, source: StateSource) -> Iterator[Asked]:
@@ -157,8 +157,8 @@ def export(gate: ChosenGate) -> None:
         each = None
         for each in recorded_labels(store, contract):
             if isinstance(each, LeftOut):
-                typer.echo(f"not exported: {each.dfid}: {each.why}", err=True)
+                echo(f"not exported: {each.dfid}: {each.why}", err=True)
             else:
-                typer.echo(label_line(each, contract.gate), nl=False)
+                echo(seen_json(label_line(each, contract.gate)), nl=False)
         if each is None:
-            typer.echo("no labels: a label is made when a human resolves an escalated case", err=True)
+            echo("no labels: a label is made when a human resolves an escalated case", err=True)

@@ -11,7 +11,7 @@ import typer
 
 from sds.cli.common import GateOption, JsonFlag, Reason, open_store, operator
 from sds.cli.many import IdsFile, Report, for_each, ids_of
-from sds.cli.render import counted, plain, print_either
+from sds.cli.render import counted, echo, plain, print_either
 from sds.host.clock import now_ms, when
 from sds.kernel.errors import ErasedError
 from sds.kernel.operations import erasure
@@ -53,7 +53,7 @@ def _erase_all(store: Store, gate: str, events: list[str], reason: str, *, as_js
         for_each(events, lambda each: _erased(store, gate, each, reason), as_json=as_json)
     finally:
         if not erasure.overwrite(store):
-            typer.echo(store.remains, err=True)
+            echo(store.remains, err=True)
 
 
 def _erased(store: Store, gate: str, event: str, reason: str) -> Report:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from sds.cli.common import GateOption, JsonFlag, Reason, open_store, operator
-from sds.cli.render import counted, print_either
+from sds.cli.render import counted, echo, print_either
 from sds.host import keys as rings
 from sds.host.clock import now_ms, when
 from sds.host.paths import gate_home, is_there, key_path, refuse_lost_key
@@ -53,17 +53,17 @@ def rotate(
     with closing(open_store(gate)) as store:
         made = rotated(folder, store, who=operator(), reason=reason, now_ms=now_ms(), lost=lost)
     signing, verifying = counted(made.orders, "key"), counted(made.ledger, "key")
-    typer.echo(f"orders: {signing}; ledger: {verifying}, signing with {made.ledger_key[:16]}")
-    typer.echo(
+    echo(f"orders: {signing}; ledger: {verifying}, signing with {made.ledger_key[:16]}")
+    echo(
         f"give verifiers the new `{folder / rings.PUBLIC_FILE}`; running gates use the new keys from their next order on"
     )
     if lost:
-        typer.echo(
+        echo(
             "orders in flight that the lost key signed stay UNKNOWN: run sds recover, then sds escalations list,"
             f" both with --gate {gate}"
         )
     if lost and made.taken_from is None:
-        typer.echo("no public key was found: the public keys in the record are trusted")
+        echo("no public key was found: the public keys in the record are trusted")
 
 
 def _when(made_ms: int | None) -> str | None:

@@ -14,7 +14,7 @@ import typer
 
 from sds.cli.common import ChosenGate, JsonFlag, as_name, open_store
 from sds.cli.records.reconcile import moment
-from sds.cli.render import counted, plain, print_either
+from sds.cli.render import counted, echo, plain, print_either
 from sds.gates.opening import recovery_kernel
 from sds.host.clock import now_ms
 from sds.host.paths import gate_home
@@ -58,7 +58,7 @@ def list_orders(
     found = _found(gate, _period(since, until, zone), statement=statement)
     data = _totals(found, groups, zone, statement) if groups else [_data(order, zone, statement) for order in found]
     if as_csv:
-        typer.echo(_csv(data), nl=False)
+        echo(_csv(data), nl=False)
     else:
         print_either(as_json, data, (_line(each) for each in data), none="no orders")
     if statement and (differing := [order for order in found if not order.agrees]):

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
-from rich.console import Console
 
 from sds.cli.common import GateOption, JsonFlag, OpenedGate, Reason, defined, open_store, operator, whole_dfid
-from sds.cli.render import counted, plain, print_either, print_json
+from sds.cli.render import Console, counted, echo, plain, print_either, print_json
 from sds.definitions.definition import GateDefinition
 from sds.gates.opening import recovery_kernel
 from sds.host.clock import now_ms, when
@@ -93,7 +92,7 @@ def flows(
     data = [{"opened": when(at_ms), **became.as_data(), "saga": saga} for at_ms, saga, became in known]
     print_either(as_json, data, (_flow_line(*each) for each in known), none="no flows")
     if len(rows) > limit and not as_json:
-        typer.echo(f"only the newest {limit} are listed: --limit lists more", err=True)
+        echo(f"only the newest {limit} are listed: --limit lists more", err=True)
 
 
 def _flow_line(at_ms: int, saga: str | None, of: Answer) -> str:
@@ -150,13 +149,13 @@ def head(
     """
     with closing(open_store(gate)) as store:
         if not sign:
-            typer.echo(str(ledgers.head(store)))
+            echo(str(ledgers.head(store)))
             return
         key = ledger_key(gate_home(gate), store)
         signed = ledgers.sign_head(store, key, now_ms())
     if signed is None:
         raise UsageError("there is no entry to sign yet")
-    typer.echo(str(signed))
+    echo(str(signed))
 
 
 def recover(
@@ -222,7 +221,7 @@ def _set_halted(gate: str, *, halted: bool, reason: str) -> None:
     with closing(open_store(gate)) as store:
         changed = registry.set_halted(store, halted, by=operator(), reason=reason, now_ms=now_ms())
     word = "halted" if halted else "running"
-    typer.echo(f"{gate}: {word}" if changed else f"{gate}: was already {word}")
+    echo(f"{gate}: {word}" if changed else f"{gate}: was already {word}")
 
 
 def _given(reason: str) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from sds.cli.common import JsonFlag, as_name, recorded
-from sds.cli.render import print_either
+from sds.cli.render import echo, print_either
 from sds.cli.service import comma_separated, service_database
 from sds.cli.service.serve import StoreUrl
 from sds.definitions.registry import installed, is_path
@@ -41,7 +41,7 @@ def add(
         _refuse_unknown(each for each in given if not is_path(each))
         named = (callers.ALL,) if EVERY_GATE in gates else gates
         key = callers.add_key(database, name, comma_separated(role), named, now_ms=now_ms())
-    typer.echo(key)
+    echo(key)
 
 
 def _refuse_unknown(gates: Iterable[str]) -> None:
@@ -91,4 +91,4 @@ def revoke(name: Named, store: StoreUrl = "") -> None:
         from sds.service import callers  # noqa: PLC0415
 
         changed = callers.revoke_key(database, name, now_ms=now_ms())
-    typer.echo(f"{name}: revoked" if changed else f"{name}: was already revoked")
+    echo(f"{name}: revoked" if changed else f"{name}: was already revoked")

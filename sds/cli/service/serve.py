@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from sds.cli.render import echo
 from sds.cli.service import needs_service
 from sds.definitions.registry import find
 from sds.kernel.errors import UsageError
@@ -111,7 +112,7 @@ def serve(
         _refuse_without_key(store)
     with serving.bound(settings.host, settings.port) as listener:
         says = f"{says} at {serving.address_of(listener)}"
-        started = partial(typer.echo, says + (f"\nkey (until this ends): {key}" if key else ""), err=True)
+        started = partial(echo, says + (f"\nkey (until this ends): {key}" if key else ""), err=True)
         if settings.workers == 1:
             serving.serve(settings, listener, started)
         else:

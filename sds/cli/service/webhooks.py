@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import typer
 
 from sds.cli.common import JsonFlag, as_name, open_store
-from sds.cli.render import counted, print_either
+from sds.cli.render import counted, echo, print_either
 from sds.cli.service import comma_separated, service_database
 from sds.cli.service.serve import StoreUrl
 from sds.host.clock import now_ms, when
@@ -44,9 +44,9 @@ def add(
 
         records = {each: opened.enter_context(closing(open_store(each))) for each in gates}
         made = add_endpoint(database, url, records, name=name, secret=secret, now_ms=now_ms())
-    typer.echo(f"{made.name}  {','.join(made.gates)}")
+    echo(f"{made.name}  {','.join(made.gates)}")
     if not secret:
-        typer.echo(f"secret (shown this once): {made.secret}")
+        echo(f"secret (shown this once): {made.secret}")
 
 
 def list_webhooks(store: StoreUrl = "", as_json: JsonFlag = False) -> None:
@@ -80,7 +80,7 @@ def remove(
         from sds.service.operations.endpoints import remove_endpoint  # noqa: PLC0415
 
         remove_endpoint(database, name)
-    typer.echo(f"{name}: removed")
+    echo(f"{name}: removed")
 
 
 def _facts(at: EndpointPosition, url: str) -> dict[str, object]:

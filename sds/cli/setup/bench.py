@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from sds.cli.common import JsonFlag
+from sds.cli.render import echo
 from sds.kernel.errors import UsageError
 
 QUESTIONS = {
@@ -57,7 +58,7 @@ def bench(
     Example: sds bench kernel --json --save benchmarks/results
     """
     if question == "-h":
-        typer.echo(context.get_help())
+        echo(context.get_help())
         raise typer.Exit
     if question not in QUESTIONS:
         raise UsageError(f"there is no benchmark `{question}`", hint=f"choose one of: {', '.join(QUESTIONS)}")

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from sds.cli.common import GateOption, JsonFlag, Reason, open_store, operator
-from sds.cli.render import print_either
+from sds.cli.render import echo, print_either
 from sds.host.clock import now_ms
 from sds.kernel.context import artifacts as library
 from sds.kernel.context import memory
@@ -33,7 +33,7 @@ def put(
     text = _read_text(file)
     with closing(open_store(gate)) as store:
         kept = library.put(store, name, text, who=operator(), reason=reason, now_ms=now_ms())
-    typer.echo(f"{kept.name}: version {kept.version}, sha256 {kept.sha256[:12]}")
+    echo(f"{kept.name}: version {kept.version}, sha256 {kept.sha256[:12]}")
 
 
 def list_artifacts(gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
@@ -58,7 +58,7 @@ def retire(name: ArtifactName, reason: Reason, gate: GateOption = "refund") -> N
     """
     with closing(open_store(gate)) as store:
         library.retire(store, name, who=operator(), reason=reason, now_ms=now_ms())
-    typer.echo(f"{name}: no longer in force")
+    echo(f"{name}: no longer in force")
 
 
 def sweep(reason: Reason, gate: GateOption = "refund") -> None:
@@ -68,7 +68,7 @@ def sweep(reason: Reason, gate: GateOption = "refund") -> None:
     """
     with closing(open_store(gate)) as store:
         swept = memory.sweep(store, who=operator(), reason=reason, now_ms=now_ms())
-    typer.echo(f"{swept.artifacts} removed{', and more remain: run the command again' if swept.more else ''}")
+    echo(f"{swept.artifacts} removed{', and more remain: run the command again' if swept.more else ''}")
 
 
 def _read_text(file: Path) -> str:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from sds.cli.common import GateOption, GgufPath, JsonFlag, Reason, defined, existing, named_model, open_store, operator
-from sds.cli.render import print_either
+from sds.cli.render import echo, plain, print_either
 from sds.gates.opening import sample_reads
 from sds.host.clock import now_ms, when
 from sds.host.paths import gate_home, make_private, open_record
@@ -93,7 +93,7 @@ def register(
 
     Example: sds contracts register contract.yaml --reason "vouchers up to 200" --acknowledge
     """
-    contract = load_contract(file, checksum=sha256)
+    contract, _ = _load(file, sha256)
     if gate not in (None, contract.gate):
         raise UsageError(f"the contract is for gate `{contract.gate}`, not for `{gate}`")
     _refuse_errors(file, contract)
@@ -103,7 +103,7 @@ def register(
         known = registered_contract(store, contract.gate)
         delta = diff(known, contract, _rng()) if known else None
         if delta is not None and not as_json:
-            typer.echo("\n".join(_diff_lines(delta)))
+            echo("\n".join(map(plain, _diff_lines(delta))))
         if delta is not None and delta.more and not acknowledge:
             message = f"the contract permits more than the registered version `{known.version if known else ''}`"
             raise UsageError(f"{message}: {', '.join(delta.more)}", hint="read the difference, then add --acknowledge")
@@ -134,8 +134,9 @@ def _rng() -> Random:
     return Random(SEED)  # noqa: S311  a search, not a secret
 
 
-def _load(file: Path) -> tuple[Contract, Lines]:
-    contract = load_contract(file)
+def _load(file: Path, checksum: str | None = None) -> tuple[Contract, Lines]:
+    """Return a contract that may be registered, and the line of each of its fields. Raises ContractError."""
+    contract = load_contract(file, checksum=checksum)
     try:
         return contract, load_with_lines(file.read_text(encoding="utf-8"), str(file))[1]
     except OSError as error:

@@ -13,11 +13,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 from sds.cli.common import OpenedGate, defined, recorded
 from sds.cli.engines import NO_OPTIONS, EngineOptions, check_asked, opened_engine
-from sds.cli.render import counted, plain, without_password
+from sds.cli.render import counted, echo, plain, without_password
 from sds.definitions.definition import GateDefinition
 from sds.definitions.registry import installed
 from sds.engines.protocol import Engine
@@ -74,15 +72,15 @@ def doctor(options: EngineOptions = NO_OPTIONS, gate: OpenedGate = "refund") -> 
     failed = 0
     for name, check in checks:
         try:
-            typer.echo(plain(f"ok    {name}: {check()}"))
+            echo(plain(f"ok    {name}: {check()}"))
         except SdsError as error:
             failed += 1
             said = f"FAIL  {name}: {error}{f' ({error.hint})' if error.hint else ''}"
-            typer.echo(without_password(plain(said)))
+            echo(without_password(plain(said)))
         except ImportError as error:  # PackageNotFoundError is one, too
             failed += 1
             what = "a package is missing" if missing_package(error) else "an import failed"
-            typer.echo(plain(f"FAIL  {name}: {what}: {one_line(error, 200)}"))
+            echo(plain(f"FAIL  {name}: {what}: {one_line(error, 200)}"))
     if failed:
         raise SdsError(f"{failed} of {len(checks)} checks failed")
 

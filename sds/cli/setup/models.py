@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sds.cli.common import JsonFlag, existing, named_model
-from sds.cli.render import counted, print_either
+from sds.cli.render import counted, echo, print_either
 from sds.definitions.definition import DEFAULT
 from sds.definitions.registry import find
 from sds.host.paths import home, model_cache
@@ -47,7 +47,7 @@ def list_models(as_json: JsonFlag = False) -> None:
         except BackendError as error:
             if not found:
                 raise
-            typer.echo(f"note: {error}", err=True)
+            echo(f"note: {error}", err=True)
     listed = [
         {"from": whence, "form": "checkpoint folder" if path.is_dir() else "GGUF", "path": str(path)}
         for whence, path in found
@@ -141,7 +141,7 @@ def prepare(
         today=datetime.now(UTC).date().isoformat(),
         clock_s=time.perf_counter,
         sleep=time.sleep,
-        log=lambda line: typer.echo(line, err=True),
+        log=lambda line: echo(line, err=True),
         kl_max=KL_MAX if kl_max is None else kl_max,
     )
     with named_model(None):

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from sds.cli.render import echo
 from sds.definitions.definition import NAME
 from sds.definitions.registry import installed
 from sds.kernel.errors import UsageError, cause_of
@@ -37,10 +38,10 @@ def new(
         _write(name, into)
     except OSError as error:
         raise UsageError(f"`{into}` cannot be written: {cause_of(error)}") from error
-    typer.echo(f"`{into}` holds {', '.join(FILES.values())}")
+    echo(f"`{into}` holds {', '.join(FILES.values())}")
     where = into if into.is_absolute() else f"./{into}"
-    typer.echo(f"try it:   sds run {where} --limit 3")
-    typer.echo(f"check it: sds contracts check {where}/contract.yaml; pytest {where}")
+    echo(f"try it:   sds run {where} --limit 3")
+    echo(f"check it: sds contracts check {where}/contract.yaml; pytest {where}")
 
 
 def _write(name: str, into: Path) -> None:

@@ -25,6 +25,7 @@ from sds.engines.config import load_engines, open_chain
 from sds.engines.factory import open_parallel
 from sds.engines.protocol import Engine
 from sds.host.clock import now_ms
+from sds.kernel.canonical import seen_json
 from sds.kernel.errors import SdsError, cause_of
 from sds.service.app import create_app
 from sds.service.database import open_database
@@ -43,7 +44,7 @@ def log(event: str, facts: Mapping[str, object]) -> None:
     """Write one line of JSON to standard error. The caller chooses the facts: never an event, a key or a URL."""
     line = {"event": event, "timestamp": datetime.now(UTC).isoformat(timespec="milliseconds"), **facts}
     try:
-        sys.stderr.write(orjson.dumps(line, default=str).decode() + "\n")
+        sys.stderr.write(seen_json(orjson.dumps(line, default=str).decode()) + "\n")
     except (OSError, ValueError):  # standard error is closed
         return
 

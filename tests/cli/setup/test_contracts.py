@@ -51,6 +51,14 @@ def test_errors_fail_and_warnings_fail_only_when_strict(home: Shell, tmp_path: P
     assert "bad.yaml:1: gate: `Till` is not a name in_lower_case" in done.stderr
 
 
+def test_a_contract_with_control_characters_is_neither_checked_nor_registered(home: Shell, tmp_path: Path) -> None:
+    file = written(tmp_path, ("mission: Decide who is paid.", r'mission: "Decide \e[2J"'))
+    for command in (("check", file), ("register", file, "--reason", "r")):
+        done = home("contracts", *command)
+        assert (2, "") == (done.returncode, done.stdout)
+        assert f"error: {file}:6: the character U+001B is not allowed" in done.stderr
+
+
 def test_findings_can_be_read_by_a_machine(home: Shell, tmp_path: Path) -> None:
     found = json.loads(home("contracts", "check", written(tmp_path, *BROKEN), "--json").stdout)
     assert 1 == found["counts"]["error"]

@@ -9,7 +9,7 @@ import pytest
 
 from sds.kernel.canonical import sha256_hex
 from sds.kernel.contract.schema import Contract, load_contract, parse_contract
-from sds.kernel.contract.yaml_lines import FILE_BYTES_MAX
+from sds.kernel.contract.yaml_lines import FILE_BYTES_MAX, load_with_lines
 from sds.kernel.errors import ContractError
 from tests.kernel import world
 
@@ -47,6 +47,66 @@ def test_a_contract_that_anyone_can_write_is_not_trusted(file: Path):
         load_contract(file)
     assert f"{file}: anyone can write this file" == str(caught.value)
     assert f"chmod o-w {file}" == caught.value.hint
+
+
+CONTROLS = {
+    r"\x07": "U+0007",
+    r"\e[2J": "U+001B",
+    r"\0": "U+0000",
+    r"\r": "U+000D",
+    r"\x7f": "U+007F",
+    r"\u009b": "U+009B",
+    r"\u200f": "U+200F",
+    r"\u2028": "U+2028",
+    r"\u202e": "U+202E",
+    r"\u2066": "U+2066",
+}
+
+
+@pytest.mark.parametrize(("escape", "code"), CONTROLS.items())
+def test_what_controls_a_terminal_or_turns_a_text_is_refused_with_its_line(escape: str, code: str):
+    text = world.edited(("Decide who is paid.", f'"Decide {escape} who is paid."'))
+    wanted = f"till.yaml:6: the character {code} is not allowed: it controls a terminal or turns the text"
+    with pytest.raises(ContractError) as caught:
+        load_with_lines(text, "till.yaml")
+    assert wanted == str(caught.value)
+    for wrong in (("gate: till", "gate: Till"), ("when: claim.due", "when: claim.")):  # the message is about the first
+        with pytest.raises(ContractError) as caught:
+            parse_contract(text.replace(*wrong), "till.yaml")
+        assert wanted == str(caught.value)
+
+
+@pytest.mark.parametrize("char", ["\x85", "\u061c", "\u200e", "\u202e", "\u2069"])
+def test_a_comment_cannot_turn_the_text_around_it(char: str):
+    with pytest.raises(ContractError, match=r"till\.yaml:3: the character U"):
+        load_with_lines(f"gate: till\r\n# fine\r\n# {char}", "till.yaml")
+
+
+def test_texts_in_any_script_and_of_several_lines_are_read_as_they_are():
+    text = 'a: "ça va ?\\tبحر 👩\u200d🚀\\nتم"\r\nb: |\r\n  one\r\n  two\r\n'
+    assert {"a": "ça va ?\tبحر 👩\u200d🚀\nتم", "b": "one\ntwo\n"} == load_with_lines(text, "till.yaml")[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('"a\\U00110000"', "till.yaml:2: not YAML: a number in it is too large"),
+        ('"\\UFFFFFFFF"', "till.yaml:2: not YAML: a number in it is too large"),
+        ('"\\ud83d\\ude00"', "till.yaml:2: a: holds half a character: \\ud800 to \\udfff are no characters"),
+        ('{"b\\e": c}', "till.yaml:2: a key has a character that cannot be printed"),
+        ('{"b\\nc": d}', "till.yaml:2: a key has a character that cannot be printed"),
+    ],
+)
+def test_what_no_text_or_name_can_hold_is_refused_in_one_line(text: str, said: str):
+    for controls in (False, True):
+        with pytest.raises(ContractError) as caught:
+            load_with_lines(f"\na: {text}", "till.yaml", controls=controls)
+        assert said == str(caught.value)
+
+
+def test_a_version_of_yaml_that_is_no_number_of_this_machine_is_refused_in_one_line():
+    with pytest.raises(ContractError, match=r"till\.yaml:1: not YAML: a number in it is too large"):
+        load_with_lines(f"%YAML 1.{'9' * 5000}\n--- a", "till.yaml")
 
 
 def test_the_file_that_is_checked_is_the_file_that_is_read(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
