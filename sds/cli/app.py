@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shlex
+import sqlite3
 import sys
 import traceback
 from collections.abc import Callable
@@ -53,19 +54,21 @@ WORLD_MENDS: dict[type[WorldError], str] = {
     WorldError: "run sds doctor: it says what is wrong",
 }
 # Hints for errors of the operating system
+_NO_ROOM = "free disk space"
 _FILES = "raise the limit of open files: ulimit -n"
 MACHINE_MENDS = {
     errno.EACCES: OTHER_HOME,
     errno.EPERM: OTHER_HOME,
     errno.EROFS: OTHER_HOME,
-    errno.ENOSPC: "free disk space",
-    errno.EDQUOT: "free disk space",
+    errno.ENOSPC: _NO_ROOM,
+    errno.EDQUOT: _NO_ROOM,
     errno.ENAMETOOLONG: "check the path, or set SDS_HOME to a shorter one",
     errno.EMFILE: _FILES,
     errno.ENFILE: _FILES,
     errno.EAGAIN: "raise the limit of processes and threads: ulimit -u",
     errno.ENOMEM: "end other programs, or raise the limit: ulimit -v",
 }
+_FULL_DATABASE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)
 _NO_THREAD = "can't start new thread"  # the message of Python's RuntimeError
 # The base class of errors in the words typed; its module depends on typer's version
 _TyperError: type[Exception] = typer.BadParameter.__mro__[2]
@@ -228,7 +231,7 @@ def _run(args: list[str]) -> int:
     except _TyperError as error:
         return _say_usage(error, named)
     except SdsError as error:
-        error.hint = _at_gate(error.hint, args)
+        error.hint = _NO_ROOM if _is_of_full_disk(error) else _at_gate(error.hint, args)
         return _say(error, _mend(error, named))
     except SystemExit as end:  # rich exits where its output's reader is gone
         if isinstance(end.__context__, BrokenPipeError):
@@ -265,6 +268,17 @@ def _at_gate(hint: str, args: list[str]) -> str:
     unknown = [each for each in words if each.startswith("--") and each not in takes]
     is_command = "--gate" in takes and len(words) <= 1 and not unknown
     return f"{hint} --gate {shlex.quote(gate)}" if is_command else hint
+
+
+def _is_of_full_disk(error: BaseException | None) -> bool:
+    """Tell whether an error came of a full disk, whatever it was reported as."""
+    while error is not None:
+        if isinstance(error, OSError) and MACHINE_MENDS.get(error.errno or 0) == _NO_ROOM:
+            return True
+        if getattr(error, "sqlite_errorcode", None) in _FULL_DATABASE:
+            return True
+        error = error.__cause__
+    return False
 
 
 def _mend(error: SdsError, named: str) -> str:
