@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shlex
+import sqlite3
 import sys
 import traceback
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from sds.cli.render import Console, echo, plain, without_password
 from sds.cli.service import keys as service_keys
 from sds.cli.service import serve, webhooks
 from sds.cli.setup import agents, bench, context, contracts, doctor, models, new
+from sds.host import interrupt
 from sds.host.paths import OTHER_HOME
 from sds.kernel.canonical import in_words, one_line
 from sds.kernel.errors import (
@@ -51,19 +53,21 @@ WORLD_MENDS: dict[type[WorldError], str] = {
     WorldError: "run sds doctor: it says what is wrong",
 }
 # Hints for errors of the operating system
+_NO_ROOM = "free disk space"
 _FILES = "raise the limit of open files: ulimit -n"
 MACHINE_MENDS = {
     errno.EACCES: OTHER_HOME,
     errno.EPERM: OTHER_HOME,
     errno.EROFS: OTHER_HOME,
-    errno.ENOSPC: "free disk space",
-    errno.EDQUOT: "free disk space",
+    errno.ENOSPC: _NO_ROOM,
+    errno.EDQUOT: _NO_ROOM,
     errno.ENAMETOOLONG: "check the path, or set SDS_HOME to a shorter one",
     errno.EMFILE: _FILES,
     errno.ENFILE: _FILES,
     errno.EAGAIN: "raise the limit of processes and threads: ulimit -u",
     errno.ENOMEM: "end other programs, or raise the limit: ulimit -v",
 }
+_FULL_DATABASE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)
 _NO_THREAD = "can't start new thread"  # the message of Python's RuntimeError
 # The base class of errors in the words typed; its module depends on typer's version
 _TyperError: type[Exception] = typer.BadParameter.__mro__[2]
@@ -205,7 +209,9 @@ def main() -> None:
         code = _say(_refused(error))
         _forget_output()
     except KeyboardInterrupt:
-        code = 130
+        code = interrupt.EXIT_INTERRUPTED
+        with suppress(OSError, AttributeError):
+            typer.echo(interrupt.LINE, err=True)
     sys.exit(code)
 
 
@@ -224,7 +230,7 @@ def _run(args: list[str]) -> int:
     except _TyperError as error:
         return _say_usage(error, named)
     except SdsError as error:
-        error.hint = _at_gate(error.hint, args)
+        error.hint = _NO_ROOM if _is_of_full_disk(error) else _at_gate(error.hint, args)
         return _say(error, _mend(error, named))
     except SystemExit as end:  # rich exits where its output's reader is gone
         if isinstance(end.__context__, BrokenPipeError):
@@ -261,6 +267,17 @@ def _at_gate(hint: str, args: list[str]) -> str:
     unknown = [each for each in words if each.startswith("--") and each not in takes]
     is_command = "--gate" in takes and len(words) <= 1 and not unknown
     return f"{hint} --gate {shlex.quote(gate)}" if is_command else hint
+
+
+def _is_of_full_disk(error: BaseException | None) -> bool:
+    """Tell whether an error came of a full disk, whatever it was reported as."""
+    while error is not None:
+        if isinstance(error, OSError) and MACHINE_MENDS.get(error.errno or 0) == _NO_ROOM:
+            return True
+        if getattr(error, "sqlite_errorcode", None) in _FULL_DATABASE:
+            return True
+        error = error.__cause__
+    return False
 
 
 def _mend(error: SdsError, named: str) -> str:

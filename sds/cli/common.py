@@ -17,6 +17,7 @@ import typer
 from sds.definitions.definition import NAME, GateDefinition
 from sds.definitions.registry import find, installed, is_path
 from sds.host import paths
+from sds.host.interrupt import ends_at_once
 from sds.host.paths import gate_home, has_record, home, is_there, key_path, open_record, record_name
 from sds.kernel.errors import EventError, ModelError, UsageError, cause_of
 from sds.kernel.flow.intake import EVENT_BYTES_MAX, in_utf8
@@ -131,9 +132,12 @@ def existing(model: Path) -> Path:
 
 @contextmanager
 def named_model(path: Path | None) -> Iterator[None]:
-    """Raise a model library's error as ModelError, or as UsageError where it is about the file that the user named."""
+    """Raise a model library's error as ModelError, or as UsageError where it is about the file that the user named. Ctrl-C ends
+    the process at once.
+    """
     try:
-        yield
+        with ends_at_once():
+            yield
     except (BackendError, ModelError) as error:
         kind = UsageError if path is not None and f"`{path}" in str(error) else ModelError
         raise kind(str(error), hint=error.hint) from error

@@ -38,6 +38,7 @@ MANIFEST, RECORD = paths.BACKUP_MANIFEST, "decisions.db"
 NAMES: tuple[Name, ...] = ("decisions.db", "ledger.pub", "kernel.key")
 ONE_FILE = ".tar"
 _BACKING_UP, _RESTORING = ".sds-backup.", ".restore."  # prefixes of temporary folders
+_ROOM = "check the free space and the rights of this user"
 MANIFEST_BYTES_MAX = 64 * 1024
 MESSAGE_CHARS_MAX = 300
 
@@ -107,7 +108,7 @@ def _folder_beside(to: Path) -> Iterator[Path]:
         with working_folder(to.absolute().parent, _BACKING_UP) as made:
             yield made
     except OSError as error:
-        hint = "check the free space and the rights of this user, or name another path"
+        hint = f"{_ROOM}, or name another path"
         raise StoreError(f"`{to}` cannot be written: {cause_of(error)}", hint=hint) from error
 
 
@@ -263,12 +264,22 @@ def _opened_backup(source: Path) -> Iterator[CopyFile]:
 
 
 def _copy_up_to(file: IO[bytes], to: Path, size: int) -> bool:
-    with file as reading, to.open("xb") as writing:
-        to.chmod(0o600)
+    with file as reading:
+        _write(to, b"", "xb")
         while size >= 0 and (data := reading.read(min(size + 1, 1 << 20))):
-            writing.write(data)
+            _write(to, data, "ab")
             size -= len(data)
     return size >= 0
+
+
+def _write(to: Path, data: bytes, mode: Literal["xb", "ab"]) -> None:
+    """Write bytes to a private file. Raises StoreError, which names what could not be written."""
+    try:
+        with to.open(mode) as writing:
+            to.chmod(0o600)
+            writing.write(data)
+    except OSError as error:
+        raise StoreError(f"`{to}` cannot be written: {cause_of(error)}", hint=_ROOM) from error
 
 
 def _read_manifest(source: Path, copy_file: CopyFile, made: Path) -> BackupManifest:

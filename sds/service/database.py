@@ -33,7 +33,7 @@ POOL_MAX = 8
 # Whatever a role or database sets: what was waited for is seen, and everything may be written.
 _WRITES = "SET default_transaction_isolation = 'read committed'; SET default_transaction_read_only = off"
 _MIGRATION_LOCK = 0x5D5_5E41
-_FULL = frozenset({"SQLITE_FULL", "53100"})  # SQLite's and PostgreSQL's code for a full disk
+_FULL = frozenset({"SQLITE_FULL", "SQLITE_IOERR_SHMSIZE", "53100"})  # SQLite's and PostgreSQL's codes for a full disk
 
 metadata = sa.MetaData()
 api_keys = sa.Table(

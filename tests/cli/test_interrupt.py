@@ -1,4 +1,4 @@
-"""Ctrl-C: while the model loads it just ends; between decisions it says what was done, and nothing is lost."""
+"""Ctrl-C: while it loads it ends with one line; between decisions it says what was done, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import sys
 import time
 from contextlib import closing
 from pathlib import Path
+
+import pytest
 
 from tests.cli.conftest import ROOT, Shell
 
@@ -43,17 +45,81 @@ def test_between_decisions_it_says_what_was_done_and_the_record_is_whole(tmp_pat
     running.send_signal(signal.SIGINT)
     _, said = running.communicate(timeout=WAIT_S)
     assert 130 == running.returncode, said
-    assert "stopped after" in said
+    assert [True] == [line.startswith("stopped after") for line in said.splitlines()]
     assert "Traceback" not in said
     shell = Shell(tmp_path)
     assert {"success", "leased"} <= json.loads(shell.ok("recover", "--json")).keys()
     assert "0 faults" in shell.ok("ledger", "verify")
 
 
-def test_before_the_first_decision_it_just_ends(tmp_path: Path) -> None:
-    running = start(tmp_path)
-    time.sleep(1.0)
-    running.send_signal(signal.SIGINT)
-    running.communicate(timeout=WAIT_S)
-    assert 0 != running.returncode
+# Sends the signal when the module of the first argument is about to be imported, in the command of the others
+AT_IMPORT = """
+import os, signal, sys
+named, *sys.argv[1:] = sys.argv[1:]
+
+class Interrupts:
+    def find_spec(self, name, *_):
+        if name == named:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupts())
+from sds.cli import main
+main()
+"""
+# A library that calls back: what Python raises in a callback is lost
+IN_A_CALLBACK = """
+import ctypes, os, signal
+from sds.host.interrupt import ends_at_once
+
+compares = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+with ends_at_once():
+    ctypes.CDLL(None).qsort((ctypes.c_int * 2)(), 2, 4, compares(lambda *_: os.kill(os.getpid(), signal.SIGINT) or 0))
+print("went on")
+"""
+# A library that does not return: it waits for a lock that nobody opens, and the signal comes meanwhile
+IN_A_LIBRARY = """
+import ctypes, os, signal, threading
+from sds.host.interrupt import ends_at_once
+
+c = ctypes.CDLL(None)
+lock = ctypes.create_string_buffer(64)
+with ends_at_once():
+    c.pthread_mutex_lock(lock)
+    threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGINT), daemon=True).start()
+    c.pthread_mutex_lock(lock)
+print("went on")
+"""
+
+
+def ended(tmp_path: Path, script: str, *args: str) -> tuple[int, str, str]:
+    environment = {**os.environ, "SDS_HOME": str(tmp_path), "SDS_THREADS": "1"}
+    command = [sys.executable, "-c", script, *args]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=WAIT_S, check=False
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "command"),
+    [
+        ("sds.cli.app", "flows"),
+        ("sds.kernel.errors", "run refund"),
+        ("sds.lint.lint", "contracts check sds/gates/refund/contract.yaml"),
+        ("onnxruntime", "run refund --limit 1"),
+        ("onnxruntime", "run refund --limit 1 --saga REFUND_WITH_VOUCHER"),
+        ("onnxruntime", "serve --gate refund --dev --port 0"),
+        ("llama_cpp", "doctor --engine native"),
+        ("llama_cpp", "run refund --limit 1 --engine native"),
+        ("llama_cpp", "models prepare"),
+    ],
+)
+def test_while_it_loads_it_ends_with_one_line(tmp_path: Path, module: str, command: str) -> None:
+    code, _, said = ended(tmp_path, AT_IMPORT, module, *command.split())
+    assert (130, "interrupted\n") == (code, said)
     assert 0 == decided(tmp_path)
+
+
+@pytest.mark.parametrize("script", [IN_A_CALLBACK, IN_A_LIBRARY])
+def test_a_library_that_loads_does_not_hold_it_up(tmp_path: Path, script: str) -> None:
+    assert (130, "", "interrupted\n") == ended(tmp_path, script)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,6 +19,7 @@ from sds.cli.render import Console, counted, echo, print_json
 from sds.definitions.definition import GateDefinition
 from sds.engines.protocol import Engine
 from sds.host.clock import now_ms
+from sds.host.interrupt import EXIT_INTERRUPTED, ends_at_once
 from sds.host.paths import gate_home, has_record, is_there, open_record, store_url
 from sds.kernel.envelope.envelope import format_literal
 from sds.kernel.errors import ModelError, SdsError, StoreError, UsageError, WorldError, cause_of
@@ -142,12 +142,11 @@ def _progress(gate: GateDefinition, limit: int) -> Iterator[Callable[[Answer], N
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not shown) as progress:
         task = progress.add_task(f"loading the model and the {gate.demo.case}s", total=limit)
-
-        # While a model loads, its library would swallow a KeyboardInterrupt: until the first decision Ctrl-C kills.
-        gentle = signal.signal(signal.SIGINT, signal.SIG_DFL)
+        loading = ExitStack()  # until the first decision
+        loading.enter_context(ends_at_once())
 
         def decided(answer: Answer) -> None:
-            signal.signal(signal.SIGINT, gentle)
+            loading.close()
             progress.update(task, advance=1, description=f"{answer.action or answer.state:<13}")
 
         try:
@@ -155,9 +154,9 @@ def _progress(gate: GateDefinition, limit: int) -> Iterator[Callable[[Answer], N
         except KeyboardInterrupt:
             done = int(progress.tasks[0].completed)
             console.print(sagas.STOPPED.format(counted(done, gate.demo.case)), markup=False)
-            raise
+            raise typer.Exit(EXIT_INTERRUPTED) from None
         finally:
-            signal.signal(signal.SIGINT, gentle)
+            loading.close()
 
 
 def _may_begin(gate: GateDefinition, folder: Path, *, anew: bool) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import typer
 from rich.table import Table
 
 from sds.cli.render import Console, counted, print_json
 from sds.definitions.definition import GateDefinition
 from sds.engines.protocol import Engine
+from sds.host.interrupt import EXIT_INTERRUPTED
 from sds.kernel.envelope.envelope import format_literal
 from sds.kernel.errors import ModelError, SdsError, UsageError, WorldError
 from sds.kernel.saga.state import SagaAnswer
@@ -39,7 +41,7 @@ def show(
         report = saga_runner.run(gate, folder, saga=saga, limit=limit, engine=engine, chaos=chaos, on_decided=decided)
     except KeyboardInterrupt:
         console.print(STOPPED.format(counted(done, gate.demo.case)))
-        raise
+        raise typer.Exit(EXIT_INTERRUPTED) from None
     _table(gate, report, Console(highlight=False, stderr=as_json, soft_wrap=True, markup=False))
     if as_json:
         print_json(report)

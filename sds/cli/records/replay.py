@@ -13,6 +13,7 @@ from sds.cli.common import GateOption, JsonFlag, ModelPath, existing, open_store
 from sds.cli.render import print_either
 from sds.definitions.registry import find, installed
 from sds.host.clock import now_ms
+from sds.host.interrupt import ends_at_once
 from sds.host.paths import fitted_readers
 from sds.kernel.errors import SdsError, StoreError, UsageError
 
@@ -44,7 +45,8 @@ def replay(
             path = existing(model) if model else None
             shipped = find(gate).readers if gate in installed() else None
             open_it = replaying.opener(path, now_ms=now_ms, readers=fitted_readers(gate, shipped))
-            replayed = replaying.replay(store, whole_dfid(store, dfid), open_it=open_it, now_ms=now_ms)
+            with ends_at_once():
+                replayed = replaying.replay(store, whole_dfid(store, dfid), open_it=open_it, now_ms=now_ms)
     except (UsageError, StoreError):
         raise
     except SdsError as error:  # as UsageError, for exit code 2: 1 is a replay that differs

@@ -25,6 +25,7 @@ from sds.engines.config import load_engines, open_chain
 from sds.engines.factory import open_parallel
 from sds.engines.protocol import Engine
 from sds.host.clock import now_ms
+from sds.host.interrupt import ends_at_once
 from sds.kernel.canonical import seen_json
 from sds.kernel.errors import SdsError, cause_of
 from sds.service.app import create_app
@@ -73,7 +74,8 @@ def serve(
     with ExitStack() as opened:
         database = open_database(settings.store)
         opened.callback(database.close)
-        gates = open_gates(settings, open_model=lambda: open_model(settings), now_ms=now_ms)
+        with ends_at_once():
+            gates = open_gates(settings, open_model=lambda: open_model(settings), now_ms=now_ms)
         opened.callback(gates.close)
         server = server_over(create_app(settings, gates, database, now_ms=now_ms, log=log), started)
         _freeze_objects()
