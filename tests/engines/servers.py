@@ -71,20 +71,24 @@ Misdeed = Callable[[socket.socket, bytes], None]
 def misbehaving(misdeed: Misdeed) -> Iterator[tuple[str, list[bytes]]]:
     """Serve `misdeed(connection, request)` on loopback; yield the url and the requests that came."""
     requests: list[bytes] = []
-    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
-        threading.Thread(target=_serve, args=(listener, misdeed, requests), daemon=True).start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1", requests
+    listener = socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+    threading.Thread(target=_serve, args=(listener, misdeed, requests), daemon=True).start()
+    try:
+        yield url, requests
+    finally:
         with suppress(OSError):
             listener.shutdown(socket.SHUT_RDWR)
 
 
 def _serve(listener: socket.socket, misdeed: Misdeed, requests: list[bytes]) -> None:
-    while True:
-        try:
-            connection, _ = listener.accept()
-        except OSError:
-            return
-        threading.Thread(target=_one, args=(connection, misdeed, requests), daemon=True).start()
+    with listener:  # closed here: closed by another thread, its number may be the next server's when this one accepts
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=_one, args=(connection, misdeed, requests), daemon=True).start()
 
 
 def _one(connection: socket.socket, misdeed: Misdeed, requests: list[bytes]) -> None:

@@ -45,7 +45,7 @@ kinds:
   DENY:
     reasons: [NO_REASON]
 draws_settle_in: kernel      # the gateway moves the money, and knows nothing of our state
-budget: {dispatch_ms_max: 1000}
+budget: {dispatch_ms_max: 10000}
 retry: {restarts_max: 10}
 """)
 

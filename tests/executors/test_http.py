@@ -17,7 +17,7 @@ from sds.kernel.executor.protocol import Lists, Receipt, Voids
 from tests.executors.gateways import connected, held, order
 from tests.executors.wires import GOOD, KEY, answering, http
 
-DEADLINE_S = 2.0
+DEADLINE_S = 20.0
 WHERE = 'where: {status: settled, amount: "{params.amount}", currency: "{currency}"}'
 CLOSED = "no whole answer from the gateway: the executor was closed while it waited for an answer"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import BinaryIO
 
 KEY = "k" * 64
@@ -15,9 +15,11 @@ GOOD = {"key": KEY, "status": "settled", "id": "p-1", "amount": 120, "currency":
 @contextmanager
 def _meeting(meet: Callable[[socket.socket], None]) -> Iterator[str]:
     """Accept one connection after another, and hang up when `meet` has returned; yield the address."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    server = socket.create_server(("127.0.0.1", 0))
+    address = f"http://127.0.0.1:{server.getsockname()[1]}"
 
-        def serve() -> None:
+    def serve() -> None:
+        with server:  # closed here: closed by another thread, its number may be the next server's when this one accepts
             while True:
                 try:
                     connection, _ = server.accept()
@@ -26,9 +28,12 @@ def _meeting(meet: Callable[[socket.socket], None]) -> Iterator[str]:
                 with connection:
                     meet(connection)
 
-        threading.Thread(target=serve, daemon=True).start()
-        yield f"http://127.0.0.1:{server.getsockname()[1]}"
-        server.shutdown(socket.SHUT_RDWR)
+    threading.Thread(target=serve, daemon=True).start()
+    try:
+        yield address
+    finally:
+        with suppress(OSError):
+            server.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 from starlette.testclient import TestClient
 
@@ -75,6 +78,16 @@ class Bed:
         given = {"json": event} if not isinstance(event, bytes) else {"content": event}
         headers = {"Content-Type": "application/json", **how.pop("headers", {})}
         return self.client.post(f"/v1/gates/{gate}/decisions", **given, headers=headers, **how)
+
+    def post_late(self, event: object = EVENT, **headers: str) -> Any:
+        """Post an event that is under way already, and let the request's deadline pass as soon as it is in hand."""
+        before = self.service.admission.in_hand
+
+        def later_s() -> float:
+            return time.monotonic() + (60.0 if self.service.admission.in_hand > before else 0.0)
+
+        with patch("sds.service.routes.submitting.time", SimpleNamespace(monotonic=later_s)):
+            return self.post(event, headers={**headers, "Deadline-Ms": "20000"})
 
 
 @contextmanager

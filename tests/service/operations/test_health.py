@@ -46,10 +46,7 @@ def test_a_process_lives_and_is_ready_once_it_has_looked_and_needs_no_key_to_say
 
 
 def test_it_looks_around_by_itself(bed: Bed) -> None:
-    until_s = time.monotonic() + 10
-    while bed.client.get("/readyz").status_code != 200 and time.monotonic() < until_s:
-        time.sleep(0.02)
-    assert 200 == bed.client.get("/readyz").status_code
+    wait_until(lambda: bed.client.get("/readyz").status_code == 200)
 
 
 def test_health_is_also_asked_by_head(bed: Bed) -> None:
