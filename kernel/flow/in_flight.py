@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from sds.kernel.contract.schema import Contract
@@ -46,6 +48,10 @@ _TIMES = (
 _ATTESTED = (
     "SELECT 1 FROM ledger l WHERE l.dfid = ? AND l.kind = 'RESOLVED' AND json_type(l.body, '$.by') IS NOT NULL"
     " AND NOT EXISTS (SELECT 1 FROM saga_reversals r WHERE r.dfid = l.dfid AND r.status = 'REVERTED')"
+)
+_WORD = (
+    "SELECT body FROM ledger WHERE dfid = ? AND kind = 'RESOLVED' AND json_type(body, '$.by') IS NOT NULL"
+    " ORDER BY idx DESC LIMIT 1"
 )
 _ACCEPTED = (
     "SELECT json_extract(body, '$.reference') FROM ledger"
@@ -123,6 +129,12 @@ def is_contradicted(record: Reader, dfid: str, was: str, said: str) -> bool:
         return True
     against_humans = (("SUCCESS", "rejected"), ("FAILED", "pending"))
     return (was, said) in against_humans and record.value(_ATTESTED, (dfid,)) is not None
+
+
+def attestation(record: Reader, dfid: str) -> tuple[Mapping[str, str], str] | None:
+    """Return the human whose word settled an order last, with their reason, and the status that it got; None: nobody's did."""
+    body = record.value(_WORD, (dfid,))
+    return (said["by"], said["status"]) if body and (said := json.loads(body)) else None
 
 
 def refusal(refused: Receipt, known: Receipt, *, accepted: bool) -> Receipt:

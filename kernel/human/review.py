@@ -24,7 +24,7 @@ from sds.kernel.envelope.proposal import write_proposal
 from sds.kernel.errors import SdsError, UsageError, WorldError, unreadable
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
 from sds.kernel.executor.wholeness import RECORD_BEHIND
-from sds.kernel.flow import adopted
+from sds.kernel.flow import adopted, in_flight
 from sds.kernel.flow.attempts import Attempt
 from sds.kernel.flow.commit import ALREADY_ORDERED, ORDERED_BEFORE
 from sds.kernel.flow.dispatch import Log, no_log
@@ -318,7 +318,8 @@ def attest(
     found it out, and why they say so.
 
     Raises UsageError when there is no such order, when it is not acknowledged that this is final, when the executor is certain
-    that nothing was done and the human says that something was, or when it may still carry out what the human calls rejected.
+    that nothing was done and the human says that something was, when it may still carry out what the human calls rejected, or
+    when another human's word was recorded meanwhile.
     """
     by = {"who": said("name", who), "reason": said("reason", reason)}
     case = read_case(kernel.store, kernel.contract, dfid)
@@ -334,4 +335,9 @@ def attest(
         fate = "stays taken for good" if receipt.status == "settled" else "is given back and may be paid to others"
         raise unacknowledged(dfid, f"this is of HIGH impact: what the order reserved {fate}, and that cannot be undone")
     kernel.dispatcher.attest(intent, receipt, by=by)
+    word = in_flight.attestation(kernel.store, dfid)
+    ours = by, "SUCCESS" if receipt.status == "settled" else "FAILED"
+    if word is not None and ours != word:
+        message = f"flow `{dfid}` has no order whose outcome is unknown: {word[0]['who']} has said what became of it"
+        raise UsageError(message, reason_code="FLOW_CLOSED", hint=f"sds escalations show {dfid}", dfid=dfid)
     return known_answer(kernel.store, dfid)

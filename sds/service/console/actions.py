@@ -14,7 +14,7 @@ from sds.gate import Gate
 from sds.kernel.canonical import one_line
 from sds.kernel.errors import SdsError, StoreError, UsageError
 from sds.service import review
-from sds.service.console import forms, taken
+from sds.service.console import forms, live, taken
 from sds.service.console.forms import form
 from sds.service.console.rendering import Refusal, refusal, render
 from sds.service.console.routes import SESSION, Me, allowed, router, sessions, show_case, show_live
@@ -26,6 +26,9 @@ from sds.service.state import service
 
 LOGIN = "sds_login"
 _NOT_OURS = "the form was not sent by a page of this session: nothing was done"
+
+_TAKEN = Refusal("Somebody else took this case after you looked.", "You can take it over, or look at another case.")
+_ENDED = Refusal("Your session has ended: what you sent was not done.", "Log in, then send it again from its page.")
 
 _HALTS = {"halt": True, "resume": False}
 _MOVES: dict[str, Move] = {"suspend": "suspend", "reactivate": "reactivate"}
@@ -45,8 +48,8 @@ Ours = Annotated[dict[str, str], Depends(ours)]
 
 @router.get("/login")
 def login_page(request: Request) -> Response:
-    """Ask for a key."""
-    return _login(request)
+    """Ask for a key. `ended`: a form was sent without a session."""
+    return _login(request, refused=_ENDED if "ended" in request.query_params else None)
 
 
 def _login(request: Request, status: int = 200, refused: Refusal | None = None) -> Response:
@@ -106,12 +109,13 @@ def log_out(request: Request, me: Me, _: Ours) -> Response:
 @router.post("/cases/{gate}/{dfid}/take")
 def take(request: Request, me: Me, gate: str, dfid: str, sent: Ours) -> Response:
     """Take a case, which others can see, or give it back."""
-    allowed(request, me, gate, "review", dfid)
+    opened = allowed(request, me, gate, "review", dfid)
     state = service(request)
-    if sent.get("take") == "yes":
-        taken.take(state.database, gate, dfid, Taken(me.name, me.key_digest, state.now_ms()))
-    else:
-        taken.give_back(state.database, gate, dfid)
+    by = Taken(me.name, me.key_digest, state.now_ms())
+    if sent.get("take") != "yes":
+        taken.give_back(state.database, gate, dfid, me.key_digest)
+    elif not taken.take(state.database, gate, dfid, by, sent.get("holder", "")):
+        return show_case(request, opened, dfid, status=409, refused=_TAKEN)
     return RedirectResponse(f"{PATH}/cases/{gate}/{dfid}", 303)
 
 
@@ -128,7 +132,7 @@ def decide(request: Request, me: Me, gate: str, dfid: str, sent: Ours) -> Respon
         looked = forms.looked_at(sent)
         return show_case(request, opened, dfid, status=status, refused=refusal(error), sent=sent, looked=looked)
     with suppress(StoreError):  # the case is decided all the same
-        taken.give_back(state.database, gate, dfid)
+        taken.free(state.database, gate, dfid)
     return RedirectResponse(f"{PATH}/cases/{gate}/{dfid}", 303)
 
 
@@ -152,9 +156,20 @@ def operate(request: Request, me: Me, gate: str, sent: Ours) -> Response:
 def _operate(gate: Gate, who: str, sent: dict[str, str], now_ms: int) -> None:
     act, agent, reason = (sent.get(name, "") for name in ("act", "agent", "reason"))
     if act in _HALTS:
+        if act == "resume":
+            _refuse_unseen(live.halted_ms(gate), sent)
         if not review.set_halted(gate, _HALTS[act], who=who, reason=reason, now_ms=now_ms)["changed"]:
             raise UsageError(f"the gate is {'halted' if _HALTS[act] else 'running'} already")
     elif act in _MOVES:
+        if act == "reactivate":
+            _refuse_unseen(live.stopped_ms(gate, agent), sent)
         review.move_agent(gate, agent, _MOVES[act], who=who, reason=reason, now_ms=now_ms)
     else:
         raise UsageError(f"there is no action `{one_line(act, 80)}` on this page")
+
+
+def _refuse_unseen(stopped_ms: int | None, sent: dict[str, str]) -> None:
+    """Raise UsageError where a gate or an agent was stopped for another reason than the one on the form's page."""
+    if stopped_ms is not None and sent.get("since") != str(stopped_ms):
+        hint = "Read below who stopped it and why. If it is still right, send it again."
+        raise UsageError("it was stopped anew after you looked", hint=hint)

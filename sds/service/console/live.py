@@ -165,6 +165,17 @@ def _move(gate: Gate, agent_id: str) -> Move | None:
     return None
 
 
+def halted_ms(gate: Gate) -> int | None:
+    """Return when a gate was halted, in milliseconds since 1970; None where it is not."""
+    return _halt(gate).at_ms if gate.store.halted else None
+
+
+def stopped_ms(gate: Gate, agent_id: str) -> int | None:
+    """Return when an agent was stopped, in milliseconds since 1970; None where it is active, or it was long ago."""
+    last = _move(gate, agent_id)
+    return last.at_ms if last and last.status != "ACTIVE" else None
+
+
 def _acts(gate: Gate, kind: str, limit: int) -> list[tuple[int, dict[str, object]]]:
     try:
         return [(at_ms, dict(json.loads(body))) for at_ms, body in gate.store.rows(_ACTS, (kind, limit))]

@@ -123,7 +123,7 @@ class ConsoleRoute(APIRoute):
             try:
                 response = await handle(request)
             except LoggedOutError:
-                response = RedirectResponse(f"{PATH}/login", 303)
+                response = RedirectResponse(f"{PATH}/login{'?ended=yes' if request.method == 'POST' else ''}", 303)
             except (Problem, SdsError) as error:
                 problem = error if isinstance(error, Problem) else of_error(error)
                 response = await run_in_threadpool(_refused, request, problem)

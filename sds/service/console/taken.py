@@ -28,15 +28,28 @@ def of_gate(database: Database, gate: str, now_ms: int) -> Mapping[str, Taken]:
     return {row.dfid: Taken(row.who, row.key_digest, row.at_ms) for row in rows}
 
 
-def take(database: Database, gate: str, dfid: str, by: Taken) -> None:
-    """Take a case, also from whoever has it. Entries older than `KEPT_MS` are deleted."""
+def take(database: Database, gate: str, dfid: str, by: Taken, holder: str) -> bool:
+    """Take a case that nobody has, or that `holder` has; return False where somebody else has it. Entries older than `KEPT_MS`
+    are deleted.
+    """
     with database.transaction() as connection:
         connection.execute(taken.delete().where(taken.c.at_ms <= by.at_ms - KEPT_MS))
         mine = {"key_digest": by.key_digest, "who": by.who, "at_ms": by.at_ms}
         made = database.insert(taken).values(gate=gate, dfid=dfid, **mine)
-        connection.execute(made.on_conflict_do_update(index_elements=(taken.c.gate, taken.c.dfid), set_=mine))
+        known = sa.or_(taken.c.key_digest == by.key_digest, taken.c.who == holder)
+        place = (taken.c.gate, taken.c.dfid)
+        done = made.on_conflict_do_update(index_elements=place, set_=mine, where=known).returning(taken.c.dfid)
+        return connection.execute(done).first() is not None
 
 
-def give_back(database: Database, gate: str, dfid: str) -> None:
+def give_back(database: Database, gate: str, dfid: str, key_digest: str) -> None:
+    """Give a case back, unless somebody else has taken it over."""
+    with database.transaction() as connection:
+        mine = (taken.c.gate == gate, taken.c.dfid == dfid, taken.c.key_digest == key_digest)
+        connection.execute(taken.delete().where(*mine))
+
+
+def free(database: Database, gate: str, dfid: str) -> None:
+    """Forget who has taken a case."""
     with database.transaction() as connection:
         connection.execute(taken.delete().where(taken.c.gate == gate, taken.c.dfid == dfid))

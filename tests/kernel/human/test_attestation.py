@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 
@@ -96,3 +97,35 @@ def test_of_two_humans_with_opposite_words_the_first_is_kept_and_the_order_is_no
     assert ["FAILED", "FAILED"] == [kernel.dispatcher.attest(intent, word, by={"who": "ada"}) for word in words]
     assert [("FAILED", None)] == world.store.rows("SELECT status, external_receipt FROM execution_log")
     assert () == verify.verify(world.store).faults
+
+
+class Asked(Silent):
+    """A silent rail. `meanwhile`: what somebody else does while it is asked what became of an order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.meanwhile: list[Callable[[], object]] = []
+
+    def lookup(self, key: str, deadline_s: float) -> Receipt:
+        while self.meanwhile:
+            self.meanwhile.pop()()
+        return super().lookup(key, deadline_s)
+
+
+@pytest.mark.parametrize("second", [Receipt("settled", "B-7"), Receipt("rejected")], ids=lambda receipt: receipt.status)
+def test_of_two_humans_at_once_the_second_learns_that_their_word_is_not_the_one_on_record(
+    world: World, second: Receipt
+):
+    asked = Asked()
+    dfid = unknown(world, asked)
+    kernel = world.open_kernel(executor=asked)
+
+    def says(who: str, receipt: Receipt) -> Answer:
+        return attest(kernel, dfid, receipt, who=who, reason="asked", acknowledged=True, now_ms=world.clock())
+
+    asked.meanwhile.append(lambda: says("bob", Receipt("rejected")))
+    with pytest.raises(UsageError, match="outcome is unknown: bob has said what became of it") as caught:
+        says("ada", second)
+    assert "FLOW_CLOSED" == caught.value.reason_code
+    (body,) = world.column("SELECT body FROM ledger WHERE kind = 'RESOLVED'")
+    assert ("FAILED", "bob") == (json.loads(str(body))["status"], json.loads(str(body))["by"]["who"])

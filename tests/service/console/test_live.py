@@ -35,24 +35,48 @@ def test_what_was_decided_long_ago_is_not_now(office: Office, ada: Visitor) -> N
     assert re.search("claims decided 0 handed to a human 0 p50 . p99 .", text(ada.get("/console/live/now").text))
 
 
+def stop(visitor: Visitor) -> str:
+    """Return what the live page's form has of the only stop that it shows; "" where it shows none."""
+    return "".join(re.findall(r'name="since" value="([0-9]+)"', visitor.get("/console/live").text))
+
+
 def test_an_operator_halts_and_resumes_and_the_ledger_says_who_and_why(office: Office, ada: Visitor) -> None:
     assert 303 == ada.sends("/console/live/claims", act="halt", reason="wrong fares").status_code
     assert office.claims.store.halted
     assert not office.holds.store.halted
     assert "by ada: wrong fares" in ada.get("/console/live").text
-    assert 303 == ada.sends("/console/live/claims", act="resume", reason="corrected").status_code
+    assert 303 == ada.sends("/console/live/claims", act="resume", reason="corrected", since=stop(ada)).status_code
     assert not office.claims.store.halted
 
 
 def test_an_operator_suspends_and_reactivates_an_agent(office: Office, ada: Visitor) -> None:
     for act, status in (("suspend", "SUSPENDED"), ("reactivate", "ACTIVE")):
-        fields = {"act": act, "agent": "claims-agent", "reason": "looked into it"}
+        fields = {"act": act, "agent": "claims-agent", "reason": "looked into it", "since": stop(ada)}
         assert 303 == ada.sends("/console/live/claims", **fields).status_code
         assert status == registry.agents(office.claims.store)[0].status
         assert (
             f"{'Reactivate' if act == 'suspend' else 'Suspend'} claims-agent at claims" in ada.get("/console/live").text
         )
         assert "by ada: looked into it" in ada.get("/console/live").text
+
+
+def test_nobody_resumes_or_reactivates_what_was_stopped_for_another_reason_than_their_page_shows(
+    office: Office, ada: Visitor
+) -> None:
+    starts = {"resume": "halt", "reactivate": "suspend"}
+    for start, end in starts.items():
+        fields = {"agent": "claims-agent", "reason": "wrong fares"}
+        ada.sends("/console/live/claims", act=end, **fields)
+        old = stop(ada)
+        ada.sends("/console/live/claims", act=start, since=old, **fields)
+        ada.sends("/console/live/claims", act=end, **fields | {"reason": "the rail is not ours"})
+        for since in (old, "", "x"):
+            refused = ada.sends("/console/live/claims", act=start, since=since, **fields)
+            assert 409 == refused.status_code
+            assert "it was stopped anew after you looked" in text(refused.text)
+            assert "by ada: the rail is not ours" in text(refused.text)
+        assert 303 == ada.sends("/console/live/claims", act=start, since=stop(ada), **fields).status_code
+    assert ("ACTIVE", False) == (registry.agents(office.claims.store)[0].status, office.claims.store.halted)
 
 
 def test_what_an_operator_may_not_do_is_said(office: Office, ada: Visitor) -> None:

@@ -46,6 +46,20 @@ def test_a_case_is_given_back(office: Office, ada: Visitor) -> None:
     assert "Nobody has taken this case." in ada.get(path).text
 
 
+def test_what_somebody_else_took_after_one_looked_is_neither_taken_nor_given_back(office: Office, ada: Visitor) -> None:
+    path = f"/console/cases/claims/{office.hand_over('C-1')}"
+    with Visitor(office) as bob:
+        bob.log_in(office.key("bob"))
+        assert 303 == bob.sends(f"{path}/take", take="yes", holder="").status_code
+        refused = ada.sends(f"{path}/take", take="yes", holder="")
+        assert 409 == refused.status_code
+        assert "Somebody else took this case after you looked." in text(refused.text)
+        assert "bob took this case" in text(refused.text)
+        assert 303 == ada.sends(f"{path}/take", take="yes", holder="bob").status_code
+        bob.sends(f"{path}/take", take="no")
+    assert "You took this case" in text(ada.get(path).text)
+
+
 def test_what_somebody_else_has_taken_may_be_decided_all_the_same(office: Office, ada: Visitor) -> None:
     dfid = office.hand_over("C-1")
     with Visitor(office) as bob:

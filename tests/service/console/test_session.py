@@ -147,6 +147,18 @@ def test_a_revoked_key_ends_its_session_at_once(office: Office, ada: Visitor) ->
     assert "/console/login" == ada.get("/console").headers["location"]
 
 
+def test_who_sends_a_form_after_the_session_ended_is_told_that_nothing_was_done(office: Office, ada: Visitor) -> None:
+    path = f"/console/cases/claims/{office.hand_over('C-1')}"
+    csrf = ada.csrf(path)
+    office.revoke("ada")
+    for form in (path, f"{path}/take", "/console/live/claims"):
+        answer = ada.post(form, data={"csrf": csrf, "decision": "ABORT", "reason": "withdrawn", "act": "halt"})
+        assert 303 == answer.status_code
+        assert "what you sent was not done" in ada.get(answer.headers["location"]).text
+    assert "ESCALATED" == office.answer(path.rpartition("/")[2]).state
+    assert "what you sent was not done" not in ada.get("/console/login").text
+
+
 def test_a_session_asks_as_often_as_its_key_may_and_no_more(office: Office, ada: Visitor) -> None:
     begun_ms = office.clock()
     office.clock = lambda: begun_ms
