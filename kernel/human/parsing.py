@@ -45,24 +45,30 @@ def unacknowledged(dfid: str, message: str) -> UsageError:
     return UsageError(message, reason_code="ACKNOWLEDGEMENT_REQUIRED", hint=hint, dfid=dfid)
 
 
-def seen_id(policy: tuple[Tolerance, ...], case: Case, fields: Fields) -> str:
-    """Return the id of a state that a human looks at: a hash, then the values that may move within a tolerance.
+def seen_id(policy: tuple[Tolerance, ...], case: Case, fields: Fields, contract_hash: str) -> str:
+    """Return the id of a state that a human looks at, under a contract: a hash, then the values that may move within a
+    tolerance.
 
     These values stand in the id, so that tolerances hold for what a human has seen as for what an agent has seen. To look
     at a state writes nothing.
     """
-    return _id_of(case, fields, _tolerant_paths(policy), [fields.get(path) for path in _tolerant_paths(policy)])
+    loose = _tolerant_paths(policy)
+    return _id_of(case, fields, loose, [fields.get(path) for path in loose], contract_hash)
 
 
-def moved_since(policy: tuple[Tolerance, ...], seen: str, case: Case, fields: Fields) -> tuple[str, ...]:
-    """Return what moved beyond its tolerance since `seen` named the state. All fields that may not move are one line."""
+def moved_since(
+    policy: tuple[Tolerance, ...], seen: str, case: Case, fields: Fields, contract_hash: str
+) -> tuple[str, ...]:
+    """Return what moved beyond its tolerance since `seen` named the state. The contract and all fields that may not move are
+    one line.
+    """
     loose = _tolerant_paths(policy)
     texts = seen.split(":")[1:] if len(seen) <= SEEN_CHARS_MAX else []
     values: list[Value | None] = [
         int(text) if text.removeprefix("-").isdecimal() and len(text) < 20 else None for text in texts
     ]
-    if len(values) != len(loose) or seen != _id_of(case, fields, loose, values):
-        return ("a field that must not move changed after you saw the case",)
+    if len(values) != len(loose) or seen != _id_of(case, fields, loose, values, contract_hash):
+        return ("the contract or a field that must not move changed after you saw the case",)
     known = {path: value for path, value in zip(loose, values, strict=True) if value is not None}
     return jit.drift(policy, {**_strict_fields(fields, loose), **known}, fields)
 
@@ -71,8 +77,8 @@ def _tolerant_paths(policy: tuple[Tolerance, ...]) -> list[str]:
     return sorted(path for path, absolute, percent in policy if absolute > 0 or percent > 0)
 
 
-def _id_of(case: Case, fields: Fields, loose: list[str], values: list[Value | None]) -> str:
-    named = digest([case.dfid, case.key, _strict_fields(fields, loose), values])
+def _id_of(case: Case, fields: Fields, loose: list[str], values: list[Value | None], contract_hash: str) -> str:
+    named = digest([case.dfid, case.key, contract_hash, _strict_fields(fields, loose), values])
     return ":".join([named, *(str(value) for value in values)])
 
 

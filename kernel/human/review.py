@@ -95,7 +95,8 @@ class HumanReview:
         live = self._kernel.observe(case.key, now_ms)
         packet = self._kernel.packet(case, live, now_ms)
         fields = packet.snapshot.fields
-        return CaseView(packet, live, seen_id(tolerances, case, fields), jit.drift(tolerances, case.fields, fields))
+        seen = seen_id(tolerances, case, fields, self.contract.hash)
+        return CaseView(packet, live, seen, jit.drift(tolerances, case.fields, fields))
 
     def resolve(self, dfid: str, wanted: Resolution) -> Answer:
         """Carry out a human's decision about an escalated case, exactly once; return the answer that the case then has.
@@ -211,7 +212,8 @@ class HumanReview:
         """
         moved = view.moved
         if wanted.seen:
-            moved = moved_since(self._kernel.tolerances, wanted.seen, case, view.packet.snapshot.fields)
+            fields = view.packet.snapshot.fields
+            moved = moved_since(self._kernel.tolerances, wanted.seen, case, fields, self.contract.hash)
         if moved:
             raise _moved(case, f"the state has moved: {', '.join(moved)}", _look_again(case.dfid))
 

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from sds.kernel.errors import WorldError
+from sds.kernel.human.review import HumanReview, Resolution
+from sds.kernel.registry import registry
 from sds.kernel.storage import ledger
 from tests.kernel.durable import World, contract, refund
-from tests.kernel.humans import ALWAYS, HOUR_MS, PAY, desk, escalated, refused, resolve
+from tests.kernel.humans import ALWAYS, HOUR_MS, HUMAN, PAY, change, desk, escalated, refused, resolve
 from tests.kernel.outside import FARE_MINOR
+
+GIFT = """    GIFT:
+      fills: {amount: {value: VALUE, scale: 2}}
+      spends: amount
+      impact: LOW
+      reasons: [APOLOGY]
+"""
 
 
 def test_a_world_that_moved_since_the_agent_looked_is_refused_until_the_human_has_seen_it(world: World):
@@ -30,6 +41,25 @@ def test_what_moves_between_looking_and_deciding_is_refused(world: World):
     error = refused(world, dfid, "OVERRIDE", seen=look.seen)
     assert "STATE_DRIFT_DETECTED" == error.reason_code
     assert "look again: sds escalations show" in error.hint
+
+
+def test_what_was_seen_under_another_contract_is_refused_since_its_rules_may_fix_other_values(world: World):
+    gifts = [HUMAN + GIFT.replace("VALUE", value) for value in ("1000", "2000")]
+    older, newer = (
+        contract(("1.0.0", version), ALWAYS, more=more) for version, more in zip(("1.0.1", "1.0.2"), gifts, strict=True)
+    )
+    dfid = escalated(world, refund("40.00"))
+    registry.register(world.store, older, by="registry", now_ms=world.clock())
+    before = HumanReview(world.open_kernel(terms=older), now_ms=world.clock)
+    seen = before.view(before.case(dfid)).seen
+    registry.register(world.store, newer, by="registry", now_ms=world.clock())
+    review = HumanReview(world.open_kernel(terms=newer), now_ms=world.clock)
+    wanted = Resolution("MODIFY", "ada", "sorry", change("GIFT", "APOLOGY"), seen, acknowledged=True)
+    with pytest.raises(WorldError, match="the contract or a field that must not move changed after you saw the case"):
+        review.resolve(dfid, wanted)
+    assert [] == world.rail.paid()
+    now = review.view(review.case(dfid)).seen
+    assert {"amount": 2_000} == review.resolve(dfid, replace(wanted, seen=now)).params
 
 
 def test_a_look_at_another_case_or_a_made_up_one_counts_for_nothing(world: World):
