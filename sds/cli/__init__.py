@@ -1,19 +1,17 @@
-"""The entry of the command line. It imports little, so that Ctrl-C during the other imports ends the process with one line."""
+"""The entry of the command line. It imports little, so that Ctrl-C during the other imports just ends the process."""
 
 from __future__ import annotations
 
 import signal
 
-from sds.host import interrupt
-
 
 def main() -> None:
     """Run `sds`."""
-    signal.signal(signal.SIGINT, interrupt.end)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     from sds.cli import app  # noqa: PLC0415  imports everything else
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         app.main()
     finally:
-        signal.signal(signal.SIGINT, interrupt.end)  # while the interpreter shuts down
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # while the interpreter shuts down

@@ -27,7 +27,7 @@ from sds.cli.render import Console, echo, plain, without_password
 from sds.cli.service import keys as service_keys
 from sds.cli.service import serve, webhooks
 from sds.cli.setup import agents, bench, context, contracts, doctor, models, new
-from sds.host import interrupt
+from sds.host.interrupt import EXIT_INTERRUPTED
 from sds.host.paths import OTHER_HOME
 from sds.kernel.canonical import in_words, one_line
 from sds.kernel.errors import (
@@ -209,9 +209,9 @@ def main() -> None:
         code = _say(_refused(error))
         _forget_output()
     except KeyboardInterrupt:
-        code = interrupt.EXIT_INTERRUPTED
+        code = EXIT_INTERRUPTED
         with suppress(OSError, AttributeError):
-            typer.echo(interrupt.LINE, err=True)
+            echo("interrupted", err=True)
     sys.exit(code)
 
 

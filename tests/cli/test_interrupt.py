@@ -114,12 +114,12 @@ def ended(tmp_path: Path, script: str, *args: str) -> tuple[int, str, str]:
         ("llama_cpp", "models prepare"),
     ],
 )
-def test_while_it_loads_it_ends_with_one_line(tmp_path: Path, module: str, command: str) -> None:
+def test_while_it_loads_it_just_ends(tmp_path: Path, module: str, command: str) -> None:
     code, _, said = ended(tmp_path, AT_IMPORT, module, *command.split())
-    assert (130, "interrupted\n") == (code, said)
+    assert (-signal.SIGINT, "") == (code, said)
     assert 0 == decided(tmp_path)
 
 
 @pytest.mark.parametrize("script", [IN_A_CALLBACK, IN_A_LIBRARY])
 def test_a_library_that_loads_does_not_hold_it_up(tmp_path: Path, script: str) -> None:
-    assert (130, "", "interrupted\n") == ended(tmp_path, script)
+    assert (-signal.SIGINT, "", "") == ended(tmp_path, script)
