@@ -51,10 +51,13 @@ _LOOK = "The case below is as it is now. Correct your decision, or end the case.
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A refusal as a page shows it: the kernel's message, and a hint (`mend`)."""
+    """A refusal as a page shows it: the kernel's message, and a hint (`mend`). `unsure`: the store failed meanwhile, perhaps
+    after what was sent had been done.
+    """
 
     message: str
     mend: str = ""
+    unsure: bool = False
 
 
 def refusal(error: SdsError) -> Refusal:
@@ -62,7 +65,7 @@ def refusal(error: SdsError) -> Refusal:
     mend = _MENDS.get(error.reason_code, error.hint)
     if COMMAND.search(mend) or "{" in mend:
         mend = _OPERATOR + mend if isinstance(error, StoreError) else _LOOK
-    return Refusal(str(error), mend)
+    return Refusal(str(error), mend, unsure=isinstance(error, StoreError) and error.retryable)
 
 
 def _visible(value: object) -> object:
@@ -137,7 +140,8 @@ class ConsoleRoute(APIRoute):
 def _refused(request: Request, problem: Problem) -> Response:
     reason = REASONS[problem.code]
     mend = problem.hint or _MENDS.get(problem.code, reason.hint)
-    said = Refusal(problem.detail or reason.meaning, _OPERATOR + mend if COMMAND.search(mend) else mend)
+    unsure = problem.code == StoreError.reason_code and problem.retryable and request.method == "POST"
+    said = Refusal(problem.detail or reason.meaning, _OPERATOR + mend if COMMAND.search(mend) else mend, unsure)
     response = render(request, "refused.html", reason.status, refusal=said, phrase=HTTPStatus(reason.status).phrase)
     response.headers.update(problem.headers)
     return response

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import html
 import re
+from typing import Any
 
 import pytest
 
 from sds.kernel.audit.verify import verify
+from sds.kernel.errors import StoreError
 from sds.kernel.executor.statement import Difference
 from sds.kernel.human.statement_cases import open_cases
 from sds.kernel.registry import registry
+from sds.service import review
+from sds.service.console import actions
 from sds.service.console.taken import KEPT_MS
 from tests.kernel.durable import compensate, refund
 from tests.service.console.office import ATTACK, Office, Visitor, text
@@ -292,6 +296,33 @@ def test_a_case_that_cannot_be_read_is_listed_and_hides_no_other(office: Office,
         answer = ada.get(f"/console/{path}")
         assert 503 == answer.status_code
         assert "cannot be read" in answer.text
+
+
+@pytest.mark.parametrize("readable", [True, False])
+def test_where_the_store_fails_once_a_decision_is_committed_nobody_is_told_that_it_was_not_made(
+    office: Office, ada: Visitor, monkeypatch: pytest.MonkeyPatch, readable: bool
+) -> None:
+    dfid = office.hand_over("C-1")
+    path = f"/console/cases/claims/{dfid}"
+    decide = review.decide
+
+    def away(*_given: object, **_how: object) -> object:
+        raise StoreError("the store does not answer")
+
+    def lost(*given: Any) -> object:
+        decide(*given)
+        if not readable:
+            monkeypatch.setattr(actions, "show_case", away)
+        return away()
+
+    monkeypatch.setattr(review, "decide", lost)
+    answer = ada.sends(path, decision="ABORT", reason="settled by hand")
+    assert (503, True, False) == (
+        answer.status_code,
+        "Not known whether it was done" in answer.text,
+        "Not done" in answer.text,
+    )
+    assert "ABORT" == office.answer(dfid).resolution
 
 
 def test_a_difference_to_the_outside_can_only_be_ended(office: Office, ada: Visitor) -> None:
