@@ -54,3 +54,14 @@ def test_what_is_no_place_for_a_record_is_refused(sds: Shell, gate: str) -> None
         refused.returncode,
         refused.stderr.splitlines()[0],
     )
+
+
+def test_doctor_says_where_the_records_lie_that_it_has_read(
+    sds: Shell, gate: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sds.ok("halt", "--gate", gate, *WHY)
+    sds.ok("record", "move", "--to", server_url(), *WHY, "--gate", gate)
+    monkeypatch.setenv("SDS_STORE", server_url())
+    (line,) = [each for each in sds("doctor", "--model", "README.md").stdout.splitlines() if "store: " in each]
+    assert f"`{sds.home}` is writable for keys and logs, " in line
+    assert "in PostgreSQL " in line
