@@ -13,7 +13,7 @@ from sds.host.paths import open_record, signer
 from sds.kernel.registry import registry
 from tests.cli.conftest import Shell
 from tests.kernel.durable import contract
-from tests.stores.server import fresh_schema, server_url
+from tests.stores.server import fresh_schema, own_database, server_url
 
 WHY = ("--reason", "more machines")
 
@@ -60,8 +60,9 @@ def test_doctor_says_where_the_records_lie_that_it_has_read(
     sds: Shell, gate: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sds.ok("halt", "--gate", gate, *WHY)
-    sds.ok("record", "move", "--to", server_url(), *WHY, "--gate", gate)
-    monkeypatch.setenv("SDS_STORE", server_url())
-    (line,) = [each for each in sds("doctor", "--model", "README.md").stdout.splitlines() if "store: " in each]
+    with own_database() as url:  # doctor reads every record there
+        sds.ok("record", "move", "--to", url, *WHY, "--gate", gate)
+        monkeypatch.setenv("SDS_STORE", url)
+        (line,) = [each for each in sds("doctor", "--model", "README.md").stdout.splitlines() if "store: " in each]
     assert f"`{sds.home}` is writable for keys and logs, " in line
     assert "in PostgreSQL " in line
