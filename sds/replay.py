@@ -149,8 +149,18 @@ def _policy_of(body: str, readers: Path | None, model: Path | None, now_ms: Call
     from sds.kernel.registry.contract_versions import recorded_contract  # noqa: PLC0415  for policies only
     from sds.policy.opening import open_policy  # noqa: PLC0415
 
-    contract = recorded_contract(body)
-    return open_policy(contract, readers, open_model=lambda: open_engine(model, now_ms=now_ms), now_ms=now_ms)
+    asked = False
+
+    def open_model() -> Engine:
+        nonlocal asked
+        asked = True
+        return open_engine(model, now_ms=now_ms)
+
+    engine = open_policy(recorded_contract(body), readers, open_model=open_model, now_ms=now_ms)
+    if model is not None and not asked:
+        engine.close()
+        raise UsageError("the flow was decided by a policy that asks no language model", hint="leave out --model")
+    return engine
 
 
 def _slots(facts: Mapping[str, Any]) -> int:

@@ -16,6 +16,7 @@ from sds.kernel.decision.safeguards import EnvelopeInputs
 from sds.kernel.envelope.envelope import envelope_from_data
 from sds.kernel.errors import NOT_AS_WRITTEN, UsageError, unreadable
 from sds.kernel.flow.decision_record import SEALED, seal
+from sds.kernel.flow.states import ADOPTED
 from sds.kernel.storage import ledger
 from sds.kernel.storage.store import Reader
 from sds.kernel.storage.vault import FACTS, PROPOSAL, Texts
@@ -58,7 +59,9 @@ def read_decided(store: Reader, dfid: str) -> Decided:
     found = {name.partition(".")[2]: value for name, value in zip(_COLUMNS, row, strict=True)}
     entry = store.row(f"SELECT {ledger.COLUMNS} FROM ledger WHERE dfid = ? AND kind = 'DECIDED'", (dfid,))
     if entry is None:
-        raise UsageError(f"flow `{dfid}` is not decided yet", dfid=dfid, reason_code=NOT_DECIDED)
+        adopted = found["tag"] == ADOPTED
+        why = "was taken over from the outside, not decided here" if adopted else "is not decided yet"
+        raise UsageError(f"flow `{dfid}` {why}", hint=f"sds audit {dfid}", dfid=dfid, reason_code=NOT_DECIDED)
     if not found["proposal"]:
         how = f" ({found['tag']})" if found["tag"] else ""
         after = store.value(_AFTER, (dfid,))

@@ -272,9 +272,11 @@ class HumanReview:
         """Raise UsageError when a human may no longer act, WorldError when the state was read too long ago."""
         authority = authority_now(self._store, self.contract.agent_id)
         if authority.halted:
-            raise UsageError("an operator has halted the system", reason_code="HALTED", dfid=case.dfid)
+            hint = "sds resume --reason ..."
+            raise UsageError("an operator has halted the system", reason_code="HALTED", hint=hint, dfid=case.dfid)
         if not self._kernel.permits(authority):
-            raise UsageError("the contract is no longer in force", reason_code="CONTRACT_REVOKED", dfid=case.dfid)
+            message, hint = "the contract is no longer in force", "sds contracts list"
+            raise UsageError(message, reason_code="CONTRACT_REVOKED", hint=hint, dfid=case.dfid)
         if now_ms > view.packet.expires_at_ms or not jit.in_age(self.contract, view.packet, now_ms):
             raise _moved(case, "the state was read too long ago", "try again")
 

@@ -68,6 +68,7 @@ MACHINE_MENDS = {
     errno.EAGAIN: "raise the limit of processes and threads: ulimit -u",
     errno.ENOMEM: "end other programs, or raise the limit: ulimit -v",
 }
+_PATH_MENDS = dict.fromkeys((errno.EACCES, errno.EPERM), "check that this user has the rights to it")
 _FULL_DATABASE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)
 _NO_THREAD = "can't start new thread"  # the message of Python's RuntimeError
 # The base class of errors in the words typed; its module depends on typer's version
@@ -285,6 +286,8 @@ def _mend(error: SdsError, named: str) -> str:
     """Return the hint for an error that has none of its own; "" where there is none. `named`: the command that was typed."""
     if isinstance(error, WorldError):
         return next(mend for kind, mend in WORLD_MENDS.items() if isinstance(error, kind))
+    if isinstance(error.__cause__, OSError):
+        return _PATH_MENDS.get(error.__cause__.errno or 0, "check the path")
     typed = isinstance(error, UsageError) and not isinstance(error, ErasedError | TransitionError)
     return f"{named} --help" if typed else ""
 

@@ -88,7 +88,7 @@ def _token(file: Path | None) -> str:
     try:
         text = file.read_text(encoding="ascii").strip()
     except (OSError, ValueError) as error:
-        raise UsageError(f"the token in `{file}` cannot be read") from error
+        raise UsageError(f"the token in `{file}` cannot be read", hint="write it in ASCII on one line") from error
     if not 0 < len(text) <= TOKEN_CHARS_MAX:
         raise UsageError(
             f"`{file}` does not hold a token", hint=f"write one line of at most {TOKEN_CHARS_MAX} characters"

@@ -220,7 +220,7 @@ def payments_of(opened: Gate, gate: GateDefinition) -> list[StatementLine]:
         lines = opened.kernel.dispatcher.statement(0, now_ms() + CLOCKS_APART_MS)
     except WorldError as error:
         unknown = opened.store.value("SELECT count(*) FROM execution_log WHERE status IN ('PENDING', 'UNKNOWN')")
-        hint = f"{unknown} orders are UNKNOWN: run sds recover{gate.option}"
+        hint = f"once it answers: sds {f'recover{gate.option}' if unknown else f'reconcile {gate.argument}'}"
         raise WorldError(f"{error}: it is not known what was paid", hint=hint) from error
     return [line for line in lines if line.outcome != "rejected"]
 

@@ -38,7 +38,7 @@ def move(folder: Path, source: Store, url: str | None, *, who: str, reason: str,
     _refuse_unsound(folder, source)
     with closing(paths.open_record_at(folder, url)) as target:
         if target.name == source.name:
-            raise UsageError("the record is already in that store")
+            raise UsageError("the record is already in that store", hint="name another store with --to")
         if copying.rows_there(target):
             raise UsageError(
                 f"`{target.name}` already holds a record", hint="name another database, or drop that schema"

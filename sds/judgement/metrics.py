@@ -30,7 +30,7 @@ def of_enumeration(truth: Sequence[str], probabilities: Floats, values: Sequence
     return {
         "cases": len(places),
         "accuracy": _rounded(right.mean()),
-        "accuracy_95": rounded_interval(int(right.sum()), len(right)),
+        "accuracy_95": interval(int(right.sum()), len(right)),
         "macro_f1": _rounded(float(np.mean(there))),
         "brier": _rounded(((probabilities - hot) ** 2).sum(axis=1).mean()),
         **calibration_error(probabilities.max(axis=1), right),
@@ -145,10 +145,6 @@ def risk_coverage(confidences: Floats, wrong: Flags, cases: int) -> list[tuple[f
     errors = np.cumsum(wrong[order])
     counts = np.unique(np.linspace(1, len(order), min(len(order), POINTS_MAX)).round().astype(int))
     return [(float(count / cases), float(errors[count - 1] / count)) for count in counts]
-
-
-def rounded_interval(part: int, whole: int) -> list[float]:
-    return [_rounded(end) for end in interval(part, whole)]
 
 
 def _rounded(number: Any) -> float:

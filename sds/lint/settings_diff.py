@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from pydantic import BaseModel
+
 from sds.kernel.contract.monitors import MonitorSpec, micros
 from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.sections import DriftSpec, KindSpec, SpendLimit
@@ -146,8 +148,6 @@ def _at(contract: Contract, path: str) -> Any:
 
 
 def _shown(value: object) -> str | None:
-    if hasattr(value, "model_dump"):
-        value = value.model_dump(exclude_none=True)
     if isinstance(value, tuple):
         return ", ".join(map(_written, value))
     return None if value is None else _written(value)
@@ -155,6 +155,8 @@ def _shown(value: object) -> str | None:
 
 def _written(value: object) -> str:
     """Return a value in one line as YAML writes it, without empty parts."""
+    if isinstance(value, BaseModel):
+        value = value.model_dump(exclude_none=True, by_alias=True)
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping):

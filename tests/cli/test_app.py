@@ -18,7 +18,7 @@ from sds.cli import app as cli
 from sds.cli.common import read_event_text
 from sds.host.paths import open_record
 from sds.kernel.errors import EventError, SdsError, WorldError
-from tests.cli.conftest import ROOT
+from tests.cli.conftest import ROOT, Shell
 
 COMMAND = [sys.executable, "-m", "sds.cli.app"]
 
@@ -41,7 +41,7 @@ COMMAND = [sys.executable, "-m", "sds.cli.app"]
         (
             ["contracts", "check", "/nowhere.yaml"],
             2,
-            ["error: /nowhere.yaml: cannot be read: no such file or directory", "mend:  sds contracts check --help"],
+            ["error: /nowhere.yaml: cannot be read: no such file or directory", "mend:  check the path"],
         ),
         (["run", "loans"], 2, ["error: there is no gate `loans`", "mend:  the gates are: fraud, refund; for a gate of your own, give its path"]),
     ],
@@ -240,3 +240,13 @@ def test_no_word_of_a_reason_is_lost_for_how_it_was_typed(
     subprocess.run(command, env=environment, cwd=ROOT, timeout=60, check=True)
     with closing(open_record(tmp_path / "toll")) as store:
         assert recorded == json.loads(store.value("SELECT body FROM ledger WHERE kind = 'HALT'"))["reason"]
+
+
+def test_a_path_that_cannot_be_used_has_a_hint_about_the_path(shell: Shell, tmp_path: Path) -> None:
+    for words in (
+        ["label", "refund", "--reading", "cause", "--cases", str(tmp_path / "none")],
+        ["restore", "--from", ".", "--public-key", str(tmp_path / "none")],
+        ["artifacts", "put", "rules", str(tmp_path / "none"), "--reason", "x"],
+    ):
+        done = shell(*words)
+        assert "mend:  check the path" == done.stderr.splitlines()[-1], done.stderr

@@ -54,7 +54,7 @@ def test_a_reset_keeps_what_was_there_under_another_name(folder: Path, capsys: p
 def test_a_reset_is_refused_while_orders_are_in_the_air(folder: Path, status: str) -> None:
     with closing(SqliteStore(decisions_path(folder))) as store, store.transaction():
         store.run(ORDER, (status,))
-    with pytest.raises(UsageError, match="1 orders are in flight, and a reset would forget them") as caught:
+    with pytest.raises(UsageError, match="a reset would forget 1 order in flight") as caught:
         runs._set_aside(folder)
 
     assert "sds recover" == caught.value.hint

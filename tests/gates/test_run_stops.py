@@ -170,7 +170,7 @@ def test_a_rail_that_died_ends_the_run_with_what_is_unknown_and_its_mend(
     with pytest.raises(WorldError, match=r"does not answer: .*: it is not known what was paid") as ended:
         runner.run(gate.gate, folder, limit=1, engine=Greedy(), on_decided=lambda _: rails[0].kill())
 
-    assert "0 orders are UNKNOWN: run sds recover" == ended.value.hint
+    assert "once it answers: sds reconcile refund" == ended.value.hint
 
 
 def test_a_record_that_was_replaced_while_a_run_decided_breaks_no_promise(

@@ -214,9 +214,9 @@ def _refuse_while_needed(store: Store, folder: Path, gate: str) -> None:
             )
             raise UsageError(f"agent `{agent.agent_id}` is {agent.status}, and a reset would make it active", hint=hint)
     if orders := store.value("SELECT count(*) FROM execution_log WHERE status IN ('PENDING', 'UNKNOWN')"):
-        raise UsageError(f"{orders} orders are in flight, and a reset would forget them", hint=f"sds recover{gate}")
+        raise UsageError(f"a reset would forget {counted(orders, 'order')} in flight", hint=f"sds recover{gate}")
     if sagas := store.value("SELECT count(*) FROM sagas WHERE phase <> 'ENDED'"):
-        raise UsageError(f"{sagas} sagas are half done, and a reset would forget them", hint=f"sds recover{gate}")
+        raise UsageError(f"a reset would forget {counted(sagas, 'saga')} under way", hint=f"sds recover{gate}")
 
 
 def _table(gate: GateDefinition, report: dict[str, Any], chaos: str | None, console: Console) -> None:

@@ -53,7 +53,7 @@ def list_orders(
     Example: sds orders refund --since 2026-10-01 --until 2026-11-01 --timezone Europe/Berlin --csv
     """
     if as_csv and as_json:
-        raise UsageError("--csv and --json exclude each other")
+        raise UsageError("--csv and --json exclude each other", hint="leave one of them out")
     zone, groups = _zone(timezone), _groups(by)
     found = _found(gate, _period(since, until, zone), statement=statement)
     data = _totals(found, groups, zone, statement) if groups else [_data(order, zone, statement) for order in found]

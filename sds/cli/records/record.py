@@ -154,7 +154,7 @@ def head(
         key = ledger_key(gate_home(gate), store)
         signed = ledgers.sign_head(store, key, now_ms())
     if signed is None:
-        raise UsageError("there is no entry to sign yet")
+        raise UsageError("there is no entry to sign yet", hint="the first decision writes one")
     typer.echo(str(signed))
 
 

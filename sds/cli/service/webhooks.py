@@ -15,7 +15,9 @@ from sds.cli.common import JsonFlag, as_name, open_store
 from sds.cli.render import counted, print_either
 from sds.cli.service import comma_separated, service_database
 from sds.cli.service.serve import StoreUrl
+from sds.definitions.registry import installed
 from sds.host.clock import now_ms, when
+from sds.host.paths import gate_home, has_record
 from sds.kernel.errors import SdsError, UsageError
 
 if TYPE_CHECKING:
@@ -42,6 +44,10 @@ def add(
     with service_database(store) as database, ExitStack() as opened:
         from sds.service.operations.endpoints import add_endpoint  # noqa: PLC0415
 
+        for each in gates:
+            if each in installed() and not has_record(gate_home(each)):
+                message = f"gate `{each}` has no record yet, so that it has no final states from now on"
+                raise UsageError(message, hint=f"start the service once: sds serve --gate {each}")
         records = {each: opened.enter_context(closing(open_store(each))) for each in gates}
         made = add_endpoint(database, url, records, name=name, secret=secret, now_ms=now_ms())
     typer.echo(f"{made.name}  {','.join(made.gates)}")

@@ -80,5 +80,7 @@ def _read_text(file: Path) -> str:
         raise UsageError(f"`{file}` cannot be read: {cause_of(error)}") from error
     except UnicodeDecodeError as error:
         if len(raw) > ARTIFACT_BYTES_MAX:  # the error may come from cutting a character in two
-            raise UsageError(f"the artifact is not 1 to {ARTIFACT_BYTES_MAX} bytes of text") from error
-        raise UsageError(f"`{file}` is not UTF-8 at byte {error.start}") from error
+            raise UsageError(
+                f"the artifact is not 1 to {ARTIFACT_BYTES_MAX} bytes of text", hint="shorten it"
+            ) from error
+        raise UsageError(f"`{file}` is not UTF-8 at byte {error.start}", hint="save it as UTF-8") from error

@@ -11,7 +11,18 @@ from typing import Annotated, Any
 
 import typer
 
-from sds.cli.common import GateOption, GgufPath, JsonFlag, Reason, defined, existing, named_model, open_store, operator
+from sds.cli.common import (
+    GateOption,
+    GgufPath,
+    JsonFlag,
+    Reason,
+    as_name,
+    defined,
+    existing,
+    named_model,
+    open_store,
+    operator,
+)
 from sds.cli.render import print_either
 from sds.gates.opening import sample_reads
 from sds.host.clock import now_ms, when
@@ -73,6 +84,8 @@ def compare(
     Example: sds contracts diff contract.yaml contract-new.yaml --gate refund
     """
     before, after = load_contract(a), load_contract(b)
+    if gate is not None:
+        _refuse_other_gate(after, as_name(gate))
     changes = diff(before, after, _rng(), real=_real_reads(gate) if gate else ())
     print_either(as_json, _diff_data(changes), _diff_lines(changes))
 
@@ -94,8 +107,8 @@ def register(
     Example: sds contracts register contract.yaml --reason "vouchers up to 200" --acknowledge
     """
     contract = load_contract(file, checksum=sha256)
-    if gate not in (None, contract.gate):
-        raise UsageError(f"the contract is for gate `{contract.gate}`, not for `{gate}`")
+    if gate is not None:
+        _refuse_other_gate(contract, gate)
     _refuse_errors(file, contract)
     folder = gate_home(contract.gate)
     make_private(folder)
@@ -184,8 +197,17 @@ def _refuse_errors(file: Path, contract: Contract) -> None:
         raise ContractError(f"the contract has {counted(len(errors), 'error')}: {errors[0].message}", hint=hint)
 
 
+def _refuse_other_gate(contract: Contract, gate: str) -> None:
+    if gate != contract.gate:
+        hint = "name its own gate, or another file"
+        raise UsageError(f"the contract is for gate `{contract.gate}`, not for `{gate}`", hint=hint)
+
+
 def _real_reads(gate: str) -> list[Fields]:
     found = defined(gate)
+    if found.events is None:
+        message = f"the state of gate `{found.name}` is read for the keys of its queue, and it has none"
+        raise UsageError(message, hint="add `events(folder)` to its definition, or leave this gate out")
     return sample_reads(found, gate_home(found.name), READS_MAX)
 
 

@@ -36,6 +36,7 @@ from sds.host.paths import (
     refuse_altered,
     refuse_lost,
     refuse_lost_key,
+    store_url,
 )
 from sds.kernel.canonical import one_line
 from sds.kernel.errors import ContractError, SdsError, StoreError, UsageError, WorldError, cause_of
@@ -163,11 +164,13 @@ def _store() -> str:
     for record in records:
         _read_through(record)
         _signed(record)
-    found = f"{counted(len(records), 'record')} in it {'is' if len(records) == 1 else 'are'} whole"
+    where = "in it" if store_url() is None else "in PostgreSQL"
+    found = f"{counted(len(records), 'record')} {where} {'is' if len(records) == 1 else 'are'} whole"
     halted = [folder.name for folder in records if _halted(folder)]
     said = f"; halted by an operator: {', '.join(halted)}" if halted else ""
     said += "".join(f"; the executor of {gate} {text}" for folder in records for gate, text in _not_answering(folder))
-    return f"`{home()}` is writable, {found if records else 'no record in it'}{said}"
+    what = "" if store_url() is None else " for keys and logs"
+    return f"`{home()}` is writable{what}, {found if records else f'no record {where}'}{said}"
 
 
 def _opened(folder: Path) -> Reader:

@@ -200,7 +200,7 @@ def _prepared_line(record: Record, sha256: str) -> str:
 def _folder() -> Path:
     named = os.environ.get("SDS_MODELS")
     if named and not Path(named).is_dir():
-        raise UsageError(f"SDS_MODELS is `{named}`, which is not a folder")
+        raise UsageError(f"SDS_MODELS is `{named}`, which is not a folder", hint="set it to a folder, or unset it")
     return Path(named) if named else home() / "models"
 
 

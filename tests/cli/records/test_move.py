@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sds.cli.setup import doctor
 from sds.host.clock import now_ms
 from sds.host.paths import open_record, signer
 from sds.kernel.registry import registry
@@ -54,3 +55,16 @@ def test_what_is_no_place_for_a_record_is_refused(sds: Shell, gate: str) -> None
         refused.returncode,
         refused.stderr.splitlines()[0],
     )
+
+
+def test_doctor_says_where_the_records_lie_that_it_has_read(
+    sds: Shell, gate: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sds.ok("halt", "--gate", gate, *WHY)
+    sds.ok("record", "move", "--to", server_url(), *WHY, "--gate", gate)
+    monkeypatch.setenv("SDS_STORE", server_url())
+    monkeypatch.setattr(doctor, "installed", lambda: ())  # the server has records of other tests, too
+    monkeypatch.setattr(doctor, "recorded", lambda: [gate])
+    (line,) = [each for each in sds("doctor", "--model", "README.md").stdout.splitlines() if "store: " in each]
+    assert f"`{sds.home}` is writable for keys and logs, " in line
+    assert "1 record in PostgreSQL is whole" in line

@@ -142,6 +142,14 @@ def test_after_a_restored_backup_nothing_is_paid_until_the_rest_is_taken_over_an
     assert [claim["claim_id"] for claim in claims] == [answer.event_id for answer in again]
 
 
+def test_a_flow_that_was_taken_over_is_not_called_undecided(cli: Cli) -> None:
+    rail(cli).pay(Order(key_of("x"), "VOUCHER", 500, "TKT-x", "dfid-x"))
+    (taken,) = cli.json("reconcile", "refund", "--adopt", "--reason", "of another program")["adopted"]
+    said = cli("replay", taken)[2].splitlines()
+    assert f"error: flow `{taken}` was taken over from the outside, not decided here" == said[0]
+    assert f"mend:  sds audit {taken}" == said[1]
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

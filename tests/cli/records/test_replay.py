@@ -118,3 +118,17 @@ def test_what_differs_is_told_cause_first() -> None:
         "    7: 0.75 recorded, 0.25 here",
         "    the end: 0.25 recorded, no option here",
     ] == list(_lines(found))
+
+
+def test_a_model_is_refused_where_a_policy_decided_that_asks_none(
+    shell: Shell, report: object, tiny_path: Callable[[int], Path]
+) -> None:
+    assert report
+    dfid = next(each["dfid"] for each in shell.json("flows", "--json") if each["state"] == "CLOSED")
+    done = shell("replay", dfid, "--model", str(tiny_path(1)))
+    assert (2, "") == (done.returncode, done.stdout)
+    assert [
+        "error: the flow was decided by a policy that asks no language model",
+        "mend:  leave out --model",
+    ] == done.stderr.splitlines()[:2]
+    assert "identical" in shell.ok("replay", dfid)

@@ -39,6 +39,14 @@ def test_an_endpoint_is_added_with_a_secret_that_is_shown_once(sds: Shell) -> No
     assert "url-token" not in listed.stdout
 
 
+def test_before_the_first_start_it_says_how_to_begin(tmp_path: Path) -> None:
+    done = Shell(tmp_path / "new")("webhooks", "add", URL, "--gate", "refund")
+    assert (2, "mend:  start the service once: sds serve --gate refund") == (
+        done.returncode,
+        done.stderr.splitlines()[-1],
+    )
+
+
 def test_a_gate_may_be_named_by_its_path(sds: Shell) -> None:
     assert "shop  toll\n" in sds.ok("webhooks", "add", URL, "--gate", str(sds.home / "toll_gate"), "--name", "shop")
 

@@ -84,6 +84,30 @@ def test_a_difference_shows_what_becomes_possible_with_a_snapshot(home: Shell, t
     assert {"narrower"} == {change["direction"] for change in [*back["decisions"], *back["settings"]]}
 
 
+def test_a_changed_policy_is_shown_as_yaml_writes_it(home: Shell, tmp_path: Path) -> None:
+    new = tmp_path / "new.yaml"
+    new.write_text(REFUND.read_text(encoding="utf-8").replace("['clear', 'rain']", "['clear']"), encoding="utf-8")
+    (line,) = [each for each in home.ok("contracts", "diff", str(REFUND), str(new)).splitlines() if "policy: " in each]
+    assert line.startswith("~ policy: {kind: DENY, reason: NOT_ELIGIBLE, when: !flight.due || ")
+    assert "=" not in line.replace("==", "").replace("<=", "").replace(">=", "")
+
+
+def test_state_of_another_gate_or_of_one_without_a_queue_is_refused(home: Shell, tmp_path: Path) -> None:
+    till = written(tmp_path)
+    for _ in range(2):
+        done = home("contracts", "diff", till, till, "--gate", "refund")
+        assert (2, "") == (done.returncode, done.stdout)
+        assert "error: the contract is for gate `till`, not for `refund`" == done.stderr.splitlines()[0]
+    (tmp_path / "till.py").write_text(
+        "from pathlib import Path\n"
+        "from sds import GateDefinition\n"
+        "gate = GateDefinition(name='till', contract=Path(__file__).with_name('till.yaml'), open=lambda folder: None)\n"
+    )
+    done = home("contracts", "check", till, "--source", str(tmp_path / "till.py"))
+    assert 2 == done.returncode
+    assert "is read for the keys of its queue, and it has none" in done.stderr
+
+
 def test_a_contract_that_permits_more_is_registered_only_with_an_acknowledgement(home: Shell, tmp_path: Path) -> None:
     first, wider = written(tmp_path), written(tmp_path, *WIDER, name="wider.yaml")
     assert "till: version 1.0.0 is in force" in home.ok("contracts", "register", first, "--reason", "first")
