@@ -65,4 +65,4 @@ def test_doctor_says_where_the_records_lie_that_it_has_read(
         monkeypatch.setenv("SDS_STORE", url)
         (line,) = [each for each in sds("doctor", "--model", "README.md").stdout.splitlines() if "store: " in each]
     assert f"`{sds.home}` is writable for keys and logs, " in line
-    assert "in PostgreSQL " in line
+    assert "1 record in PostgreSQL is whole" in line
