@@ -12,6 +12,7 @@ def test_accuracy_f1_brier_and_confusion_of_an_enumeration() -> None:
     probabilities = np.array([[0.8, 0.2], [0.6, 0.4], [0.1, 0.9], [0.7, 0.3]])
     found = metrics.of_enumeration(["a", "b", "b", "a"], probabilities, ("a", "b"))
     assert 0.75 == found["accuracy"]
+    assert metrics.interval(3, 4) == found["accuracy_95"]  # rounded only where it is printed
     assert [[2, 0], [1, 1]] == found["confusion"]
     assert {"cases": 2, "precision": 0.6667, "recall": 1.0, "f1": 0.8} == found["classes"]["a"]
     assert found["macro_f1"] == pytest.approx((0.8 + 2 / 3) / 2, abs=1e-4)

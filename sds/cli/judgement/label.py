@@ -42,7 +42,7 @@ ReadingName = Annotated[
 
 
 def label(gate: ChosenGate, out: Out = None, cases: CasesFile = None, reading: ReadingName = None) -> None:
-    """Label cases, one key each. Those unfamiliar to the fitted reader come first, then the least certain. Stop and continue at any time.
+    """Label cases, one key each. Unfamiliar ones come first, then the least certain. Stop and continue at any time.
 
     Example: sds label refund --out labels.jsonl
     """
