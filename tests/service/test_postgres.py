@@ -132,17 +132,20 @@ def test_the_service_writes_durably_and_sees_what_it_waited_for_whatever_is_set_
             assert ("read committed", "on") == tuple(connection.exec_driver_sql(asked).one())
 
 
-def test_two_who_take_a_case_at_once_have_both_taken_it_one_after_the_other(store: str) -> None:
+def test_of_two_who_take_a_case_at_once_the_second_learns_that_it_is_taken(store: str) -> None:
     database = open_database(store)
     with ThreadPoolExecutor(1) as pool:
         with database.transaction() as connection:
             row = {"gate": "toll", "dfid": "019a", "key_digest": "a", "who": "ada", "at_ms": 1_800_000_000_000}
             connection.execute(taken_cases.insert().values(row))
-            second = pool.submit(taken.take, database, "toll", "019a", Taken("bob", "b", 1_800_000_000_001))
+            second = pool.submit(taken.take, database, "toll", "019a", Taken("bob", "b", 1_800_000_000_000))
             time.sleep(0.2)
             assert not second.done()
-        second.result(10)
-    assert {"019a": Taken("bob", "b", 1_800_000_000_001)} == taken.of_gate(database, "toll", 1_800_000_000_001)
+        assert not second.result(10)
+    bob = Taken("bob", "b", 1_800_000_000_001)
+    assert "ada" == taken.of_gate(database, "toll", 1_800_000_000_001)["019a"].who
+    assert taken.take(database, "toll", "019a", bob, "ada")
+    assert {"019a": bob} == taken.of_gate(database, "toll", 1_800_000_000_001)
     database.close()
 
 

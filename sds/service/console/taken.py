@@ -28,7 +28,7 @@ def of_gate(database: Database, gate: str, now_ms: int) -> Mapping[str, Taken]:
     return {row.dfid: Taken(row.who, row.key_digest, row.at_ms) for row in rows}
 
 
-def take(database: Database, gate: str, dfid: str, by: Taken, holder: str) -> bool:
+def take(database: Database, gate: str, dfid: str, by: Taken, holder: str = "") -> bool:
     """Take a case that nobody has, or that `holder` has; return False where somebody else has it. Entries older than `KEPT_MS`
     are deleted.
     """
