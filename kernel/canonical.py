@@ -100,6 +100,11 @@ def is_seen(char: str) -> bool:
     return char.isprintable() and not _UNSEEN.match(char)
 
 
+def seen_text(text: str, kept: str = "") -> str:
+    """Return a text with each invisible character, but those `kept`, as an escape."""
+    return "".join(char if is_seen(char) or char in kept else ascii(char)[1:-1] for char in text)
+
+
 def seen_json(text: str) -> str:
     """Return JSON with each invisible character as an escape: terminals obey some that JSON need not escape."""
     return _NOT_ASCII.sub(lambda found: found[0] if is_seen(found[0]) else _escape(found[0]), text)

@@ -14,7 +14,7 @@ import rich.console
 import typer
 from rich.text import Text
 
-from sds.kernel.canonical import is_seen, seen_json
+from sds.kernel.canonical import seen_json, seen_text
 from sds.kernel.envelope.envelope import format_literal
 
 # Of an address that was typed: all that may be a user and a password, however it is written
@@ -30,7 +30,7 @@ def without_password(text: str) -> str:
 
 def plain(value: object) -> str:
     """Return a value on one line, with invisible characters escaped, so that a claim's text cannot control the terminal."""
-    return "".join(char if is_seen(char) else ascii(char)[1:-1] for char in str(value))
+    return seen_text(str(value))
 
 
 def shown(text: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby
 
-from sds.kernel.canonical import is_seen
+from sds.kernel.canonical import is_seen, seen_text
 from sds.kernel.contract.compiler import parse_type
 from sds.kernel.decision.packet import passages
 from sds.kernel.envelope.envelope import Bound, format_literal
@@ -99,12 +99,12 @@ def pattern(name: str) -> str:
 
 def plain(value: object) -> str:
     """Return a value as text on one line, with invisible characters spelled out."""
-    return "".join(char if is_seen(char) else ascii(char)[1:-1] for char in str(value))
+    return seen_text(str(value))
 
 
 def visible(text: str) -> str:
     """Return a text with invisible characters spelled out; line ends and tabs stay."""
-    return "".join(char if is_seen(char) or char in _LAYOUT else ascii(char)[1:-1] for char in text)
+    return seen_text(text, _LAYOUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ def _seen(text: str, names: tuple[str, ...]) -> Iterator[Piece]:
     marks = tuple(map(pattern, names))
     for hidden, run in groupby(text, lambda char: not (is_seen(char) or char in _LAYOUT)):
         if hidden:
-            yield Piece("".join(ascii(char)[1:-1] for char in run), (*marks, pattern(UNSEEN)))
+            yield Piece(seen_text("".join(run)), (*marks, pattern(UNSEEN)))
         else:
             yield Piece("".join(run), marks)
 
