@@ -23,12 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sds.decoding.errors import BACKEND_FAILED, LANGUAGE_FAILED, LOGITS_INVALID, TOKEN_BUDGET_EXCEEDED, ambiguous
-from sds.decoding.lookahead import Lookahead, LookaheadBudget, LookaheadCache, lookahead_alternatives, lookahead_tokens
+from sds.decoding.lookahead import Lookahead, LookaheadBudget, lookahead_alternatives, lookahead_tokens
 from sds.decoding.number_search import Reader, likeliest_number
 from sds.decoding.probabilities import (
     JOINT,
     ChoiceRecord,
     ChoiceScore,
+    KnownLogits,
     Logits,
     Passing,
     Text,
@@ -157,7 +158,7 @@ class _Run:
     score: ChoiceScore | None = None
     action_tokens: int = 0  # how many log-probabilities the share of the action is made of
     by_digit: int | None = None  # start of a number that the search gave up: it is chosen token by token
-    lookahead: LookaheadCache = field(default_factory=LookaheadCache)
+    known: KnownLogits = field(default_factory=KnownLogits)
 
     def __post_init__(self) -> None:
         self.head = self.slot
@@ -185,14 +186,14 @@ class _Run:
 
     def read(self) -> Choosing:
         """Have the model read the pending tokens, unless the logits after them are known already."""
-        if not self.pending or self.pending in self.lookahead:
+        if not self.pending or self.pending in self.known:
             return
         candidates = self._candidates()
         rows = [Row(self._fork(self.head), [*self.pending, *each.text], each.outputs) for each in candidates]
         found = yield from self._pass([Row(self.head, self.pending), *rows])
-        self.logits, self.pending, self.lookahead = found[0][-1], [], LookaheadCache()
+        self.logits, self.pending, self.known = found[0][-1], [], KnownLogits()
         for each, row, logits in zip(candidates, rows, found[1:], strict=True):
-            self.lookahead.record(each, row.slot, logits)
+            self.known.record(each.text, row.slot, logits)
 
     def _candidates(self) -> list[Lookahead]:
         if not (tokens_max := self.backend.lookahead_tokens_max):
@@ -261,10 +262,10 @@ class _Run:
         self._follow()
 
     def _follow(self) -> None:
-        """Where a lookahead has read what was written, continue from its logits and its fork."""
-        known = self.lookahead.follow(self.pending)
-        if known is not None:
-            self.logits, held_by = known
+        """Where what was written has been read already, continue from its logits and its fork."""
+        read = self.known.follow(self.pending)
+        if read is not None:
+            self.logits, held_by = read
             if held_by is not None:
                 self.head, self.pending = held_by, []
 
@@ -310,8 +311,8 @@ class _Run:
         """
         following = continuations(texts)
         logp: dict[Text, float] = {}
-        for known, logits in {(): self.logits, **self.lookahead.logits}.items():
-            record_logp(logp, following, known, logits)
+        for read, logits in {(): self.logits, **self.known.logits}.items():
+            record_logp(logp, following, read, logits)
         prefixes = maximal_prefixes(following)
         leader_text = self._following(leader)[0] if prefixes else ()
         for start in range(0, len(prefixes), self.forks_max - 2):
@@ -320,7 +321,7 @@ class _Run:
             leader_rows = [Row(self._fork(self.head), leader_text)] if leader_text and not start else []
             found = yield from self._pass(rows + leader_rows)
             if leader_rows:
-                self.lookahead.record(Lookahead(leader_text), leader_rows[0].slot, found[-1])
+                self.known.record(leader_text, leader_rows[0].slot, found[-1])
             for tokens, logits in zip(wave, found, strict=False):
                 for i in range(len(tokens)):
                     record_logp(logp, following, tokens[: i + 1], logits[i])
@@ -350,7 +351,7 @@ class _Run:
         return self.forks[-1]
 
     def _drop_others(self) -> None:
-        kept = {self.head, *self.lookahead.forks}
+        kept = {self.head, *self.known.forks}
         self.drop([fork for fork in self.forks if fork not in kept])
 
     def drop(self, forks: Sequence[int]) -> None:

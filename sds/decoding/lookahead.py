@@ -16,10 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
-from sds.decoding.probabilities import Logits, Text
+from sds.decoding.probabilities import Text
 
 if TYPE_CHECKING:
     from sds.grammars.tokens.matcher import ChoicePoint, TokenMatcher
@@ -53,43 +50,6 @@ class LookaheadBudget:
         if len(each) > self.forks or any(len(one.text) > self.longest for one in each):
             return False
         return len({one.text[:end] for one in each for end in range(1, len(one.text) + 1)}) <= self.tokens
-
-
-class LookaheadCache:
-    """The logits after candidates that continue the same text, and the forks that have read a candidate to its end."""
-
-    def __init__(self) -> None:
-        self._known: dict[Text, tuple[Logits, int | None]] = {}
-
-    def record(self, candidate: Lookahead, fork: int, logits: NDArray[np.float32]) -> None:
-        """Record the logits of a candidate that `fork` has read, shape [outputs, vocab_size]."""
-        for left, after in enumerate(reversed(logits)):
-            self._known[candidate.text[: len(candidate.text) - left]] = after, None if left else fork
-
-    def __contains__(self, text: Sequence[int]) -> bool:
-        return tuple(text) in self._known
-
-    @property
-    def logits(self) -> dict[Text, Logits]:
-        """The logits after each text that was read."""
-        return {text: logits for text, (logits, _) in self._known.items()}
-
-    @property
-    def forks(self) -> set[int]:
-        return {fork for _, fork in self._known.values() if fork is not None}
-
-    def follow(self, text: Sequence[int]) -> tuple[Logits, int | None] | None:
-        """Return the logits after this text, and the fork that holds it if any; drop all texts that do not begin with it.
-
-        Where there is such a fork, the remaining texts are then counted from its end.
-        """
-        path = tuple(text)
-        self._known = {other: known for other, known in self._known.items() if other[: len(path)] == path}
-        found = self._known.get(path)
-        if found is not None and found[1] is not None:
-            del self._known[path]
-            self._known = {other[len(path) :]: known for other, known in self._known.items()}
-        return found
 
 
 def numbers_shown(texts: Sequence[str]) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """The probabilities of a choice: log-probabilities, shares of the permitted options, a choice's score over its passes;
-and the prefixes of token texts that a model must read so that every text gets its probability. Knows only tokens.
+the prefixes of token texts that a model must read so that every text gets its probability, and the logits of those it has
+read. Knows only tokens.
 """
 
 from __future__ import annotations
@@ -82,6 +83,43 @@ class ChoiceScore:
         listed = sorted(self._shares, key=lambda labels: (len(labels), [self._order[label] for label in labels]))
         named = tuple((JOINT.join(labels), self._shares[labels]) for labels in listed)
         return ChoiceRecord(self.name, named, chosen, self._z)
+
+
+class KnownLogits:
+    """The logits after texts that continue the same text and were read already, and the forks that have read one to its end."""
+
+    def __init__(self) -> None:
+        self._after: dict[Text, tuple[Logits, int | None]] = {}
+
+    def record(self, text: Text, fork: int, logits: Logits) -> None:
+        """Record the logits after the last tokens of a text that `fork` has read, shape [outputs, vocab_size]."""
+        for left, after in enumerate(reversed(logits)):
+            self._after[text[: len(text) - left]] = after, None if left else fork
+
+    def __contains__(self, text: Sequence[int]) -> bool:
+        return tuple(text) in self._after
+
+    @property
+    def logits(self) -> dict[Text, Logits]:
+        """The logits after each text that was read."""
+        return {text: logits for text, (logits, _) in self._after.items()}
+
+    @property
+    def forks(self) -> set[int]:
+        return {fork for _, fork in self._after.values() if fork is not None}
+
+    def follow(self, text: Sequence[int]) -> tuple[Logits, int | None] | None:
+        """Return the logits after this text, and the fork that holds it if any; drop all texts that do not begin with it.
+
+        Where there is such a fork, the remaining texts are then counted from its end.
+        """
+        path = tuple(text)
+        self._after = {other: known for other, known in self._after.items() if other[: len(path)] == path}
+        found = self._after.get(path)
+        if found is not None and found[1] is not None:
+            del self._after[path]
+            self._after = {other[len(path) :]: known for other, known in self._after.items()}
+        return found
 
 
 def choice_record(name: str, labels: Sequence[str], shares: Sequence[float], best: int, z: float) -> ChoiceRecord:

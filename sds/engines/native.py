@@ -135,7 +135,7 @@ class NativeEngine:
                 mode=self._mode,
                 noise_logp_max=self._noise,
                 forks_max=min(FORKS_MAX, BACKEND_FORKS_MAX // backend.slots),
-                shown=numbers_shown(packet.texts),
+                shown=numbers_shown(packet.texts) if backend.lookahead_tokens_max else (),
             )
 
         request = self._scheduler.start(make, sections, packet.expires_at_ms)
