@@ -1,6 +1,6 @@
 """The context store (DIR 3.2a, 3.4): what a model reads, in four layers. Only the kernel writes any of them.
 
-    session    this flow's rejected attempts and why   `flow.attempts`; only while the flow is open
+    session    this flow's rejected attempts and why   `flow.observe`; only while the flow is open
     state      what the decision rests on              `context_snapshots`, sealed with the decision
     memory     what became of earlier decisions        here, derived from the sealed record: nothing is kept twice
     artifacts  reference texts by name                 `context.artifacts`

@@ -26,8 +26,9 @@ from sds.kernel.executor.protocol import ExecutionIntent
 from sds.kernel.executor.statement import known_keys
 from sds.kernel.executor.wholeness import RECORD_BEHIND, Wholeness
 from sds.kernel.flow import decision_record, monitored, undecided
-from sds.kernel.flow.attempts import Attempt, asking_for_open, open_flow, write_attempt
+from sds.kernel.flow.decision_record import Attempt, write_attempt
 from sds.kernel.flow.dispatch import Log
+from sds.kernel.flow.observe import asking_for_open, open_flow
 from sds.kernel.flow.states import CONTENTION, DEADLINE_EXCEEDED, NOT_DECIDED, State, move_on, transition
 from sds.kernel.registry import escalation_budget, registry, reservations, spend
 from sds.kernel.registry.monitors import Watched

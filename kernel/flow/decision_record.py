@@ -8,18 +8,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from sds.kernel.canonical import canonical, sha256_hex
-from sds.kernel.decision.packet import ALTERNATIVES_UNAVAILABLE, DecisionPacket
+from sds.kernel.decision.dim import Verdict
+from sds.kernel.decision.jit import JitReport
+from sds.kernel.decision.packet import ALTERNATIVES_UNAVAILABLE, DecisionPacket, Decoding
+from sds.kernel.errors import UsageError
 from sds.kernel.executor.protocol import ExecutionIntent
-from sds.kernel.flow.attempts import FLOW, Attempt, OpenFlow, reasons_text
+from sds.kernel.flow.observe import FLOW, OpenFlow
 from sds.kernel.storage import ledger
 from sds.kernel.storage.keyring import CaseKey
 from sds.kernel.storage.ledger import Head
 from sds.kernel.storage.store import Reader, Row, Store
-from sds.kernel.storage.vault import JUSTIFICATION, PROMPT, PROPOSAL, Texts, key_digest, key_of_case, seal_facts
+from sds.kernel.storage.vault import (
+    ATTEMPT,
+    JUSTIFICATION,
+    PROMPT,
+    PROPOSAL,
+    Texts,
+    key_digest,
+    key_of_case,
+    seal_facts,
+)
 
 STEP_ID = "execute"
 
@@ -45,6 +58,30 @@ SAGA = {"decision_flows": SEALED["decision_flows"], "sagas": "dfid, name, steps,
 _IN_ORDER = "ORDER BY 1, 2"
 _PLAIN = frozenset({int, str, bytes, type(None)})  # a column gives back a value of one of these types as it is
 _ORDER = "SELECT dfid, idempotency_key, kind, params, resource_key, state_version, signature FROM execution_log"
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One proposal for one packet, and what was found about it. `report` is None unless the proposal was accepted.
+
+    `flow`: its open flow, inside the transaction that ends the attempt. None outside of it, and when a human decides.
+    """
+
+    packet: DecisionPacket
+    data: bytes
+    decoding: Decoding
+    verdict: Verdict
+    report: JitReport | None = None
+    number: int = 1
+    now_ms: int = 0
+    flow: OpenFlow | None = None
+
+    @property
+    def open_flow(self) -> OpenFlow:
+        """Return the attempt's flow. Raises UsageError outside the transaction that ends it."""
+        if self.flow is None:
+            raise UsageError("an attempt must end in a transaction that has read its flow", dfid=self.packet.dfid)
+        return self.flow
 
 
 def seal(store: Reader, dfid: str, tables: Mapping[str, str]) -> dict[str, str]:
@@ -171,11 +208,16 @@ def _write_verdict(store: Store, attempt: Attempt) -> str:
         outcome=verdict.outcome,
         gate_reached=verdict.gate_reached,
         reason_code=verdict.reason_code,
-        reasons=reasons_text(verdict),
+        reasons=_reasons(verdict),
         drift=canonical(drift).decode() if drift else None,
         attempt_number=attempt.number,
         evaluated_at_ms=attempt.now_ms,
     )
+
+
+def _reasons(verdict: Verdict) -> str:
+    """Return a verdict's reasons as the record keeps them: canonical JSON of [gate, code, message]."""
+    return canonical([[r.gate, r.code, r.message] for r in verdict.reasons]).decode()
 
 
 def _write_proposal(store: Store, attempt: Attempt, key: CaseKey, sealed: bytes) -> str:
@@ -200,6 +242,19 @@ def _write_proposal(store: Store, attempt: Attempt, key: CaseKey, sealed: bytes)
         tokens=decoding.tokens,
         passes=decoding.passes,
         duration_ms=_real(decoding.duration_ms),
+    )
+
+
+def write_attempt(store: Store, attempt: Attempt) -> None:
+    """Keep a rejected attempt while the flow goes on."""
+    store.insert(
+        "attempts",
+        dfid=attempt.packet.dfid,
+        attempt_number=attempt.number,
+        proposal=key_of_case(store, attempt.open_flow.case)[0].seal(ATTEMPT, attempt.data),
+        reasons=_reasons(attempt.verdict),
+        tokens=attempt.decoding.tokens,
+        evaluated_at_ms=attempt.now_ms,
     )
 
 

@@ -27,11 +27,11 @@ from sds.kernel.envelope.state import StateSource
 from sds.kernel.errors import UsageError
 from sds.kernel.executor.protocol import ExecutionIntent, Executor
 from sds.kernel.executor.wholeness import Wholeness
-from sds.kernel.flow import attempts, decision_record, in_flight, intake
-from sds.kernel.flow.attempts import Attempt
+from sds.kernel.flow import decision_record, in_flight, intake
 from sds.kernel.flow.commit import Committer
+from sds.kernel.flow.decision_record import Attempt
 from sds.kernel.flow.dispatch import Dispatcher, Log, no_log
-from sds.kernel.flow.observe import Observer, Seen, authority_state, standing
+from sds.kernel.flow.observe import Observer, Seen, authority_state, feedback, standing
 from sds.kernel.flow.states import Answer, known_answer
 from sds.kernel.registry import registry, reservations, spend
 from sds.kernel.storage.keyring import Keyring, Signer
@@ -137,7 +137,8 @@ class Kernel:
     def compile(self, claimed: intake.ClaimedFlow) -> DecisionPacket:
         """Read the world, derive the envelope in force, and make the packet of a claimed flow."""
         event, now_ms = claimed.event, self.now_ms
-        live, memory = self._observer.with_memory(event.key, now_ms, dfid=claimed.dfid)
+        dfid = "" if claimed.dfid == intake.PREVIEW else claimed.dfid
+        live, memory = self._observer.with_memory(event.key, now_ms, dfid=dfid)
         envelope = self.envelope(live.situation)
         return packets.compile_packet(
             self.contract,
@@ -215,7 +216,7 @@ class Kernel:
 
     def with_feedback(self, packet: DecisionPacket) -> DecisionPacket:
         """Return the packet for the next attempt: the same packet with this flow's rejected attempts and the reasons."""
-        return packets.with_feedback(packet, attempts.feedback(self.store, self.contract, packet.dfid))
+        return packets.with_feedback(packet, feedback(self.store, self.contract, packet.dfid))
 
     def not_decided(self, packet: DecisionPacket, code: str, message: str) -> Answer:
         """End a flow that got no turn with the model or with its resource. Its event waits and may be sent again."""

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from sds.kernel.contract.schema import Contract
-from sds.kernel.flow.attempts import Attempt
+from sds.kernel.flow.decision_record import Attempt
 from sds.kernel.flow.dispatch import Log
 from sds.kernel.flow.states import WAITING_TAGS
 from sds.kernel.registry import counter_scale, windows

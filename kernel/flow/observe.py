@@ -1,28 +1,33 @@
-"""One reading of the world (DIR 4.1): live state, less what is reserved, and everything else an envelope depends on."""
+"""One reading of the world (DIR 4.1): live state, less what is reserved, and everything else an envelope depends on. And
+one reading of a flow: all that its end depends on, and what it has had rejected.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import accumulate, pairwise
 
 from sds.kernel.canonical import in_words, one_line
 from sds.kernel.contract.compiler import Rules, well_typed
 from sds.kernel.contract.schema import Contract
+from sds.kernel.decision import phrases
 from sds.kernel.decision.context import ContextReader
 from sds.kernel.decision.dim import AuthorityState
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.decision.safeguards import EnvelopeInputs, LiveState, standing_notes
 from sds.kernel.envelope.state import StateRead, StateSource, Value
-from sds.kernel.errors import ENDINGS
-from sds.kernel.flow import attempts
-from sds.kernel.flow.intake import PREVIEW
+from sds.kernel.errors import ENDINGS, StoreError
+from sds.kernel.executor.breaker import Breaker
 from sds.kernel.registry import authority as authorities
 from sds.kernel.registry import reservations, spend
 from sds.kernel.registry.authority import Authority
 from sds.kernel.registry.reservations import Usage
 from sds.kernel.registry.spend import Totals
-from sds.kernel.storage.store import Store
+from sds.kernel.storage.ledger import GENESIS, Head
+from sds.kernel.storage.store import Reader, Row, Store
+from sds.kernel.storage.vault import ATTEMPT, Texts
 
 
 class Observer:
@@ -77,14 +82,14 @@ class Observer:
 
     def with_memory(self, key: str, now_ms: int, *, dfid: str) -> tuple[LiveState, str]:
         """Return one reading, and the earlier decisions as the model reads them; when these cannot be read, only the human
-        is left. `dfid`: the flow, or `intake.PREVIEW`.
+        is left.
         """
         memory, unread = "", ""
         try:
             memory = self._context.memory(key, now_ms)
         except Exception as error:  # noqa: BLE001  rows and a tokenizer that are not as they should be: a human decides
             unread = one_line(f"memory cannot be read: {in_words(error)}", 200)
-        live = self.observe(key, now_ms, dfid="" if dfid == PREVIEW else dfid)
+        live = self.observe(key, now_ms, dfid=dfid)
         if unread:
             live = replace(live, situation=replace(live.situation, context_whole=False), notes=(*live.notes, unread))
         return live, memory
@@ -126,7 +131,7 @@ def authority_state(store: Store, packet: DecisionPacket, seen: Seen) -> Authori
     """Return what registry and store say of the packet's flow at the moment of judgement."""
     authority = seen.authority
     under = authority.contract_hash == packet.contract_hash
-    rejected, spent = attempts.rejected(store, packet.dfid) if seen.tries else (frozenset(), 0)
+    before, spent = rejected(store, packet.dfid) if seen.tries else (frozenset(), 0)
     return AuthorityState(
         agent_active=authority.active,
         halted=authority.halted,
@@ -135,7 +140,7 @@ def authority_state(store: Store, packet: DecisionPacket, seen: Seen) -> Authori
         mission_hash=authority.mission_hash if under else packet.mission_hash,
         held=seen.usage.held,
         tokens_spent=spent,
-        rejected=rejected,
+        rejected=before,
     )
 
 
@@ -165,3 +170,104 @@ def _subtracted(fields: Mapping[str, Value | None], drawn: Mapping[str, int]) ->
         if amount and type(value) is int:
             net[path] = value - amount
     return net
+
+
+# The columns of a flow that never change.
+FLOW = (
+    "dfid, agent_id, trigger_event, parent_dfid, gate, event_id, contract_hash, restarts, created_at_ms, lease_until_ms"
+)
+_OPEN = f"""
+SELECT {", ".join(f"b.{column}" for column in FLOW.split(", "))},
+       b.gate, b.event_id, k.wrapped, x.erased_at_ms, x.reason, {authorities.COLUMNS}, o.failures, o.opened_at_ms, o.probe_at_ms,
+       w.monitors, w.body, l.idx, l.entry_hash, (SELECT count(*) FROM attempts t WHERE t.dfid = b.dfid), d.deadline_ms,
+       a.rejections, EXISTS (SELECT 1 FROM execution_log e WHERE e.idempotency_key = ?), {reservations.COLUMNS}, {{totals}}
+FROM decision_flows b {authorities.JOINS}
+LEFT JOIN agents a ON a.agent_id = ?
+LEFT JOIN flow_deadlines d ON d.dfid = b.dfid
+LEFT JOIN case_keys k ON k.gate = b.gate AND k.event_id = b.event_id
+LEFT JOIN erasures x ON x.gate = b.gate AND x.event_id = b.event_id
+LEFT JOIN executor_breakers o ON o.gate = b.gate
+LEFT JOIN monitor_windows w ON w.agent_id = a.agent_id AND w.stream = 'decisions'
+LEFT JOIN ledger l ON l.idx = (SELECT max(idx) FROM ledger)
+LEFT JOIN resources u ON {reservations.OF_KEY}
+WHERE b.dfid = ? AND b.state = 'ACTIVE'
+"""
+_PARTS = tuple(pairwise(accumulate((10, 5, 4, 3, 2, 2, 4), initial=0)))  # the columns of `_OPEN` up to `ordered`
+_RESOURCE, _TOTALS = slice(30, 34), slice(34, None)
+_REJECTED_SO_FAR = """
+SELECT a.proposal, a.reasons FROM decision_flows f JOIN attempts a ON a.dfid = f.dfid
+WHERE f.dfid = ? AND f.state = 'ACTIVE' ORDER BY a.attempt_number
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFlow:
+    """An open flow and everything that its end depends on, as the transaction that ends it has read them.
+
+    `row`: the columns `FLOW`. `case`: what `vault.key_of_case` takes. `windows`: those of its agent's monitors, as stored.
+    `key`: the idempotency key that was asked for. `ordered`: 1 if the record has an order under it, else 0.
+    """
+
+    row: Row
+    case: Row
+    authority: Authority
+    breaker: Breaker
+    windows: Row
+    head: Head
+    usage: Usage
+    totals: Totals
+    key: str
+    attempts: int
+    deadline_ms: int | None
+    rejections: int | None
+    ordered: int
+
+    @property
+    def parent(self) -> str | None:
+        parent: str | None = self.row[3]
+        return parent
+
+    @property
+    def created_at_ms(self) -> int:
+        return int(self.row[8])
+
+
+def asking_for_open(
+    dfid: str, agent_id: str, key: str, bounds: tuple[str, str], counters: tuple[str, ...]
+) -> tuple[str, Row]:
+    """Return the statement that reads an open flow, and its values. `key`: the idempotency key its order would have;
+    `bounds`: of the resources it could draw on (`reservations.bounds`); `counters`: its spend counters (`spend.scopes`).
+    """
+    sql = _OPEN.format(totals=spend.columns(counters))
+    return sql, (key, *counters, agent_id, *bounds, dfid)
+
+
+def open_flow(rows: list[Row], key: str, resources: Mapping[str, str], counters: tuple[str, ...]) -> OpenFlow | None:
+    """Return what `asking_for_open` has read. None: there is no such flow, or it has ended."""
+    if not rows:
+        return None
+    row, case, standing, broken, windows, last, more = (rows[0][first:end] for first, end in _PARTS)
+    breaker = Breaker(*broken) if broken[0] is not None else Breaker()
+    head = Head(*last) if last[0] else Head(0, GENESIS)
+    usage = reservations.usage_in(resources, [each[_RESOURCE] for each in rows])
+    totals = (counters, rows[0][_TOTALS])
+    return OpenFlow(row, case, authorities.authority_in(standing), breaker, windows, head, usage, totals, key, *more)
+
+
+def feedback(store: Reader, contract: Contract, dfid: str) -> str:
+    """Return what an open flow has had rejected so far, as the model reads it; "" for none. Raises StoreError."""
+    try:
+        texts = Texts(store, dfid)
+        attempts = [
+            f"{phrases.claimed(contract, texts.data(ATTEMPT, sealed))} ({phrases.reason_codes(why)})"
+            for sealed, why in store.rows(_REJECTED_SO_FAR, (dfid,))
+        ]
+    except (TypeError, ValueError, RecursionError) as error:
+        raise StoreError("the attempts of this flow cannot be read", dfid=dfid) from error
+    return f"Rejected before: {'; '.join(attempts)}" if attempts else ""
+
+
+def rejected(store: Reader, dfid: str) -> tuple[frozenset[bytes], int]:
+    """Return the proposals a flow has had rejected, and the tokens they took."""
+    rows, texts = store.rows("SELECT proposal, tokens FROM attempts WHERE dfid = ?", (dfid,)), Texts(store, dfid)
+    return frozenset(texts.data(ATTEMPT, row[0]) for row in rows), sum(row[1] for row in rows)

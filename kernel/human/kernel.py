@@ -16,8 +16,8 @@ from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.decision.safeguards import LiveState, safeguards_of, standing_notes
 from sds.kernel.executor.protocol import ExecutionIntent
 from sds.kernel.flow import in_flight
-from sds.kernel.flow.attempts import Attempt
 from sds.kernel.flow.commit import Committer
+from sds.kernel.flow.decision_record import Attempt
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.flow.observe import Seen
 from sds.kernel.human import cases

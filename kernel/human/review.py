@@ -25,8 +25,8 @@ from sds.kernel.errors import SdsError, UsageError, WorldError, unreadable
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
 from sds.kernel.executor.wholeness import RECORD_BEHIND
 from sds.kernel.flow import adopted, in_flight
-from sds.kernel.flow.attempts import Attempt
 from sds.kernel.flow.commit import ALREADY_ORDERED, ORDERED_BEFORE
+from sds.kernel.flow.decision_record import Attempt
 from sds.kernel.flow.dispatch import Log, no_log
 from sds.kernel.flow.in_flight import orders_in_flight
 from sds.kernel.flow.intake import saga_child

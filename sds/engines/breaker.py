@@ -18,9 +18,10 @@ from typing import Protocol
 
 from sds.decoding.errors import CHOICE_TOO_CLOSE, DEADLINE_EXCEEDED, TOKEN_BUDGET_EXCEEDED
 from sds.engines.queueing import CANCELLED, QueueTimeoutError
+from sds.kernel.canonical import canonical
 from sds.kernel.decision.packet import NOT_ASKED, DecisionPacket, Decoding
+from sds.kernel.envelope.envelope import MAGNITUDE_MAX
 from sds.kernel.errors import ModelError, SdsError
-from sds.kernel.flow.attempts import refuse_unkeepable
 from sds.kernel.flow.dispatch import Log
 from sds.models.protocol import ENDINGS
 
@@ -129,7 +130,7 @@ class Breaker:
     def _ask(self, engine: Proposes, packet: DecisionPacket, tokens_max: int, *, probe: int) -> tuple[bytes, Decoding]:
         try:
             data, decoding = engine.propose(packet, tokens_max=tokens_max)
-            refuse_unkeepable(data, decoding)
+            _refuse_unkeepable(data, decoding)
         except ENDINGS:  # an interrupt says nothing about the engine
             raise
         except BaseException as error:
@@ -191,3 +192,26 @@ def reason_of(error: SdsError) -> str:
 
 def _name(engine: object) -> str:
     return str(getattr(engine, "model", ""))
+
+
+def _refuse_unkeepable(data: object, decoding: object) -> None:
+    """Raise ModelError unless the record can keep what an engine returned: its proposal and its measurements.
+
+    An engine is foreign code. If writing the record were the first to object, the flow would be left without an end.
+    """
+    if not isinstance(data, bytes) or not isinstance(decoding, Decoding):
+        raise ModelError("the engine did not return a proposal in bytes and its measurements")
+    confidence = 0.0 if decoding.confidence is None else decoding.confidence
+    counted = _number(decoding.tokens, int) and _number(decoding.passes, int)
+    if not counted or not _number(confidence, float) or not _number(decoding.duration_ms, float):
+        raise ModelError("the engine returned a measurement that is not a number or too large for the record")
+    try:
+        str.encode(decoding.model)
+        canonical((decoding.alternatives, decoding.facts))
+    except Exception as error:
+        raise ModelError(f"the record cannot store the engine's measurements: {type(error).__name__}") from error
+
+
+def _number(value: object, kind: type[int | float]) -> bool:
+    """Tell whether `value` is of this kind, or an integer, and within the limits. NaN is not."""
+    return isinstance(value, (int, kind)) and -MAGNITUDE_MAX <= value <= MAGNITUDE_MAX

@@ -9,7 +9,7 @@ import pytest
 
 from sds.kernel.canonical import digest
 from sds.kernel.context import rationale
-from sds.kernel.flow import attempts, decision_record, intake
+from sds.kernel.flow import decision_record, intake
 
 
 class _InClear:
@@ -26,8 +26,7 @@ class _InClear:
 def writing_in_clear(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let a kernel write what an older version wrote."""
     with monkeypatch.context() as then:
-        for module in (attempts, decision_record):
-            then.setattr(module, "key_of_case", lambda store, case: (_InClear(), None))
+        then.setattr(decision_record, "key_of_case", lambda store, case: (_InClear(), None))
         then.setattr(rationale, "key_for_flow", lambda store, dfid: _InClear())
         then.setattr(decision_record, "seal_facts", lambda key, facts: dict(facts))
         then.setattr(rationale, "SEALED", "text")

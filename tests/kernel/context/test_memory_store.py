@@ -8,7 +8,7 @@ import pytest
 
 from sds.kernel.audit import verify
 from sds.kernel.errors import StoreError
-from sds.kernel.flow import attempts
+from sds.kernel.flow.observe import feedback
 from tests.kernel.durable import (
     World,
     compensate,
@@ -50,9 +50,9 @@ def test_the_record_holds_what_the_model_read_for_the_final_attempt(world: World
 def test_a_session_is_gone_when_its_flow_has_ended(world: World):
     packet = world.packet()
     world.kernel.decide(packet, nonsense(packet))
-    assert "no proposal" in attempts.feedback(world.store, world.contract, packet.dfid)
+    assert "no proposal" in feedback(world.store, world.contract, packet.dfid)
     world.kernel.decide(packet, refund()(packet))
-    assert "" == attempts.feedback(world.store, world.contract, packet.dfid)
+    assert "" == feedback(world.store, world.contract, packet.dfid)
 
 
 def test_attempts_that_cannot_be_read_are_a_refusal_and_not_a_forgotten_rejection(world: World):
