@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sds.kernel.canonical import canonical, sha256_hex
-from sds.kernel.contract.expressions import BOOL, INT, STRING, Checked, Kind, Program, Tree, typed_expression
+from sds.kernel.contract.expressions import BOOL, INT, STRING, Checked, Kind, Tree, cel, typed_expression, variable
 from sds.kernel.contract.sections import ContractFields, KindSpec
 from sds.kernel.contract.types import Levels
 from sds.kernel.envelope.envelope import (
@@ -122,6 +122,21 @@ def level(levels: Levels, value: Value) -> str:
     """Return the word that stands for a number: the last word whose least value the number reaches."""
     reached = sum(isinstance(least, int) and isinstance(value, int) and value >= least for least in levels)
     return str(levels[2 * reached])
+
+
+class Program:
+    """All checked expressions of a contract as one CEL list. They are evaluated together: if one fails, all have failed."""
+
+    def __init__(self, expressions: tuple[Checked, ...]) -> None:
+        self._functions = {"min": min, "max": max}
+        self._variables = sorted({(variable(path), path) for each in expressions for path in each.reads})
+        self._program = cel.compile(f"[{', '.join(each.cel for each in expressions)}]")
+
+    def evaluate(self, fields: Fields) -> list[object]:
+        """Return one value for each expression. Raises whatever CEL raises; the caller fails closed."""
+        variables = {name: fields[path] for name, path in self._variables}
+        values: list[object] = self._program.execute(cel.Context(variables, self._functions))
+        return values
 
 
 class Rules:

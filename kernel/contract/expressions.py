@@ -1,4 +1,4 @@
-"""Contract expressions: a typed subset of CEL, checked when a contract is loaded, evaluated by a CEL library.
+"""Contract expressions: a typed subset of CEL, checked when a contract is loaded. `compiler.Program` evaluates them.
 
 CEL alone does not fail closed: `missing > 1 || true` is true, so is `'a' < 1 || true`, and so is `1 / 0 > 1 || true`. Three
 things close it. Every expression is parsed and typed against the declared snapshot, so that a wrong type or an undeclared
@@ -22,7 +22,6 @@ from importlib.machinery import PathFinder
 from importlib.util import find_spec, module_from_spec
 from typing import Any, NoReturn
 
-from sds.kernel.envelope.state import Fields
 from sds.kernel.errors import ContractError
 
 EXPRESSION_CHARS_MAX = 1000
@@ -326,7 +325,7 @@ class _Parser:
         if text not in self.types:
             self.fail(f"`{text}` {self._unknown(text)}", at)
         self.paths.add(text)
-        return Term(self.types[text], _variable(text), at, Tree("path", value=text))
+        return Term(self.types[text], variable(text), at, Tree("path", value=text))
 
     def _unknown(self, text: str) -> str:
         if self.peek() == "(":
@@ -338,7 +337,7 @@ class _Parser:
         return "is a reading: only `policy` may use readings"
 
 
-def _variable(path: str) -> str:
+def variable(path: str) -> str:
     """Name the CEL variable that holds a path. It is flat: to build a map inside CEL costs ten times as much.
 
     No two paths give the same name, and no name is a reserved word of CEL.
@@ -356,18 +355,3 @@ def _as_conditions(operator: str, sides: list[str]) -> str:
     half = len(sides) // 2
     left, right = _as_conditions(operator, sides[:half]), _as_conditions(operator, sides[half:])
     return f"({left} ? true : {right})" if operator == "||" else f"({left} ? {right} : false)"
-
-
-class Program:
-    """All checked expressions of a contract as one CEL list. They are evaluated together: if one fails, all have failed."""
-
-    def __init__(self, expressions: tuple[Checked, ...]) -> None:
-        self._functions = {"min": min, "max": max}
-        self._variables = sorted({(_variable(path), path) for each in expressions for path in each.reads})
-        self._program = cel.compile(f"[{', '.join(each.cel for each in expressions)}]")
-
-    def evaluate(self, fields: Fields) -> list[object]:
-        """Return one value for each expression. Raises whatever CEL raises; the caller fails closed."""
-        variables = {name: fields[path] for name, path in self._variables}
-        values: list[object] = self._program.execute(cel.Context(variables, self._functions))
-        return values

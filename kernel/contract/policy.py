@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from sds.kernel.contract.compiler import parse_type
-from sds.kernel.contract.expressions import READING, SCORE, Checked, Kind, Program, typed_expression
+from sds.kernel.contract.compiler import Program, parse_type
+from sds.kernel.contract.expressions import READING, SCORE, Checked, Kind, typed_expression
 from sds.kernel.contract.readings import COMBINATIONS_MAX, ROOT, PolicyLine, ReadingSpec
 from sds.kernel.contract.sections import ContractFields
 from sds.kernel.contract.types import ContradictionError

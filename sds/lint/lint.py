@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from random import Random
 
-from sds.kernel.contract.compiler import Path
-from sds.kernel.contract.expressions import Program, Tree
+from sds.kernel.contract.compiler import Path, Program
+from sds.kernel.contract.expressions import Tree
 from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.sections import KindSpec
 from sds.kernel.envelope.envelope import MAGNITUDE_MAX, Bound, bound

@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from sds.kernel.contract.compiler import FieldSpec
-from sds.kernel.contract.expressions import BOOL, INT, INT_MAX, STRING, Kind, Program, Tree, check_expression
+from sds.kernel.contract.compiler import FieldSpec, Program
+from sds.kernel.contract.expressions import BOOL, INT, INT_MAX, STRING, Kind, Tree, check_expression
 from sds.kernel.envelope.state import Value
 from sds.lint.intervals import Env, Ints, Values, assume, domain_of, of, point, propagate
 from tests.scale import scale, seeded

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from sds.kernel.contract.compiler import Program
 from sds.kernel.contract.expressions import (
     BOOL,
     DEPTH_MAX,
@@ -16,9 +17,8 @@ from sds.kernel.contract.expressions import (
     INT_MAX,
     STRING,
     Kind,
-    Program,
-    _variable,
     check_expression,
+    variable,
 )
 from sds.kernel.envelope.state import Value
 from sds.kernel.errors import ContractError
@@ -238,8 +238,8 @@ PATHS = st.from_regex(r"[a-z][a-z0-9_]{0,5}\.[a-z][a-z0-9_]{0,5}", fullmatch=Tru
 
 @given(PATHS, PATHS)
 @example("a_d_b.c", "a.b_d_c")
-def test_no_two_paths_share_a_variable(one: str, other: str):
-    assert (one == other) == (_variable(one) == _variable(other))
+def test_no_two_paths_share_avariable(one: str, other: str):
+    assert (one == other) == (variable(one) == variable(other))
 
 
 def test_random_expressions_have_the_value_that_a_plain_reading_gives_them():
