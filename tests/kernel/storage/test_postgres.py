@@ -14,6 +14,7 @@ import psycopg
 import pytest
 
 from sds.kernel.errors import StoreError, UsageError
+from sds.kernel.flow import in_flight
 from sds.kernel.flow.attempts import asking_for_open
 from sds.kernel.flow.monitored import REACTIVATED
 from sds.kernel.storage.ledger import KEYS_LOST
@@ -336,12 +337,20 @@ def test_what_operators_did_is_found_by_its_index_in_a_long_ledger():
             assert "Seq Scan" not in found
 
 
-def test_whether_a_resource_is_held_is_asked_of_its_own_reservations_not_of_all_that_were_ever_held():
+KNOWN = """
+INSERT INTO resources SELECT 'r-' || n, 2, 0 FROM generate_series(1, 800) AS n;
+INSERT INTO reservations SELECT 'flow-' || n, 'r-' || n, 1, 'settled' FROM generate_series(1, 800) AS n
+"""
+
+
+def test_a_decision_reads_its_own_resources_not_all_that_are_known_or_were_ever_held():
     """Until the server cleans it, the index of what is held still has what was held before."""
-    many = "INSERT INTO reservations SELECT 'flow-' || n, 'r-' || n, 1, 'settled' FROM generate_series(1, 800) AS n"
     schema = fresh_schema()
     with closing(PostgresStore(server_url(), schema)) as store:
-        by_hand(many, schema)
-        found = plan(store, *asking_for_open("flow-1", "a1", "", ("r-1", "r-2"), ()))
-        assert "one_live_reservation" in found
-        assert "Index Cond: (resource = u.resource)" in found
+        by_hand(KNOWN, schema)
+        reserving = plan(store, *asking_for_open("flow-1", "a1", "", ("r-1", "r-2"), ()))
+        assert "one_live_reservation" in reserving
+        assert "Index Cond: (resource = u.resource)" in reserving
+        settling = plan(store, in_flight.ORDER, ("flow-1",))
+        assert "Index Cond: (resource = r.resource)" in settling
+        assert "Seq Scan on resources" not in settling
