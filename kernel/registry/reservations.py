@@ -17,10 +17,11 @@ from sds.kernel.storage.store import Row, Store
 
 TYPES_MAX = 1_024  # size of the cache of `_numeric`
 
-# The usage of a resource `u`: columns for statements that read more than that.
+# The usage of a resource `u`: columns for statements that read more than that. A count, because PostgreSQL answers an EXISTS
+# from one scan of all that is live, and the index still has what was live since the server last cleaned it.
 COLUMNS = (
     "u.resource, u.epoch, u.drawn,"
-    " EXISTS (SELECT 1 FROM reservations l WHERE l.resource = u.resource AND l.status = 'live')"
+    " (SELECT count(*) FROM reservations l WHERE l.resource = u.resource AND l.status = 'live')"
 )
 OF_KEY = "u.resource > ? AND u.resource < ?"  # its values: `bounds`
 # A human's order is under the contract in force when the human decided, every other order under its flow's.

@@ -14,6 +14,8 @@ import psycopg
 import pytest
 
 from sds.kernel.errors import StoreError, UsageError
+from sds.kernel.flow import in_flight
+from sds.kernel.flow.attempts import asking_for_open
 from sds.kernel.flow.monitored import REACTIVATED
 from sds.kernel.storage.ledger import KEYS_LOST
 from sds.kernel.storage.postgres import store as stores
@@ -319,13 +321,36 @@ FROM generate_series(1, 20000) AS n
 """
 
 
+def plan(store: PostgresStore, sql: str, values: tuple[Any, ...]) -> str:
+    asked = f"EXPLAIN (COSTS OFF) {sql}", values
+    return "\n".join(row[0] for row in store._on_connection(lambda db: db.together(asked).rows))
+
+
 def test_what_operators_did_is_found_by_its_index_in_a_long_ledger():
     schema = fresh_schema()
     with closing(PostgresStore(server_url(), schema)) as store:
         by_hand(f"SET session_replication_role = replica; {LONG}; ANALYZE ledger", schema)
         assert 19_900 == store.value(REACTIVATED, ("a6",))
         for sql, values in ((KEYS_LOST, ()), (REACTIVATED, ("a6",))):
-            asked = f"EXPLAIN (COSTS OFF) {sql}", values
-            plan = "\n".join(row[0] for row in store._on_connection(lambda db, asked=asked: db.together(asked).rows))
-            assert "ledger_acts" in plan
-            assert "Seq Scan" not in plan
+            found = plan(store, sql, values)
+            assert "ledger_acts" in found
+            assert "Seq Scan" not in found
+
+
+KNOWN = """
+INSERT INTO resources SELECT 'r-' || n, 2, 0 FROM generate_series(1, 800) AS n;
+INSERT INTO reservations SELECT 'flow-' || n, 'r-' || n, 1, 'settled' FROM generate_series(1, 800) AS n
+"""
+
+
+def test_a_decision_reads_its_own_resources_not_all_that_are_known_or_were_ever_held():
+    """Until the server cleans it, the index of what is held still has what was held before."""
+    schema = fresh_schema()
+    with closing(PostgresStore(server_url(), schema)) as store:
+        by_hand(KNOWN, schema)
+        reserving = plan(store, *asking_for_open("flow-1", "a1", "", ("r-1", "r-2"), ()))
+        assert "one_live_reservation" in reserving
+        assert "Index Cond: (resource = u.resource)" in reserving
+        settling = plan(store, in_flight.ORDER, ("flow-1",))
+        assert "Index Cond: (resource = r.resource)" in settling
+        assert "Seq Scan on resources" not in settling
