@@ -56,11 +56,16 @@ def follow(matcher: TokenMatcher, data: bytes) -> bytes:
 def _accepted(matcher: TokenMatcher, token: int) -> TokenMatcher | None:
     """Return a copy of the matcher that has accepted the token; None where it is refused."""
     copied = matcher.copy()
+    return copied if _accepts(copied, token) else None
+
+
+def _accepts(matcher: TokenMatcher, token: int) -> bool:
+    """Have the matcher accept a token; False where it refuses it, and is as before."""
     try:
-        copied.accept(token)
+        matcher.accept(token)
     except LanguageError:
-        return None
-    return copied
+        return False
+    return True
 
 
 def _small_language() -> tuple[DecisionEnvelope, set[bytes]]:
@@ -77,8 +82,9 @@ def _small_language() -> tuple[DecisionEnvelope, set[bytes]]:
 def _check_refuses(matcher: TokenMatcher, vocab_size: int) -> None:
     matcher.accept_forced()
     permitted = set(matcher.choice_point().tokens.tolist())
-    if any(_accepted(matcher, token) for token in range(-1, vocab_size + 1) if token not in permitted):
-        raise _not_alive("accepted a forbidden token")
+    for token in range(-1, vocab_size + 1):
+        if token not in permitted and _accepts(matcher, token):
+            raise _not_alive("accepted a forbidden token")
 
 
 def _check_stays_within(

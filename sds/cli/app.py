@@ -8,25 +8,15 @@ import shlex
 import sqlite3
 import sys
 import traceback
-from collections.abc import Callable
 from contextlib import suppress
-from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from sds.cli import sandbox
-from sds.cli.common import A_GOOD_EVENT
-from sds.cli.decisions import decide, escalations, run
-from sds.cli.judgement import evaluate, fit, label
-from sds.cli.options import flat
-from sds.cli.records import backup, erase, keys, move, orders, reconcile, record, replay
+from sds.cli.lazy import group_of
 from sds.cli.render import Console, echo, plain, without_password
-from sds.cli.service import keys as service_keys
-from sds.cli.service import serve, webhooks
-from sds.cli.setup import agents, bench, context, contracts, doctor, models, new
 from sds.host.interrupt import EXIT_INTERRUPTED
 from sds.host.paths import OTHER_HOME
 from sds.kernel.canonical import in_words, one_line
@@ -69,10 +59,113 @@ MACHINE_MENDS = {
 }
 _PATH_MENDS = dict.fromkeys((errno.EACCES, errno.EPERM), "check that this user has the rights to it")
 _FULL_DATABASE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)
+A_GOOD_EVENT = "sds events GATE --limit 1 > event.json; sds ... --event event.json"
 _NO_THREAD = "can't start new thread"  # the message of Python's RuntimeError
 # The base class of errors in the words typed; its module depends on typer's version
 _TyperError: type[Exception] = typer.BadParameter.__mro__[2]
 
+# Every command, in the order of the help, and the place of its function in this package.
+COMMANDS = {
+    "run": "decisions.run:run",
+    "decide": "decisions.decide:decide",
+    "events": "decisions.decide:events",
+    "envelope": "decisions.decide:envelope",
+    "grammar": "decisions.decide:grammar",
+    "retry": "decisions.decide:retry",
+    "flows": "records.record:flows",
+    "audit": "records.record:audit",
+    "recover": "records.record:recover",
+    "halt": "records.record:halt",
+    "resume": "records.record:resume",
+    "reconcile": "records.reconcile:reconcile",
+    "orders": "records.orders:list_orders",
+    "replay": "records.replay:replay",
+    "fit": "judgement.fit:fit",
+    "eval": "judgement.evaluate:evaluate",
+    "label": "judgement.label:label",
+    "erase": "records.erase:erase",
+    "erasures": "records.erase:erasures",
+    "backup": "records.backup:backup",
+    "restore": "records.backup:restore",
+    "serve": "service.serve:serve",
+    "doctor": "setup.doctor:doctor",
+    "bench": "setup.bench:bench",
+    "new": "setup.new:new",
+    "sandbox-gateway": "sandbox:sandbox_gateway",
+}
+GROUPS: dict[str, tuple[str, dict[str, str]]] = {
+    "ledger": (
+        "Verify the ledger and print its head.\n\nExample: sds ledger verify",
+        {"verify": "records.record:verify", "head": "records.record:head"},
+    ),
+    "agents": (
+        "Manage agents and revoke their contracts.\n\nExample: sds agents list",
+        {
+            "list": "setup.agents:list_agents",
+            "show": "setup.agents:show",
+            "suspend": "setup.agents:suspend",
+            "reactivate": "setup.agents:reactivate",
+            "retire": "setup.agents:retire",
+            "revoke": "setup.agents:revoke",
+        },
+    ),
+    "escalations": (
+        "List, show and resolve cases for a human.\n\nExample: sds escalations list",
+        {
+            "list": "decisions.escalations:list_cases",
+            "show": "decisions.escalations:show_case",
+            "resolve": "decisions.escalations:resolve",
+        },
+    ),
+    "labels": (
+        "Export recorded labels.\n\nExample: sds labels export refund > labels.jsonl",
+        {"export": "judgement.label:export"},
+    ),
+    "artifacts": (
+        "Manage the reference texts of contracts.\n\nExample: sds artifacts list",
+        {"put": "setup.context:put", "list": "setup.context:list_artifacts", "retire": "setup.context:retire"},
+    ),
+    "retention": (
+        'Remove artifact texts past their retention.\n\nExample: sds retention sweep --reason "monthly"',
+        {"sweep": "setup.context:sweep"},
+    ),
+    "keys": (
+        "Manage signing keys and callers' keys.\n\nExample: sds keys show",
+        {
+            "show": "records.keys:show",
+            "rotate": "records.keys:rotate",
+            "add": "service.keys:add",
+            "list": "service.keys:list_keys",
+            "revoke": "service.keys:revoke",
+        },
+    ),
+    "webhooks": (
+        "Manage the endpoints for final states.\n\nExample: sds webhooks list",
+        {"add": "service.webhooks:add", "list": "service.webhooks:list_webhooks", "remove": "service.webhooks:remove"},
+    ),
+    "record": (
+        "Move a record to another store.\n\nExample: sds record move --to postgresql://sds@db.example/sds --reason ...",
+        {"move": "records.move:move"},
+    ),
+    "contracts": (
+        "Check, compare, register and list contracts.\n\nExample: sds contracts check contract.yaml",
+        {
+            "check": "setup.contracts:check",
+            "diff": "setup.contracts:compare",
+            "register": "setup.contracts:register",
+            "list": "setup.contracts:list_contracts",
+        },
+    ),
+    "models": (
+        "List, show, check and prepare models.\n\nExample: sds models list",
+        {
+            "list": "setup.models:list_models",
+            "show": "setup.models:show",
+            "check": "setup.models:check",
+            "prepare": "setup.models:prepare",
+        },
+    ),
+}
 app = typer.Typer(
     name="sds",
     help="Decide events with a local model that cannot exceed its authority.\n\nExample: sds run refund --limit 20",
@@ -80,111 +173,16 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    cls=group_of(COMMANDS),
 )
-
-# Every command, in the order of the help. A command's docstring is its help.
-COMMANDS: dict[str, Callable[..., None]] = {
-    "run": run.run,
-    "decide": decide.decide,
-    "events": decide.events,
-    "envelope": decide.envelope,
-    "grammar": decide.grammar,
-    "retry": decide.retry,
-    "flows": record.flows,
-    "audit": record.audit,
-    "recover": record.recover,
-    "halt": record.halt,
-    "resume": record.resume,
-    "reconcile": reconcile.reconcile,
-    "orders": orders.list_orders,
-    "replay": replay.replay,
-    "fit": fit.fit,
-    "eval": evaluate.evaluate,
-    "label": label.label,
-    "erase": erase.erase,
-    "erasures": erase.erasures,
-    "backup": backup.backup,
-    "restore": backup.restore,
-    "serve": serve.serve,
-    "doctor": doctor.doctor,
-    "bench": bench.bench,
-    "new": new.new,
-    "sandbox-gateway": sandbox.sandbox_gateway,
-}
-GROUPS: dict[str, tuple[str, dict[str, Callable[..., None]]]] = {
-    "ledger": (
-        "Verify the ledger and print its head.\n\nExample: sds ledger verify",
-        {"verify": record.verify, "head": record.head},
-    ),
-    "agents": (
-        "Manage agents and revoke their contracts.\n\nExample: sds agents list",
-        {
-            "list": agents.list_agents,
-            "show": agents.show,
-            "suspend": agents.suspend,
-            "reactivate": agents.reactivate,
-            "retire": agents.retire,
-            "revoke": agents.revoke,
-        },
-    ),
-    "escalations": (
-        "List, show and resolve cases for a human.\n\nExample: sds escalations list",
-        {"list": escalations.list_cases, "show": escalations.show_case, "resolve": escalations.resolve},
-    ),
-    "labels": ("Export recorded labels.\n\nExample: sds labels export refund > labels.jsonl", {"export": label.export}),
-    "artifacts": (
-        "Manage the reference texts of contracts.\n\nExample: sds artifacts list",
-        {"put": context.put, "list": context.list_artifacts, "retire": context.retire},
-    ),
-    "retention": (
-        'Remove artifact texts past their retention.\n\nExample: sds retention sweep --reason "monthly"',
-        {"sweep": context.sweep},
-    ),
-    "keys": (
-        "Manage signing keys and callers' keys.\n\nExample: sds keys show",
-        {
-            "show": keys.show,
-            "rotate": keys.rotate,
-            "add": service_keys.add,
-            "list": service_keys.list_keys,
-            "revoke": service_keys.revoke,
-        },
-    ),
-    "webhooks": (
-        "Manage the endpoints for final states.\n\nExample: sds webhooks list",
-        {"add": webhooks.add, "list": webhooks.list_webhooks, "remove": webhooks.remove},
-    ),
-    "record": (
-        "Move a record to another store.\n\nExample: sds record move --to postgresql://sds@db.example/sds --reason ...",
-        {"move": move.move},
-    ),
-    "contracts": (
-        "Check, compare, register and list contracts.\n\nExample: sds contracts check contract.yaml",
-        {
-            "check": contracts.check,
-            "diff": contracts.compare,
-            "register": contracts.register,
-            "list": contracts.list_contracts,
-        },
-    ),
-    "models": (
-        "List, show, check and prepare models.\n\nExample: sds models list",
-        {"list": models.list_models, "show": models.show, "check": models.check, "prepare": models.prepare},
-    ),
-}
-_HANDED_ON = {"bench": {"ignore_unknown_options": True, "allow_extra_args": True}}  # to the benchmark's own process
-
-for _name, _command in COMMANDS.items():
-    app.command(_name, context_settings=_HANDED_ON.get(_name))(flat(_command))
-for _group, (_help, _commands) in GROUPS.items():
-    _made = typer.Typer(help=_help, no_args_is_help=True, rich_markup_mode=None)
-    for _name, _command in _commands.items():
-        _made.command(_name)(flat(_command))
-    app.add_typer(_made, name=_group)
+for _group, (_help, _places) in GROUPS.items():
+    app.add_typer(typer.Typer(help=_help, no_args_is_help=True, cls=group_of(_places)), name=_group)
 
 
 def _show_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version  # noqa: PLC0415
+
         echo(version("sovereign-decision-stream"))
         raise typer.Exit
 

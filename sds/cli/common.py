@@ -24,8 +24,6 @@ from sds.kernel.flow.intake import EVENT_BYTES_MAX, in_utf8
 from sds.kernel.storage.store import Store
 from sds.models.protocol import BackendError
 
-A_GOOD_EVENT = "sds events GATE --limit 1 > event.json; sds ... --event event.json"
-
 
 def as_name(gate: str) -> str:
     """Return the name of a gate that is given by its name or path. Raises UsageError."""

@@ -16,6 +16,7 @@ import typer
 
 from sds.cli import app as cli
 from sds.cli.common import read_event_text
+from sds.cli.records import record
 from sds.host.paths import open_record
 from sds.kernel.errors import EventError, SdsError, WorldError
 from tests.cli.conftest import ROOT, Shell
@@ -62,6 +63,26 @@ def test_a_failure_of_the_world_has_a_mend_its_own_or_that_of_its_kind(
         said, mended = capsys.readouterr().err.splitlines()
         assert "error: no" == said
         assert mended == mend if mend else mended.startswith("mend:  ")
+
+
+@pytest.mark.parametrize(
+    ("args", "loaded"),
+    [
+        (["--version"], set()),
+        (["ledger", "--help"], {"record"}),
+        (["keys", "show", "--help"], {"keys"}),
+        (["--help"], {"run", "serve", "doctor", "evaluate"}),
+    ],
+    ids=" ".join,
+)
+def test_only_the_modules_of_commands_that_are_asked_for_are_imported(args: list[str], loaded: set[str]) -> None:
+    code = "import sys; from sds.cli import app; assert 0 == app._run(sys.argv[1:]); print(*sys.modules, sep='\\n')"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *args], capture_output=True, text=True, cwd=ROOT, timeout=60, check=True
+    )
+    parts = [each.split(".") for each in done.stdout.splitlines()]
+    found = {each[-1] for each in parts if each[:2] == ["sds", "cli"] and len(each) == 4}
+    assert loaded <= found if loaded >= {"run"} else loaded == found
 
 
 def test_without_a_command_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,7 +163,7 @@ def test_an_output_that_cannot_be_written_is_one_line() -> None:
 def test_what_the_machine_refuses_is_said_with_its_mend(
     error: Exception, said: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli.record, "open_store", fails_with(error))
+    monkeypatch.setattr(record, "open_store", fails_with(error))
     monkeypatch.setattr(sys, "argv", ["sds", "flows"])
     with pytest.raises(SystemExit) as ended:
         cli.main()
