@@ -153,16 +153,26 @@ def _replacing_file(there: Path, backup: Unpacked) -> Iterator[Callable[[], None
             there.with_name(there.name + beside).unlink(missing_ok=True)
         yield lambda: _rename(backup.record, there)
         return
+    with used_alone(there) as known:
+        with closing(SqliteStore(backup.record)) as copy:
+            _refuse_knowing_more(there, known, copy)
+        # a process that waits with the old file open does no harm: SQLite writes to no file that was moved
+        yield lambda: _rename(backup.record, there)
+
+
+@contextmanager
+def used_alone(there: Path) -> Iterator[Head]:
+    """Lock all others out of an existing record for one block, and yield its head.
+
+    Raises UsageError where it is in use, StoreError where it cannot be read.
+    """
     with closing(sqlite3.connect(there, timeout=LOCKED_S, isolation_level=None)) as db:
         try:
             _lock_out_others(db)
             known = head(SqliteReader(db))
         except (sqlite3.Error, StoreError) as error:
             raise _unusable_error(there, error) from error
-        with closing(SqliteStore(backup.record)) as copy:
-            _refuse_knowing_more(there, known, copy)
-        # a process that waits with the old file open does no harm: SQLite writes to no file that was moved
-        yield lambda: _rename(backup.record, there)
+        yield known
 
 
 def _lock_out_others(db: sqlite3.Connection) -> None:
