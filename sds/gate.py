@@ -70,7 +70,7 @@ class Gate:
         now_ms: Callable[[], int] = now_ms,
     ) -> None:
         self.contract = load_contract(contract) if isinstance(contract, Path) else contract
-        opening.check_given(self.contract, source, executor, engine)
+        opening.check_given(self.contract, source, executor, engine, on_reasoned)
         self._now_ms = now_ms = clock_given(now_ms)
         self._closed, self._process = False, os.getpid()
         folder, model = opening.paths_given(folder, model)

@@ -17,7 +17,7 @@ from sds.kernel.storage.store import Reader
 THREADS_BESIDE = 2  # more than the engine has slots: these read state, wait for the disk, or send orders
 
 
-def check_given(contract: object, source: object, executor: object, engine: object) -> None:
+def check_given(contract: object, source: object, executor: object, engine: object, on_reasoned: object) -> None:
     """Refuse parts that cannot work, or not together, before anything is opened. Raises UsageError."""
     if not isinstance(contract, Contract):
         raise UsageError(
@@ -25,6 +25,8 @@ def check_given(contract: object, source: object, executor: object, engine: obje
         )
     check_parts(source, executor)
     check_fits(executor, contract)
+    if on_reasoned is not None and not callable(on_reasoned):
+        raise UsageError("`on_reasoned` must be a function of a packet and the bytes of its proposal")
     asked = all(callable(getattr(engine, name, None)) for name in ("propose", "count_tokens", "close"))
     if engine is not None and (isinstance(engine, type) or not asked):
         hint = "open one with sds.engines.factory.open_engine, or give `model`, a file or a folder of weights"

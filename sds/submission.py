@@ -142,8 +142,8 @@ class Submissions:
         now_ms: Callable[[], int],
         queue_max: int = QUEUE_MAX,
     ) -> None:
-        if min(threads, queue_max) < 1:
-            raise UsageError("a gate needs at least one thread, and room for at least one event")
+        if not all(isinstance(each, int) and each > 0 for each in (threads, queue_max)):
+            raise UsageError("`threads` and `queue_max` must be whole numbers from 1")
         self._decide, self._threads_max, self._queue_max, self._now_ms = decide, threads, queue_max, now_ms
         self._lock = threading.RLock()  # entered instead of the condition: see `kernel.locks`
         self._changed = threading.Condition(self._lock)

@@ -106,8 +106,9 @@ def test_no_threads_and_a_listener_that_cannot_be_called_are_refused(
     parts: tuple[Tickets, Rail], tmp_path: Path, tiny: LlamaBackend
 ) -> None:
     engine = NativeEngine(tiny, now_ms=now_ms)
-    with pytest.raises(UsageError, match="a gate needs at least one thread"):
-        Gate(contract(), *parts, folder=tmp_path / "gate", engine=engine, threads=0)
+    for given in ({"threads": 0}, {"threads": "2"}, {"queue_max": 0}, {"queue_max": 2.5}, {"on_reasoned": 5}):
+        with pytest.raises(UsageError, match=rf"`{next(iter(given))}`.* must be"):
+            Gate(contract(), *parts, folder=tmp_path / "gate", engine=engine, **given)
     said = "the listener must be a function of `event` and `facts`"
     gate = Gate(contract(), *parts, folder=tmp_path / "gate", engine=engine)
     with gate, pytest.raises(UsageError, match=said):

@@ -173,7 +173,7 @@ def load_contract(path: Path, *, checksum: str | None = None) -> Contract:
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ContractError(f"{path}: not UTF-8 at byte {error.start}") from error
+        raise ContractError(f"{path}: not UTF-8 at byte {error.start}", hint="save it as UTF-8") from error
     return parse_contract(text, str(path))
 
 

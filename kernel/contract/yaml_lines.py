@@ -35,6 +35,7 @@ class Lines(dict[Path, int]):
 _LINE_END = re.compile("\r\n?|\n")
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,18})")
 _DECIMAL = re.compile(r"-?(0|[1-9][0-9]{0,15})\.[0-9]{1,18}")
+_MEND = "mend this line or the one before: indent with spaces, close brackets and quotes, quote texts with `: ` or ` #`"
 _FRACTIONS_IN = ("aggregate_thresholds", "max_error")  # only in these sections may a number have decimals
 
 
@@ -53,7 +54,7 @@ def load_with_lines(text: str, name: str, *, controls: bool = False) -> tuple[An
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         indented = ": indent the line like its neighbours" if "<block end>" in str(error.problem) else ""
-        raise ContractError(f"{name}:{line}: not YAML: {error.problem}{indented}") from error
+        raise ContractError(f"{name}:{line}: not YAML: {error.problem}{indented}", hint=_MEND) from error
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise ContractError(f"{name}:{line}: not YAML: character {error.character:#06x} is not allowed") from error

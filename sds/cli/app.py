@@ -21,6 +21,7 @@ from sds.host.interrupt import EXIT_INTERRUPTED
 from sds.host.paths import OTHER_HOME
 from sds.kernel.canonical import in_words, one_line
 from sds.kernel.errors import (
+    ContractError,
     ErasedError,
     EventError,
     ExecutorError,
@@ -285,6 +286,8 @@ def _mend(error: SdsError, named: str) -> str:
         return next(mend for kind, mend in WORLD_MENDS.items() if isinstance(error, kind))
     if isinstance(error.__cause__, OSError):
         return _PATH_MENDS.get(error.__cause__.errno or 0, "check the path")
+    if isinstance(error, ContractError):
+        return "mend the file there, or name another"
     typed = isinstance(error, UsageError) and not isinstance(error, ErasedError | TransitionError)
     return f"{named} --help" if typed else ""
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sds.executors.sandbox.server import GatewayServer
 
 TOKEN_CHARS_MAX = 1024
+_A_TOKEN = f"name a file with one line of at most {TOKEN_CHARS_MAX} characters in ASCII"
 
 
 def sandbox_gateway(
@@ -88,9 +89,8 @@ def _token(file: Path | None) -> str:
     try:
         text = file.read_text(encoding="ascii").strip()
     except (OSError, ValueError) as error:
-        raise UsageError(f"the token in `{file}` cannot be read", hint="write it in ASCII on one line") from error
+        why = cause_of(error) if isinstance(error, OSError) else "not ASCII"
+        raise UsageError(f"`{file}` cannot be read: {why}", hint=_A_TOKEN) from error
     if not 0 < len(text) <= TOKEN_CHARS_MAX:
-        raise UsageError(
-            f"`{file}` does not hold a token", hint=f"write one line of at most {TOKEN_CHARS_MAX} characters"
-        )
+        raise UsageError(f"`{file}` does not hold a token", hint=_A_TOKEN)
     return text

@@ -171,7 +171,7 @@ class AsyncDecisionClient:
 
     async def _sent(self, request: HttpRequest) -> HttpReply | Lost:
         try:
-            async with self._http.stream(**arguments(self._connection, request)) as response:
+            async with self._http.stream(**arguments(self._http, self._connection, request)) as response:
                 return await self._collected(response, request)
         except httpx2.HTTPError as error:
             return lost(error)
@@ -189,7 +189,7 @@ class AsyncDecisionClient:
             request = following.request()
             said: HttpReply | Lost = Lost("the stream ended")
             try:
-                async with self._http.stream(**arguments(self._connection, request)) as response:
+                async with self._http.stream(**arguments(self._http, self._connection, request)) as response:
                     if not response.is_success:
                         said = await self._collected(response, request)
                     else:

@@ -170,7 +170,7 @@ class DecisionClient:
 
     def _sent(self, request: HttpRequest) -> HttpReply | Lost:
         try:
-            with self._http.stream(**arguments(self._connection, request)) as response:
+            with self._http.stream(**arguments(self._http, self._connection, request)) as response:
                 return self._collected(response, request)
         except httpx2.HTTPError as error:
             return lost(error)
@@ -192,7 +192,7 @@ class DecisionClient:
             request = following.request()
             said: HttpReply | Lost = Lost("the stream ended")
             try:
-                with self._http.stream(**arguments(self._connection, request)) as response:
+                with self._http.stream(**arguments(self._http, self._connection, request)) as response:
                     if not response.is_success:
                         said = self._collected(response, request)
                     else:

@@ -97,7 +97,7 @@ class Calls:
         return data_of((yield from insist(ask, self._patience(None))))
 
     def _patience(self, deadline_ms: int | None) -> Patience:
-        if deadline_ms is not None and deadline_ms <= 0:
+        if deadline_ms is not None and not (isinstance(deadline_ms, int | float) and deadline_ms > 0):
             message = f"`deadline_ms` must be above 0, got {deadline_ms}: it is in milliseconds from now"
             raise UsageError(message, reason_code="DEADLINE_INVALID")
         lasts_s = self._connection.timeout_s if deadline_ms is None else deadline_ms / 1000

@@ -29,7 +29,7 @@ class Connection:
         try:
             parts = urlsplit(self.url)
             good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        except ValueError:
+        except (ValueError, TypeError, AttributeError):  # the last two: it is no text
             good = False
         if not good or "@" in self.url or parts.query or parts.fragment:
             message = "`url` must be an address such as https://decisions.example, without user, query and fragment"
@@ -39,7 +39,12 @@ class Connection:
                 "http:// would send the key and every event unencrypted to another machine",
                 hint="use https://, or plain_http=True within a network that you trust",
             )
-        if not self.key or not (self.key.isascii() and self.key.isprintable()) or " " in self.key:
+        if (
+            not isinstance(self.key, str)
+            or not self.key
+            or not (self.key.isascii() and self.key.isprintable())
+            or " " in self.key
+        ):
             raise UsageError("`key` is not a key", hint="give it as `sds keys add` printed it; it begins with `sds_`")
         if not isinstance(self.timeout_s, int | float):
             raise UsageError("`timeout_s` must be a number of seconds", hint=f"above 0, at most {TIMEOUT_S_MAX:.0f}")

@@ -11,6 +11,7 @@ from sds.client.connection import CONNECT_S_MAX, Connection
 from sds.client.replies import REPLY_BYTES_MAX, HttpReply, Lost, unreadable
 from sds.client.steps import HttpRequest
 from sds.kernel.canonical import in_words
+from sds.kernel.errors import UsageError
 
 CONNECTIONS_MAX = 100
 
@@ -19,8 +20,10 @@ def limits() -> httpx2.Limits:
     return httpx2.Limits(max_connections=CONNECTIONS_MAX, max_keepalive_connections=CONNECTIONS_MAX)
 
 
-def arguments(connection: Connection, request: HttpRequest) -> dict[str, Any]:
-    """Return a request as the arguments of httpx's `stream`."""
+def arguments(http: httpx2.Client | httpx2.AsyncClient, connection: Connection, request: HttpRequest) -> dict[str, Any]:
+    """Return a request as the arguments of `stream` of `http`. Raises UsageError where that is closed."""
+    if http.is_closed:
+        raise UsageError("the client is closed", hint="make another one, or call it within its `with` block")
     return {
         "method": request.method,
         "url": request.path,

@@ -174,7 +174,7 @@ def load_engines(path: Path) -> tuple[EngineSpec, ...]:
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UsageError(f"`{path}` is not UTF-8 at byte {error.start}") from error
+        raise UsageError(f"`{path}` is not UTF-8 at byte {error.start}", hint="save it as UTF-8") from error
     specs, lines = parse_engines(text, name=str(path))
     last = specs[-1]  # any other may be down at the start
     if last.kind not in _REMOTE and last.model and not os.path.exists(last.model):  # noqa: PTH110  of any text

@@ -40,6 +40,7 @@ ONE_FILE = ".tar"
 _BACKING_UP, _RESTORING = ".sds-backup.", ".restore."  # prefixes of temporary folders
 _ROOM = "check the free space and the rights of this user"
 MANIFEST_BYTES_MAX = 64 * 1024
+A_BACKUP = "name a folder or a .tar file that sds backup made"
 MESSAGE_CHARS_MAX = 300
 
 
@@ -254,11 +255,10 @@ def _opened_backup(source: Path) -> Iterator[CopyFile]:
 
             yield copy_file
     except (tarfile.TarError, EOFError) as error:
-        raise UsageError(f"`{source}` is not a backup: {one_line(error, MESSAGE_CHARS_MAX)}") from error
+        message = f"`{source}` is not a backup: {one_line(error, MESSAGE_CHARS_MAX)}"
+        raise UsageError(message, hint=A_BACKUP) from error
     except (FileNotFoundError, KeyError) as error:
-        raise UsageError(
-            f"`{source}` is not a whole backup", hint="name a folder or a .tar file that sds backup made"
-        ) from error
+        raise UsageError(f"`{source}` is not a whole backup", hint=A_BACKUP) from error
     except OSError as error:
         raise StoreError(f"`{source}` cannot be read: {cause_of(error)}") from error
 

@@ -16,7 +16,16 @@ from pathlib import Path
 from secrets import token_hex
 
 from sds.host import keys, paths
-from sds.host.backup import MESSAGE_CHARS_MAX, BackupManifest, Unpacked, keys_in, refuse_damaged, unpacked, verified
+from sds.host.backup import (
+    A_BACKUP,
+    MESSAGE_CHARS_MAX,
+    BackupManifest,
+    Unpacked,
+    keys_in,
+    refuse_damaged,
+    unpacked,
+    verified,
+)
 from sds.kernel.audit import verify
 from sds.kernel.canonical import one_line
 from sds.kernel.errors import SdsError, StoreError, UsageError, cause_of
@@ -46,11 +55,8 @@ def restore(source: Path, folder: Path, *, gate: str, public: PublicKeys | None 
     """
     with suppress(OSError):  # an unreadable path is reported below
         if not source.exists():
-            raise UsageError(
-                f"`{source}` is not a whole backup", hint="name a folder or a .tar file that sds backup made"
-            )
-    paths.make_private(folder)
-    with unpacked(source, folder) as backup:
+            raise UsageError(f"`{source}` is not a whole backup", hint=A_BACKUP)
+    with _folder_of_gate(folder), unpacked(source, folder) as backup:
         if backup.manifest.gate != gate:
             hint = f"sds restore --gate {backup.manifest.gate} --from {shlex.quote(str(source))}"
             raise UsageError(f"`{source}` is a backup of gate `{backup.manifest.gate}`, not of `{gate}`", hint=hint)
@@ -67,6 +73,20 @@ def restore(source: Path, folder: Path, *, gate: str, public: PublicKeys | None 
     if paths.is_there(paths.key_path(folder)) and (ring := keys.read_ring(paths.key_path(folder))).ledger is not None:
         replace_private_file(folder / keys.PUBLIC_FILE, ring.ledger.model_dump_json().encode() + b"\n")
     return Restored(backup.manifest, paths.is_there(paths.key_path(folder)))
+
+
+@contextmanager
+def _folder_of_gate(folder: Path) -> Iterator[None]:
+    """Make the gate's folder for one block, and remove it again where the block raises before anything is in it."""
+    is_new = not paths.is_there(folder)
+    paths.make_private(folder)
+    try:
+        yield
+    except BaseException:
+        if is_new:
+            with suppress(OSError):
+                folder.rmdir()
+        raise
 
 
 def _key_to_put(backup: Unpacked, folder: Path) -> Path | None:
@@ -133,16 +153,26 @@ def _replacing_file(there: Path, backup: Unpacked) -> Iterator[Callable[[], None
             there.with_name(there.name + beside).unlink(missing_ok=True)
         yield lambda: _rename(backup.record, there)
         return
+    with used_alone(there) as known:
+        with closing(SqliteStore(backup.record)) as copy:
+            _refuse_knowing_more(there, known, copy)
+        # a process that waits with the old file open does no harm: SQLite writes to no file that was moved
+        yield lambda: _rename(backup.record, there)
+
+
+@contextmanager
+def used_alone(there: Path) -> Iterator[Head]:
+    """Lock all others out of an existing record for one block, and yield its head.
+
+    Raises UsageError where it is in use, StoreError where it cannot be read.
+    """
     with closing(sqlite3.connect(there, timeout=LOCKED_S, isolation_level=None)) as db:
         try:
             _lock_out_others(db)
             known = head(SqliteReader(db))
         except (sqlite3.Error, StoreError) as error:
             raise _unusable_error(there, error) from error
-        with closing(SqliteStore(backup.record)) as copy:
-            _refuse_knowing_more(there, known, copy)
-        # a process that waits with the old file open does no harm: SQLite writes to no file that was moved
-        yield lambda: _rename(backup.record, there)
+        yield known
 
 
 def _lock_out_others(db: sqlite3.Connection) -> None:

@@ -212,6 +212,22 @@ def test_doctor_and_the_linter_look_at_any_gate(cli: Cli) -> None:
     assert "0 errors" not in cli("contracts", "check", "contract.yaml", "--source", "./toll")[1]
 
 
+REFUSING = """
+    def check_contract(self, contract):
+        raise UsageError(f"nobody carries out {', '.join(contract.kinds)}")
+"""
+
+
+def test_doctor_says_before_the_first_run_that_an_executor_cannot_carry_out_what_the_contract_permits(
+    cli: Cli, tmp_path: Path
+) -> None:
+    refusing = GATE.replace("    idempotent = True\n", "    idempotent = True\n" + REFUSING)
+    written(tmp_path / "toll", refusing.replace("import GateDefinition", "import UsageError, GateDefinition"))
+    out = cli("doctor", "--gate", "./toll", "--model", "nowhere.gguf")[1]
+    assert "FAIL  outside: nobody carries out WAIVE, DENY" in out
+    assert not cli.folder.exists()
+
+
 def test_a_case_that_was_decided_is_not_taken_up_again(cli: Cli) -> None:
     answer = json.loads(cli.ok("decide", "./toll", "--event", event(1)))
     assert 2 == cli("retry", answer["dfid"], "--gate", "./toll")[0]

@@ -82,6 +82,16 @@ def test_a_reset_is_refused_while_halted(folder: Path) -> None:
     assert 'sds resume --reason "..."' == caught.value.hint
 
 
+def test_a_reset_is_refused_while_another_process_decides_there_and_leaves_no_entry(folder: Path) -> None:
+    with closing(SqliteStore(decisions_path(folder))) as other:
+        with pytest.raises(UsageError, match=f"other processes use the record `{decisions_path(folder)}`") as caught:
+            runs._set_aside(folder)
+        assert 0 == other.value("SELECT count(*) FROM ledger")
+    assert "stop the gates and services that use it" == caught.value.hint
+    runs._set_aside(folder)
+    assert not folder.exists()
+
+
 def test_a_reset_of_a_damaged_record_is_left_to_the_operator(folder: Path) -> None:
     decisions_path(folder).write_bytes(b"not a database" * 500)
     with pytest.raises(UsageError, match="file is not a database") as caught:

@@ -245,10 +245,35 @@ def test_an_idempotency_key_that_is_none_is_refused(given: str, decide: Decide) 
         decide(Service(), "toll", EVENT, idempotency_key=given)
 
 
-@pytest.mark.parametrize("given", [0, -1])
-def test_a_deadline_that_is_none_is_refused(given: int, decide: Decide) -> None:
+@pytest.mark.parametrize("given", [0, -1, "3", float("nan")])
+def test_a_deadline_that_is_none_is_refused(given: Any, decide: Decide) -> None:
     with pytest.raises(UsageError, match=f"^`deadline_ms` must be above 0, got {given}: "):
         decide(Service(), "toll", EVENT, deadline_ms=given)
+
+
+def test_a_client_that_is_closed_says_so() -> None:
+    service = Service(decided())
+    with service.client() as client:
+        pass
+    with pytest.raises(UsageError, match=r"^the client is closed$"):
+        client.decide("toll", EVENT)
+    with pytest.raises(UsageError, match=r"^the client is closed$"):
+        next(iter(client.events()))
+
+    async def ask() -> None:
+        async with service.async_client() as later:
+            pass
+        await later.decide("toll", EVENT)
+
+    with pytest.raises(UsageError, match=r"^the client is closed$"):
+        asyncio.run(ask())
+    assert [] == service.requests
+
+
+@pytest.mark.parametrize("key", ["", None, 5, "a b", "ä"])
+def test_a_key_that_is_none_is_refused(key: Any) -> None:
+    with pytest.raises(UsageError, match=r"^`key` is not a key$"):
+        DecisionClient("http://127.0.0.1:1", key)
 
 
 def test_the_name_of_a_gate_is_one_part_of_the_path(decide: Decide) -> None:
@@ -268,9 +293,22 @@ def test_a_service_below_a_path_is_asked_there() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["", "service.example", "ftp://a", "http://", "http://u:p@a", "http://u:1/p@a", "http://a?b", "http://[::1"]
+    "url",
+    [
+        "",
+        None,
+        5,
+        b"http://a",
+        "service.example",
+        "ftp://a",
+        "http://",
+        "http://u:p@a",
+        "http://u:1/p@a",
+        "http://a?b",
+        "http://[::1",
+    ],
 )
-def test_an_address_that_is_none_is_refused(url: str) -> None:
+def test_an_address_that_is_none_is_refused(url: Any) -> None:
     with pytest.raises(UsageError, match=r"^`url` must be an address such as https://decisions\.example, "):
         Service().client(url)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,7 +20,8 @@ from sds.definitions.definition import GateDefinition
 from sds.engines.protocol import Engine
 from sds.host.clock import now_ms
 from sds.host.interrupt import EXIT_INTERRUPTED, ends_at_once
-from sds.host.paths import gate_home, has_record, is_there, open_record, store_url
+from sds.host.paths import decisions_path, gate_home, has_record, is_there, open_record, store_url
+from sds.host.restoring import used_alone
 from sds.kernel.envelope.envelope import format_literal
 from sds.kernel.errors import ModelError, SdsError, StoreError, UsageError, WorldError, cause_of
 from sds.kernel.flow.states import Answer
@@ -170,18 +171,21 @@ def _may_begin(gate: GateDefinition, folder: Path, *, anew: bool) -> None:
 
 
 def _set_aside(folder: Path, gate: str = "") -> None:
-    """Rename the gate's folder. Raises UsageError while a reset would lift a halt or forget an order in flight.
+    """Rename the gate's folder. Raises UsageError while a reset would lift a halt or forget an order in flight, and while
+    other processes decide there: they would go on with the renamed record.
 
     `gate`: its option `--gate` for the commands in hints.
     """
     if store_url() is not None:
         hint = "when no order is in flight, ALTER SCHEMA ... RENAME TO ..., then rename the folder"
         raise UsageError("--reset does not rename a record in PostgreSQL", hint=hint)
-    if has_record(folder):
+    has = has_record(folder)
+    if has:
         _may_be_set_aside(folder, gate, noted=True)
     kept = next(path for n in count(1) if not (path := folder.with_name(f"{folder.name}.old-{n}")).exists())
     try:
-        folder.rename(kept)
+        with used_alone(decisions_path(folder)) if has else nullcontext():
+            folder.rename(kept)
     except OSError as error:
         raise StoreError(f"`{folder}` cannot be renamed: {cause_of(error)}") from error
     echo(f"the former folder is kept as `{kept}`", err=True)
@@ -192,7 +196,11 @@ def _may_be_set_aside(folder: Path, gate: str, *, noted: bool = False) -> None:
     try:
         with closing(open_record(folder)) as store:
             _refuse_while_needed(store, folder, gate)
-            if noted:
+        if store_url() is None:
+            with used_alone(decisions_path(folder)):
+                pass
+        if noted:
+            with closing(open_record(folder)) as store:
                 registry.write_act(store, "SET_ASIDE", who=operator(), reason="sds run --reset", now_ms=now_ms())
     except StoreError as error:
         hint = f"rename `{folder}` yourself, if you know that no orders are in flight"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -18,7 +19,7 @@ from sds.kernel.canonical import seen_json
 from sds.kernel.contract.compiler import parse_type, show
 from sds.kernel.contract.schema import Contract
 from sds.kernel.envelope.state import Fields, StateSource
-from sds.kernel.errors import UsageError, cause_of
+from sds.kernel.errors import EventError, UsageError, cause_of
 from sds.kernel.flow.intake import parse_event
 from sds.policy.distribution import SCORE
 from sds.policy.judgement import open_judgement
@@ -58,10 +59,11 @@ def label(gate: ChosenGate, out: Out = None, cases: CasesFile = None, reading: R
     name = reading or next(iter(contract.readings))
     values = queue.values_of(contract, name)
     path = out or labels_path(definition.name)
+    given = None if cases is None else _events(contract, cases)
     file = queue.LabelFile(contract, path)
     with ExitStack() as opened:
         source = opened.enter_context(definition.opened_source(gate_home(definition.name)))
-        asked = queue.unlabelled(contract, name, _cases(definition, contract, cases, source), file.known())
+        asked = queue.unlabelled(contract, name, _cases(definition, contract, given, source), file.known())
         asked = queue.least_certain_first(contract, name, asked, _readers(definition, contract, opened))
         answers = dict(zip(queue.KEYS, values, strict=False))
         session = queue.Session(file, name, answers, _teller(contract, name, answers, values), _key)
@@ -70,14 +72,14 @@ def label(gate: ChosenGate, out: Out = None, cases: CasesFile = None, reading: R
     echo(f"{counted(done, 'label')} added to {path}; {left} of these cases have none yet")
 
 
-def _cases(gate: GateDefinition, contract: Contract, path: Path | None, source: StateSource) -> Iterator[Asked]:
+def _cases(
+    gate: GateDefinition, contract: Contract, given: list[tuple[str, str]] | None, source: StateSource
+) -> Iterator[Asked]:
     from sds.judgement.labelling.queue import Asked  # noqa: PLC0415
 
-    if path is None:
-        events = [contract_event(contract, case.event) for case in gate.cases(gate_home(gate.name))]
-    else:
-        events = _events(contract, path)
-    for key, text in events:
+    if given is None:
+        given = [contract_event(contract, case.event) for case in gate.cases(gate_home(gate.name))]
+    for key, text in given:
         yield Asked(text, _state(source, key))
 
 
@@ -87,12 +89,21 @@ def contract_event(contract: Contract, event: Mapping[str, object]) -> tuple[str
 
 
 def _events(contract: Contract, path: Path) -> list[tuple[str, str]]:
+    """Return the key and the text of each event in a file. Raises UsageError with the line."""
     try:
-        lines = path.read_bytes().splitlines()
+        lines = path.read_bytes().removeprefix(BOM_UTF8).splitlines()
     except OSError as error:
         raise UsageError(f"`{path}` cannot be read: {cause_of(error)}") from error
-    events = [parse_event(contract, line) for line in lines if line.strip()]
-    return [(event.key, event.evidence) for event in events]
+    events = []
+    for number, line in enumerate(lines, 1):
+        try:
+            event = parse_event(contract, line) if line.strip() else None
+        except EventError as error:
+            hint = error.hint or f"write each event as one line: sds events {contract.gate} > cases.jsonl"
+            raise UsageError(f"{path}:{number}: {error}", hint=hint) from error
+        if event is not None:
+            events.append((event.key, event.evidence))
+    return events
 
 
 def _state(source: StateSource, key: str) -> Callable[[], Fields]:

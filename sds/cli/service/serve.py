@@ -53,7 +53,9 @@ class Limits:
     queue_max: Annotated[int, typer.Option("--queue", min=1, help="Decisions waiting or under way in a process.")] = 256
     rate_per_s: Annotated[
         float,
-        typer.Option("--rate", min=0.01, help="Requests a second of one key in one process. Bursts may be twice that."),
+        typer.Option(
+            "--rate", min=0.01, max=1e9, help="Requests a second of one key in one process. Bursts may be twice that."
+        ),
     ] = 1_000.0
     drain_s: Annotated[
         float, typer.Option("--drain-s", min=0.0, max=3_600.0, help="Seconds to end decisions under way after SIGTERM.")

@@ -18,7 +18,7 @@ from sds.cli.service.serve import StoreUrl
 from sds.definitions.registry import installed
 from sds.host.clock import now_ms, when
 from sds.host.paths import gate_home, has_record
-from sds.kernel.errors import SdsError, UsageError
+from sds.kernel.errors import SdsError, UsageError, cause_of
 
 if TYPE_CHECKING:
     from sds.service.operations.endpoints import EndpointPosition
@@ -116,5 +116,6 @@ def _read_secret(file: str) -> str:
     try:
         text = sys.stdin.read(SECRET_CHARS_MAX) if file == "-" else Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"`{file}` cannot be read", hint="name a file with a line `whsec_...`") from error
+        why = cause_of(error) if isinstance(error, OSError) else "not UTF-8"
+        raise UsageError(f"`{file}` cannot be read: {why}", hint="name a file with a line `whsec_...`") from error
     return text.strip() or "-"

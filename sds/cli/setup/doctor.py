@@ -6,7 +6,7 @@ import platform
 import sqlite3
 import tempfile
 from collections.abc import Callable
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
 from importlib import import_module
 from importlib.metadata import version
@@ -47,6 +47,7 @@ from sds.kernel.storage.private_files import OTHERS
 from sds.kernel.storage.sqlite import SqliteStore
 from sds.kernel.storage.store import UPGRADABLE, Reader, refuse_newer
 from sds.models.protocol import missing_package
+from sds.opening import check_fits
 
 if TYPE_CHECKING:
     from sds.policy.judgement import Judgement
@@ -243,11 +244,19 @@ def _contract(gate: GateDefinition) -> str:
 
 
 def _outside(gate: GateDefinition) -> str:
-    """Raise WorldError where a gate's executor lists orders that its record lacks: it was restored, or begun anew."""
-    folder = gate_home(gate.name)
-    if (found := look_at_record(folder)) is None:
-        return "no order was sent yet"
-    with closing(found) as record, gate.opened(folder) as (_, executor):
+    """Raise UsageError where a gate's executor cannot carry out what the contract permits, WorldError where it lists orders
+    that the record lacks: it was restored, or begun anew. A gate without a folder is opened in one that is removed again.
+    """
+    folder, found = gate_home(gate.name), look_at_record(gate_home(gate.name))
+    with closing(found) if found else nullcontext() as record, tempfile.TemporaryDirectory() as aside:
+        return _outside_of(gate, folder if is_there(folder) else Path(aside), record)
+
+
+def _outside_of(gate: GateDefinition, folder: Path, record: Reader | None) -> str:
+    with gate.opened(folder) as (_, executor):
+        check_fits(executor, gate.load_contract())
+        if record is None:
+            return "no order was sent yet"
         if not isinstance(executor, Lists):
             return f"the executor of {gate.name} offers no statement: its orders cannot be compared with the record"
         listing = partial(read_statement, executor.statement)

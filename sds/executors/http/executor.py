@@ -215,4 +215,5 @@ def _text(path: Path) -> str:
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: not UTF-8 at byte {error.start}", reason_code=GATEWAY_INVALID) from None
+        message = f"{path}: not UTF-8 at byte {error.start}"
+        raise UsageError(message, reason_code=GATEWAY_INVALID, hint="save it as UTF-8") from None

@@ -197,6 +197,21 @@ def test_cases_come_from_a_file_and_the_least_certain_first(
     assert "cannot be read" in cli("label", "./claims", "--cases", "nowhere.jsonl")[2]
 
 
+def test_a_file_of_cases_may_begin_with_a_mark_and_a_wrong_line_is_named_before_anything_is_written(
+    cli: Cli, typed: Callable[[str], None], tmp_path: Path
+) -> None:
+    file, out = tmp_path / "cases.jsonl", tmp_path / "l.jsonl"
+    event = json.dumps({"claim_id": "C", "trip_id": "TRIP-1", "text": "engine"}).encode()
+    file.write_bytes(b"\xef\xbb\xbf" + event + b"\r\n\r\nclaim,trip\r\n")
+    code, _, err = cli("label", "./claims", "--cases", str(file), "--out", str(out))
+    error, mend = err.splitlines()
+    assert (2, False, True) == (code, out.exists(), error.startswith(f"error: {file}:3: the event is not JSON"))
+    assert "mend:  write each event as one line: sds events claims > cases.jsonl" == mend
+    file.write_bytes(b"\xef\xbb\xbf" + event + b"\r\n")
+    typed("q")
+    assert "1 of these cases" in cli.ok("label", "./claims", "--cases", str(file), "--out", str(out))
+
+
 def test_who_labels_a_score_is_shown_text_and_fields_and_says_yes_or_no(
     cli: Cli, typed: Callable[[str], None], tmp_path: Path
 ) -> None:

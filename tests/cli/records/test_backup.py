@@ -81,6 +81,14 @@ def test_what_cannot_be_is_refused_in_one_line_with_its_mend(sds: Shell, tmp_pat
         absent.returncode,
         absent.stderr.splitlines()[0],
     )
+    other = sds("restore", "--from", str(to), "--gate", "other")
+    assert (2, False) == (other.returncode, (sds.home / "other").exists())
+    (tmp_path / "torn.tar").write_bytes(b"no archive")
+    torn = sds("restore", "--from", str(tmp_path / "torn.tar"), *HERE)
+    assert (2, "mend:  name a folder or a .tar file that sds backup made") == (
+        torn.returncode,
+        torn.stderr.splitlines()[1],
+    )
     (to / "decisions.db").write_bytes(b"")
     changed = sds("restore", "--from", str(to), *HERE)
     assert (1, f"error: `decisions.db` in `{to}` has changed since the backup") == (

@@ -46,6 +46,7 @@ def test_dev_is_for_this_machine_alone(sds: Shell, host: str) -> None:
         (("--gate", "nothing"), "there is no gate `nothing`"),
         (("--gate", "refund", "--gate", "refund"), "the gate `refund` is named twice"),
         (("--gate", "refund", "--engines", "nowhere.yaml"), "nowhere.yaml"),
+        (("--gate", "refund", "--rate", "inf"), "Invalid value for '--rate'"),
         ((), "Missing option '--gate'"),
     ],
 )

@@ -90,7 +90,10 @@ REFUSED = (
     (("add", URL, "--gate", "none"), "there is no record"),
     (("add", URL), "Missing option '--gate'"),
     (("add", URL, "--gate", "toll", "--name", "A B"), "`A B` cannot be the name of a webhook"),
-    (("add", URL, "--gate", "toll", "--secret-file", "/nonexistent"), "`/nonexistent` cannot be read"),
+    (
+        ("add", URL, "--gate", "toll", "--secret-file", "/nonexistent"),
+        "`/nonexistent` cannot be read: no such file or directory",
+    ),
 )
 
 

@@ -104,6 +104,13 @@ def test_what_no_text_or_name_can_hold_is_refused_in_one_line(text: str, said: s
         assert said == str(caught.value)
 
 
+def test_what_is_not_yaml_is_said_with_what_to_look_for():
+    with pytest.raises(ContractError) as caught:
+        load_with_lines("a:\n\tb: 1", "till.yaml")
+    assert "till.yaml:2: not YAML: found character '\\t' that cannot start any token" == str(caught.value)
+    assert "indent with spaces" in caught.value.hint
+
+
 def test_a_version_of_yaml_that_is_no_number_of_this_machine_is_refused_in_one_line():
     with pytest.raises(ContractError, match=r"till\.yaml:1: not YAML: a number in it is too large"):
         load_with_lines(f"%YAML 1.{'9' * 5000}\n--- a", "till.yaml")
