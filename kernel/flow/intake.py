@@ -106,6 +106,7 @@ def read_event(contract: Contract, data: object) -> Event:
     if extra:
         message = f"the event has an unknown field `{one_line(extra[0], NAME_CHARS_MAX)}`"
         raise EventError(message, hint=f"an event has the fields {', '.join(named)}")
+    data = {name: str.__str__(data[name]) for name in named}  # no subclass: an Enum's text formats as its name
     for name in (spec.id, spec.key):  # the id recognises the event; what is drawn is counted by the key
         check_identifier(name, data[name])
     try:

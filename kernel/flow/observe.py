@@ -109,8 +109,7 @@ class Observer:
             read = self._source.read(key)
             if read is None:
                 return None, ["there is no state under this key"]
-            read.version.encode()
-            return StateRead(dict(read.fields), read.version), []
+            return StateRead(dict(read.fields), str.encode(read.version).decode()), []
         except ENDINGS:
             raise
         except BaseException as error:  # noqa: BLE001  a foreign source may raise anything, even a cancelled task

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import unicodedata
+from enum import Enum
 
 import pytest
 
@@ -13,7 +14,7 @@ from sds.kernel.errors import EventError
 from sds.kernel.flow.intake import read_event
 from sds.kernel.human.review import HumanReview, Resolution
 from sds.kernel.registry import registry
-from tests.kernel.durable import World, escalate, refund, see_through
+from tests.kernel.durable import COMPENSATION_MINOR, World, compensate, escalate, if_permitted, refund, see_through
 
 PRINTABLE = f"`id` is not 1 to {ID_CHARS_MAX} printable characters"
 SPELLING = "`id` has blanks around it, or is not in Unicode's composed form (NFC)"
@@ -102,6 +103,23 @@ def test_an_event_spelled_in_two_ways_pays_once(world: World, field: str, other:
     with pytest.raises(EventError):
         see_through(world.kernel, read_event(world.contract, again), refund())
     assert 1 == len(world.rail.paid())
+
+
+class Ticket(str, Enum):  # noqa: UP042  a StrEnum formats as its text
+    """As many programs name their texts: equal to the text, and formatted as `Ticket.FIRST`."""
+
+    FIRST = "T1"
+
+
+def test_a_key_of_an_enum_draws_from_what_its_text_draws_from(world: World):
+    for name, key in (("C1", Ticket.FIRST), ("C2", "T1")):
+        world.decide(if_permitted(compensate, "COMPENSATE"), name, key)
+    assert [("T1", "COMPENSATE", COMPENSATION_MINOR)] == [row[1:] for row in world.rail.paid()]
+
+
+def test_an_event_holds_texts_and_nothing_that_equals_them(world: World):
+    event = world.event(Ticket.FIRST, Ticket.FIRST, Ticket.FIRST)
+    assert {str} == {type(event.id), type(event.key), type(event.evidence)}
 
 
 def test_a_user_is_named_in_one_spelling():

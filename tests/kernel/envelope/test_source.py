@@ -15,6 +15,13 @@ class _Panic(BaseException):
     """What a library in another language raises when it gives up."""
 
 
+class _Version:
+    """A number of a version that its source can write as text, but is none."""
+
+    def encode(self) -> bytes:
+        return b"1"
+
+
 @pytest.mark.parametrize(
     "error", [WordlessError(), TimeoutError(), RuntimeError("no such\ntable"), CancelledError(), _Panic()]
 )
@@ -37,7 +44,9 @@ def test_who_interrupts_the_program_while_state_is_read_is_not_held_up(world: Wo
         world.packet()
 
 
-@pytest.mark.parametrize("read", [StateRead(None, "1"), StateRead({}, None), StateRead({}, "\ud800"), "text", 7])  # type: ignore[arg-type]  # what a careless source may return
+@pytest.mark.parametrize(
+    "read", [StateRead(None, "1"), StateRead({}, None), StateRead({}, "\ud800"), StateRead({}, _Version()), "text", 7]
+)  # type: ignore[arg-type]  # what a careless source may return
 def test_a_source_that_returns_no_state_leaves_only_the_human(
     world: World, read: object, monkeypatch: pytest.MonkeyPatch
 ):
