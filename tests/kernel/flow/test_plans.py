@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sds.kernel.audit import verify
+from sds.kernel.audit import orders, verify
 from sds.kernel.audit.agent_history import agent_record
 from sds.kernel.context import memory
 from sds.kernel.errors import ContractError
@@ -89,6 +89,10 @@ def acts(kernel: Kernel) -> None:
     assert (None, None) == (kernel.store.value(KEYS_LOST), kernel.store.value(REACTIVATED, (agent,)))
 
 
+def booked(kernel: Kernel) -> None:
+    assert 2 == len(orders.orders_page(kernel.store, "claims", 0, 1 << 53, after=(0, ""), limit=9))
+
+
 def compared(kernel: Kernel) -> None:
     asked: list[int] = []
 
@@ -101,7 +105,8 @@ def compared(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize(
-    "ask", [answered, waiting, unfinished, refused, counted, shown, undecided_flows, looked_again, acts, compared]
+    "ask",
+    [answered, waiting, unfinished, refused, counted, shown, undecided_flows, looked_again, acts, booked, compared],
 )
 def test_no_table_that_grows_with_the_record_is_read_whole(folder: Path, ask: Callable[[Kernel], None]):
     world, made = World(folder, terms=terms()), list[Planned]()
@@ -123,6 +128,13 @@ def test_no_table_that_grows_with_the_record_is_read_whole(folder: Path, ask: Ca
     assert not [step for step in made[0].plans if "AUTOMATIC" in step]
     assert (ask is acts) == any("USING INDEX ledger_acts (kind=? AND <expr>=?)" in step for step in made[0].plans)
     world.close()
+
+
+def test_a_page_of_orders_is_read_from_where_it_begins(world: World):
+    asked = "EXPLAIN QUERY PLAN " + orders.PAGE, ("claims", 0, 0, "", 1 << 53, "", 9)
+    plan = [row[3] for row in world.open_store()._fetched(*asked)]  # type: ignore[attr-defined]  # how SQLite finds it
+    assert plan[0].startswith("SEARCH e USING INDEX orders_by_end (<expr>>?")
+    assert not [step for step in plan if "TEMP B-TREE" in step]
 
 
 class Stepping(sqlite3.Connection):

@@ -13,11 +13,13 @@ from typing import Any
 import psycopg
 import pytest
 
+from sds.kernel.audit.orders import PAGE
 from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.flow.monitored import REACTIVATED
 from sds.kernel.storage.ledger import KEYS_LOST
 from sds.kernel.storage.postgres import store as stores
 from sds.kernel.storage.postgres.connections import Pool, Url
+from sds.kernel.storage.postgres.pipelined import Connection
 from sds.kernel.storage.postgres.store import PostgresStore
 from sds.kernel.storage.sqlite import SqliteStore, statements
 from sds.kernel.storage.sqlite import expected_schema as sqlite_schema
@@ -310,6 +312,18 @@ def test_a_select_that_writes_is_refused_by_the_server(store: PostgresStore):
     with store.transaction():
         put(store)
     assert [0] == drawn(store)
+
+
+def test_a_page_of_orders_is_read_from_where_it_begins(store: PostgresStore):
+    def planned(db: Connection) -> str:
+        db.together(("SET LOCAL enable_sort = off", ()))  # a record of this size is read whole unless that is dear
+        done = db.together((f"EXPLAIN (COSTS OFF) {PAGE}", ("claims", 0, 0, "", 1 << 53, "", 9)))
+        return "\n".join(row[0] for row in done.rows)
+
+    with store.transaction():
+        plan = store._on_connection(planned).partition("SubPlan")[0]
+    assert "orders_by_end" in plan
+    assert "Sort" not in plan
 
 
 LONG = """
