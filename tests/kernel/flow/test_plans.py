@@ -30,7 +30,7 @@ from tests.kernel.durable import START_MS, World, contract, deny, escalate, refu
 from tests.kernel.sagas import REVERT, Script, run, terms
 from tests.stores.planned import Planned
 
-# Agents, versions of contracts, the sagas that are open; orders by their time, of which the first is taken.
+# Agents, versions of contracts, the sagas that are open; orders by their time, of which the first is taken; a page of cases.
 FEW = {
     "SCAN CONSTANT ROW",
     "SCAN a LEFT-JOIN",
@@ -38,6 +38,7 @@ FEW = {
     "SCAN c",
     "SCAN s USING INDEX sagas_open",
     "SCAN e USING INDEX orders_by_time",
+    "SCAN w",
 }
 
 
@@ -135,6 +136,17 @@ def test_a_page_of_orders_is_read_from_where_it_begins(world: World):
     plan = [row[3] for row in world.open_store()._fetched(*asked)]  # type: ignore[attr-defined]  # how SQLite finds it
     assert plan[0].startswith("SEARCH e USING INDEX orders_by_end (<expr>>?")
     assert not [step for step in plan if "TEMP B-TREE" in step]
+
+
+@pytest.mark.parametrize("page", cases.PAGES)
+def test_of_the_cases_that_wait_only_those_of_the_page_are_read_whole(world: World, page: str):
+    asked = f"EXPLAIN QUERY PLAN {page}", ("claims", *cases.BEFORE_ALL, 50)
+    plan = [row[3] for row in world.open_store()._fetched(*asked)]  # type: ignore[attr-defined]  # how SQLite finds it
+    placing, whole = plan[: plan.index("SCAN w")], plan[plan.index("SCAN w") :]
+    assert ["f", "v" if "flows_waiting" in placing[1] else "e"] == [
+        step.split()[1] for step in placing if step.startswith("SEARCH") and "one_decided" not in step
+    ]
+    assert "fpved" == "".join(step.split()[1] for step in whole if step.startswith("SEARCH"))
 
 
 class Stepping(sqlite3.Connection):
