@@ -15,6 +15,7 @@ import pytest
 
 from sds.kernel.audit.orders import PAGE
 from sds.kernel.errors import StoreError, UsageError
+from sds.kernel.flow.in_flight import UNFINISHED
 from sds.kernel.flow.monitored import REACTIVATED
 from sds.kernel.storage.ledger import KEYS_LOST
 from sds.kernel.storage.postgres import store as stores
@@ -324,6 +325,25 @@ def test_a_page_of_orders_is_read_from_where_it_begins(store: PostgresStore):
         plan = store._on_connection(planned).partition("SubPlan")[0]
     assert "orders_by_end" in plan
     assert "Sort" not in plan
+
+
+SAGAS = """
+INSERT INTO sagas SELECT 'saga-' || n, 'S', '[]', '[]', 'ENDED', NULL FROM generate_series(1, 20000) AS n;
+INSERT INTO decision_flows SELECT 'flow-' || n, 'a', '{}', NULL, 'claims', 'e' || n, 'c', 0, n,
+    CASE WHEN n % 1000 > 0 THEN 'CLOSED' ELSE 'ACTIVE' END, NULL, n FROM generate_series(1, 20000) AS n
+"""
+
+
+def test_recovery_reads_no_sagas_that_have_ended():
+    schema = fresh_schema()
+    with closing(PostgresStore(server_url(), schema)) as store:
+        by_hand(f"SET session_replication_role = replica; {SAGAS}; ANALYZE", schema)
+        asked = f"EXPLAIN (COSTS OFF) {UNFINISHED}", ("claims",)
+        plan = "\n".join(row[0] for row in store._on_connection(lambda db: db.together(asked).rows))
+        assert 20 == len(store.rows(UNFINISHED, ("claims",)))
+    assert "flows_unfinished" in plan
+    assert "Seq Scan on sagas" not in plan
+    assert "Seq Scan on decision_flows" not in plan
 
 
 LONG = """
