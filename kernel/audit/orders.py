@@ -6,7 +6,7 @@ Reads only. What an order spends is its amount; an order of a kind that spends n
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, tzinfo
 from typing import Any, Literal
@@ -26,28 +26,30 @@ _STATUS: Mapping[str, Status] = {
     "UNKNOWN": "OPEN",
     "DIRTY": "CONTRADICTED",
 }
-_BY = "CASE WHEN json_valid({0}.body) THEN {0}.body ->> '$.by' END"
+# Where the word does not occur, no JSON is parsed: a list of everything asks every order.
+_BY = "CASE WHEN instr(w.body, '\"by\"') > 0 THEN CASE WHEN json_valid(w.body) THEN w.body ->> '$.by' END END"
 _WORD = (
-    f"SELECT {_BY.format('w')} FROM ledger w WHERE w.dfid = e.dfid AND w.kind IN ('SETTLED', 'RESOLVED', 'CONTRADICTED')"
-    f" AND {_BY.format('w')} IS NOT NULL ORDER BY w.idx DESC LIMIT 1"
+    f"SELECT {_BY} FROM ledger w WHERE w.dfid = e.dfid AND w.kind IN ('SETTLED', 'RESOLVED', 'CONTRADICTED')"
+    f" AND {_BY} IS NOT NULL ORDER BY w.idx DESC LIMIT 1"
 )
+# As the index `orders_by_end` has it, so that a page is read from where it begins.
 _AT = "CASE WHEN e.status IN ('PENDING', 'UNKNOWN') THEN e.reserved_at_ms ELSE COALESCE(e.executed_at_ms, e.reserved_at_ms) END"
-# An older version of this program took over what moved without counting it against limits, where nobody knew what for.
-_MOVED = "CASE WHEN e.status = 'SUCCESS' THEN CAST(json_extract(l.body, '$.line.amount_minor') AS BIGINT) END"
-_SPENDS = f"COALESCE(NULLIF(CAST(json_extract(l.body, '$.needs[1]') AS BIGINT), 0), {_MOVED}, 0)"
 _ORDERS = f"""
 SELECT e.dfid, f.event_id, e.kind, e.params, e.resource_key, e.idempotency_key, e.external_receipt, e.status, r.status,
-       e.reserved_at_ms, {_AT}, f.agent_id, c.version, c.body, {_SPENDS}, l.kind,
-       {_BY.format("l")}, h.decision, h.who, h.reason, ({_WORD})
-FROM execution_log e JOIN decision_flows f ON f.dfid = e.dfid
+       e.reserved_at_ms, {_AT}, f.agent_id, COALESCE(h.contract_hash, f.contract_hash), l.kind, l.body,
+       h.decision, h.who, h.reason, ({_WORD})
+FROM execution_log e CROSS JOIN decision_flows f ON f.dfid = e.dfid
 LEFT JOIN human_decisions h ON h.dfid = e.dfid AND h.decision IN ('OVERRIDE', 'MODIFY')
-LEFT JOIN contracts c ON c.hash = COALESCE(h.contract_hash, f.contract_hash)
 LEFT JOIN saga_reversals r ON r.dfid = e.dfid
 LEFT JOIN ledger l ON l.dfid = e.dfid AND l.kind IN ('RESERVED', 'ADOPTED')
 WHERE f.gate = ?"""
+# The first condition follows from the second, but without it SQLite reads the index from its beginning.
+PAGE = (
+    f"{_ORDERS} AND {_AT} >= ? AND ({_AT}, e.dfid) > (?, ?) AND ({_AT}, e.dfid) < (?, ?) ORDER BY {_AT}, e.dfid LIMIT ?"
+)
 _CASES = (
     "SELECT f.event_id, f.state, l.body FROM decision_flows f JOIN ledger l ON l.dfid = f.dfid AND l.kind = 'DECIDED'"
-    " WHERE f.gate = ? AND f.event_id LIKE 'statement/%' ORDER BY l.idx"
+    " WHERE f.gate = ? AND f.event_id >= 'statement/' AND f.event_id < 'statement0' ORDER BY l.idx"
 )
 
 
@@ -129,8 +131,7 @@ def local_time(at_ms: int, zone: tzinfo) -> str:
 def orders(record: Reader, gate: str, since_ms: int, until_ms: int) -> list[BookedOrder]:
     """Return the orders of a gate whose time lies in a period, the oldest first. Raises StoreError for one that cannot be read."""
     rows = record.rows(f"{_ORDERS} AND {_AT} BETWEEN ? AND ? ORDER BY {_AT}, e.dfid", (gate, since_ms, until_ms))
-    cases = _difference_cases(record, gate)
-    return [_order(row, cases) for row in rows]
+    return _booked(record, gate, rows)
 
 
 def orders_page(
@@ -140,10 +141,9 @@ def orders_page(
 
     An order that ends after its page was read comes again, at a later time.
     """
-    sql = f"{_ORDERS} AND {_AT} BETWEEN ? AND ? AND ({_AT}, e.dfid) > (?, ?) ORDER BY {_AT}, e.dfid LIMIT ?"
-    rows = record.rows(sql, (gate, since_ms, until_ms, *after, limit))
-    cases = _difference_cases(record, gate)
-    return [_order(row, cases) for row in rows]
+    begin = max(after, (since_ms, ""))
+    rows = record.rows(PAGE, (gate, begin[0], *begin, until_ms + 1, "", limit))
+    return _booked(record, gate, rows)
 
 
 def with_statement(
@@ -160,9 +160,8 @@ def with_statement(
     listed: dict[str, list[StatementLine]] = {}
     for line in statement(max(0, min(since_ms, began_ms) - CLOCKS_APART_MS), until_ms + CLOCKS_APART_MS):
         listed.setdefault(line.key, []).append(line)
-    cases = _difference_cases(record, gate)
-    for row in _of_keys(record, gate, [key for key in listed if key not in known]):
-        known[row[5]] = _order(row, cases)
+    others_of_gate = list(_of_keys(record, gate, [key for key in listed if key not in known]))
+    known |= {order.key: order for order in _booked(record, gate, others_of_gate)}
     joined = [_beside(order, next(iter(listed.get(order.key, ())), None)) for order in known.values()]
     decimals = _decimals_now(record, gate)
     others = known_keys(record, [key for key in listed if key not in known])  # orders of another gate of this record
@@ -226,17 +225,37 @@ def _difference_cases(record: Reader, gate: str) -> Mapping[str, str]:
     return cases
 
 
-def _order(row: Row, cases: Mapping[str, str]) -> BookedOrder:
+def _booked(record: Reader, gate: str, rows: Iterable[Row]) -> list[BookedOrder]:
+    cases, contracts = _difference_cases(record, gate), _Contracts(record)
+    return [_order(row, cases, contracts) for row in rows]
+
+
+class _Contracts(dict[str | None, tuple[str, Mapping[str, Any] | None]]):
+    """The version and terms of each contract by its hash, read once however many orders it has."""
+
+    def __init__(self, record: Reader) -> None:
+        super().__init__()
+        self._record = record
+
+    def __missing__(self, named: str | None) -> tuple[str, Mapping[str, Any] | None]:
+        row = self._record.row("SELECT version, body FROM contracts WHERE hash = ?", (named,))
+        self[named] = found = (row[0], json.loads(row[1])) if row else ("", None)
+        return found
+
+
+def _order(row: Row, cases: Mapping[str, str], contracts: _Contracts) -> BookedOrder:
     dfid, event_id, kind, params, resource_key, key, reference, status, reversal, ordered_at_ms, at_ms = row[:11]
-    agent_id, version, terms, spends, entry, by, decision, who, why, word = row[11:]
+    agent_id, contract_hash, entry, body, decision, who, why, word = row[11:]
     try:
-        decimals = _decimals(json.loads(terms), kind) if terms else None
-        acted = json.loads(by) if by else {"who": who or agent_id, "reason": why or ""}
+        reserved = dict(json.loads(body)) if body else {}
+        version, terms = contracts[contract_hash]
+        decimals = _decimals(terms, kind) if terms else None
+        acted = reserved.get("by") or {"who": who or agent_id, "reason": why or ""}
         return BookedOrder(
             dfid=dfid,
             event_id=event_id,
             kind=kind,
-            amount_minor=None if decimals is None else spends,
+            amount_minor=None if decimals is None else _spent(reserved, status),
             decimals=decimals or 0,
             numbers=dict(json.loads(params)),
             resource_key=resource_key,
@@ -246,7 +265,7 @@ def _order(row: Row, cases: Mapping[str, str]) -> BookedOrder:
             ordered_at_ms=ordered_at_ms,
             at_ms=at_ms,
             agent_id=agent_id,
-            contract_version=version or "",
+            contract_version=version,
             decision="ADOPTED" if entry == "ADOPTED" else decision or "AGENT",
             decided_by=acted["who"],
             reason=acted["reason"],
@@ -255,6 +274,16 @@ def _order(row: Row, cases: Mapping[str, str]) -> BookedOrder:
         )
     except NOT_AS_WRITTEN as error:
         raise unreadable(dfid) from error
+
+
+def _spent(reserved: Mapping[str, Any], status: str) -> int:
+    """Return what an order spends by the entry that reserved it or took it over.
+
+    An older version of this program took over what moved without counting it against limits, where nobody knew what for.
+    """
+    needs, line = reserved.get("needs") or (), reserved.get("line") or {}
+    moved = line.get("amount_minor") if status == "SUCCESS" else None
+    return int((needs[1] if len(needs) > 1 else 0) or moved or 0)
 
 
 def _decimals(terms: Mapping[str, Any], kind: str) -> int | None:

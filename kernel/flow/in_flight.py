@@ -19,12 +19,12 @@ from sds.kernel.storage.ledger import Head
 from sds.kernel.storage.store import Reader, Row
 
 # A human's order has a lease of its own: the lease of the flow that they decided about is long over.
-_UNFINISHED = (
+UNFINISHED = (
     "SELECT f.dfid, f.state, e.status, COALESCE(h.decided_at_ms, f.created_at_ms),"
     " COALESCE(h.lease_until_ms, f.lease_until_ms) FROM decision_flows f"
     " LEFT JOIN execution_log e ON e.dfid = f.dfid LEFT JOIN human_decisions h ON h.dfid = f.dfid"
     " WHERE f.state IN ('ACTIVE', 'EXECUTING') AND f.gate = ?"
-    " AND f.dfid NOT IN (SELECT dfid FROM sagas) AND (f.state = 'ACTIVE' OR e.status IN ('PENDING', 'UNKNOWN'))"
+    " AND NOT EXISTS (SELECT 1 FROM sagas s WHERE s.dfid = f.dfid) AND (f.state = 'ACTIVE' OR e.status IN ('PENDING', 'UNKNOWN'))"
     " ORDER BY COALESCE(e.reserved_at_ms, f.created_at_ms)"
 )
 
@@ -100,7 +100,7 @@ def unfinished_flows(record: Reader, gate: str, now_ms: int) -> list[UnfinishedF
     """Return a gate's unfinished flows, oldest first, without sagas. An order that is recorded as UNKNOWN has no holder."""
     return [
         UnfinishedFlow(dfid, state, status != "UNKNOWN" and states.is_held(begun_ms, until_ms, now_ms))
-        for dfid, state, status, begun_ms, until_ms in record.rows(_UNFINISHED, (gate,))
+        for dfid, state, status, begun_ms, until_ms in record.rows(UNFINISHED, (gate,))
     ]
 
 

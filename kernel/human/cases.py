@@ -98,11 +98,6 @@ _SINCE = (
     "COALESCE(CASE WHEN f.state = 'EXECUTING' THEN e.executed_at_ms ELSE COALESCE(v.evaluated_at_ms, d.at_ms) END,"
     " f.created_at_ms)"
 )
-_PLACED = f"CAST({_SINCE} AS BIGINT)"  # a number, whatever a damaged column holds
-_HEAD = f"""
-f.dfid, f.event_id, f.agent_id, f.state, {_PLACED},
-COALESCE(v.reason_code, CASE WHEN json_valid(d.body) THEN d.body ->> '$.reason_code' END),
-COALESCE(NULLIF(e.kind, ''), p.policy_kind), COALESCE(e.params, p.params)"""
 _MORE = """
 f.trigger_event, s.snapshot_id, s.body, p.proposal, COALESCE(e.params, p.params), v.reasons,
 COALESCE(v.reason_code, d.body ->> '$.reason_code'), p.confidence,
@@ -118,7 +113,6 @@ LEFT JOIN ledger d ON d.dfid = f.dfid AND d.kind = 'DECIDED'
 WHERE f.gate = ?
 """
 _CASE = f"SELECT f.dfid, f.event_id, f.agent_id, f.state, {_SINCE}, {_MORE} {_FROM} AND f.dfid = ?"
-_PAGE = f"SELECT {_HEAD} {_FROM} AND {{where}} AND ({_PLACED}, f.dfid) > (?, ?) ORDER BY 5, 1 LIMIT ?"
 
 # An escalated part of a saga is not listed: its saga waits. Where the word does not occur, no JSON is parsed.
 _OF_SAGA = "CASE WHEN json_valid(f.trigger_event) THEN json_type(f.trigger_event, '$.saga') END"
@@ -126,6 +120,35 @@ _ESCALATED = f"f.state = 'ESCALATED' AND (f.trigger_event NOT LIKE '%\"saga\"%' 
 
 # The second condition follows from the first, but without it SQLite does not use the index of unfinished flows.
 _UNKNOWN = "f.state = 'EXECUTING' AND f.state IN ('ACTIVE', 'EXECUTING') AND e.status = 'UNKNOWN'"
+
+# Since when a flow waits stands in other rows than that it waits: all that wait are read for a page, but of each only these.
+_DECIDED_MS = "(SELECT d.at_ms FROM ledger d WHERE d.dfid = f.dfid AND d.kind = 'DECIDED')"
+_PLACES = """
+SELECT {since} AS since_ms, f.dfid FROM decision_flows f {join} WHERE f.gate = ? AND {where}
+AND ({since}, f.dfid) > (?, ?) ORDER BY 1, 2 LIMIT ?
+"""
+_HEADS = """
+SELECT f.dfid, f.event_id, f.agent_id, f.state, w.since_ms,
+       COALESCE(v.reason_code, CASE WHEN json_valid(d.body) THEN d.body ->> '$.reason_code' END),
+       COALESCE(NULLIF(e.kind, ''), p.policy_kind), COALESCE(e.params, p.params)
+FROM ({places}) w CROSS JOIN decision_flows f ON f.dfid = w.dfid
+LEFT JOIN policy_proposals p ON p.dfid = f.dfid
+LEFT JOIN dim_validations v ON v.dfid = f.dfid
+LEFT JOIN execution_log e ON e.dfid = f.dfid
+LEFT JOIN ledger d ON d.dfid = f.dfid AND d.kind = 'DECIDED'
+ORDER BY 5, 1
+"""
+
+
+def _page(since: str, join: str, where: str) -> str:
+    placed = f"CAST(COALESCE({since}, f.created_at_ms) AS BIGINT)"  # a number, whatever a damaged column holds
+    return _HEADS.format(places=_PLACES.format(since=placed, join=join, where=where))
+
+
+PAGES = (
+    _page(f"v.evaluated_at_ms, {_DECIDED_MS}", "LEFT JOIN dim_validations v ON v.dfid = f.dfid", _ESCALATED),
+    _page("e.executed_at_ms", "JOIN execution_log e ON e.dfid = f.dfid", _UNKNOWN),
+)
 _COUNT = (
     "SELECT (SELECT count(*) FROM decision_flows WHERE state = 'ESCALATED' AND gate = ?) + (SELECT count(*)"
     f" FROM decision_flows f JOIN execution_log e ON e.dfid = f.dfid WHERE {_UNKNOWN} AND f.gate = ?)"
@@ -177,11 +200,7 @@ def heads(store: Reader, contract: Contract, *, limit: int = WAITING_MAX, after:
     """Return the heads of the cases that wait, oldest first, in two statements however many there are. `after`: as for
     `waiting`.
     """
-    rows = [
-        row
-        for where in (_ESCALATED, _UNKNOWN)
-        for row in store.rows(_PAGE.format(where=where), (contract.gate, *after, limit))
-    ]
+    rows = [row for page in PAGES for row in store.rows(page, (contract.gate, *after, limit))]
     return [_head(*row) for row in sorted(rows, key=lambda row: (row[4], row[0]))[:limit]]
 
 

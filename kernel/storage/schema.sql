@@ -104,7 +104,6 @@ CREATE TABLE human_decisions (
     seen TEXT NOT NULL, snapshot_id TEXT, snapshot TEXT, envelope_hash TEXT, envelope TEXT,
     contract_hash TEXT NOT NULL, lease_until_ms INTEGER NOT NULL, decided_at_ms INTEGER NOT NULL
 ) STRICT;
-CREATE INDEX flows_escalated ON decision_flows (state) WHERE state = 'ESCALATED';
 
 -- context store: session, memory, artifacts
 CREATE INDEX proposals_by_agent ON policy_proposals (agent_id);
@@ -228,6 +227,13 @@ CREATE INDEX snapshots_by_key_and_time ON context_snapshots (CASE WHEN json_vali
 CREATE INDEX flows_by_parent ON decision_flows (parent_dfid) WHERE parent_dfid IS NOT NULL;
 CREATE INDEX reversals_by_saga ON saga_reversals (saga);
 CREATE INDEX reversals_open ON saga_reversals (status) WHERE status IN ('PENDING', 'UNKNOWN');
+
+-- Since version 9: pages of orders, by when each ended; the cases about what the outside says; the cases that wait for a
+-- human, by when their flows were opened, in the place of `flows_escalated`
+CREATE INDEX orders_by_end ON execution_log (
+    CASE WHEN status IN ('PENDING', 'UNKNOWN') THEN reserved_at_ms ELSE COALESCE(executed_at_ms, reserved_at_ms) END, dfid);
+CREATE INDEX flows_of_statement ON decision_flows (event_id) WHERE event_id >= 'statement/' AND event_id < 'statement0';
+CREATE INDEX flows_waiting ON decision_flows (gate, created_at_ms, dfid) WHERE state = 'ESCALATED';
 
 CREATE TABLE ledger (
     idx INTEGER PRIMARY KEY, at_ms INTEGER NOT NULL, kind TEXT NOT NULL, dfid TEXT NOT NULL, body TEXT NOT NULL,

@@ -301,7 +301,8 @@ class SqliteStore(SqliteReader, Store):
         for name, statement in expected_schema().items():
             if name not in found:
                 self._db.execute(statement)
-        self._db.execute(SUPERSEDED)
+        for statement in SUPERSEDED:
+            self._db.execute(statement)
         self._db.execute(_OLDER_CLOCK_STEPS)
         self._db.execute("UPDATE meta SET value = ? WHERE key = 'schema_version'", (SCHEMA_VERSION,))
 

@@ -18,9 +18,10 @@ from typing import Any, Protocol
 from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.storage.keyring import Keyring
 
-SCHEMA_VERSION = "8"
-UPGRADABLE = ("1", "2", "3", "4", "5", "6", "7")  # versions that only lack tables, or differ in indexes
-SUPERSEDED = "DROP INDEX IF EXISTS snapshots_by_key"  # an older record has this index, a fresh one has not
+SCHEMA_VERSION = "9"
+UPGRADABLE = ("1", "2", "3", "4", "5", "6", "7", "8")  # versions that only lack tables, or differ in indexes
+# An older record has these indexes, a fresh one has not.
+SUPERSEDED = ("DROP INDEX IF EXISTS snapshots_by_key", "DROP INDEX IF EXISTS flows_escalated")
 MESSAGE_CHARS_MAX = 300
 STATEMENTS_MAX = 2_048  # size of the caches by statement text
 

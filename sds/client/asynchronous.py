@@ -74,12 +74,17 @@ class AsyncDecisionClient:
         return await self._run(self._calls.one(f"/v1/decisions/{segment(dfid, 'decision')}"))
 
     async def decisions(
-        self, *, gate: str | None = None, state: str | None = None, since_ms: int | None = None
+        self,
+        *,
+        gate: str | None = None,
+        state: str | None = None,
+        since_ms: int | None = None,
+        until_ms: int | None = None,
     ) -> AsyncIterator[Mapping[str, Any]]:
         """Yield decisions, newest first, without texts. Pages are fetched as needed. `state`: a flow's, such as ESCALATED."""
         after: str | None = None
         while True:
-            given = {"gate": gate, "state": state, "since": since_ms, "cursor": after}
+            given = {"gate": gate, "state": state, "since": since_ms, "until": until_ms, "cursor": after}
             page = await self._run(self._calls.page("/v1/decisions", "decisions", **given))
             for item in page.items:
                 yield item

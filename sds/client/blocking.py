@@ -76,12 +76,17 @@ class DecisionClient:
         return self._run(self._calls.one(f"/v1/decisions/{segment(dfid, 'decision')}"))
 
     def decisions(
-        self, *, gate: str | None = None, state: str | None = None, since_ms: int | None = None
+        self,
+        *,
+        gate: str | None = None,
+        state: str | None = None,
+        since_ms: int | None = None,
+        until_ms: int | None = None,
     ) -> Iterator[Mapping[str, Any]]:
         """Yield decisions, newest first, without texts. Pages are fetched as needed. `state`: a flow's, such as ESCALATED."""
         after: str | None = None
         while True:
-            given = {"gate": gate, "state": state, "since": since_ms, "cursor": after}
+            given = {"gate": gate, "state": state, "since": since_ms, "until": until_ms, "cursor": after}
             page = self._run(self._calls.page("/v1/decisions", "decisions", **given))
             yield from page.items
             if (after := page.after) is None:

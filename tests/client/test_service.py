@@ -171,7 +171,7 @@ def test_a_decision_is_looked_at_and_listed_over_pages(bed: Bed) -> None:
         assert [made[0].dfid] == [each["dfid"] for each in client.orders("toll")]
         assert [] == list(client.orders("toll", until_ms=1))
         assert [] == list(client.decisions(state="EXECUTING"))
-        assert [] == list(client.decisions(since_ms=1 << 50))
+        assert [] == list(client.decisions(since_ms=1 << 50)) == list(client.decisions(until_ms=1))
 
     async def run(other: AsyncDecisionClient) -> tuple[int, int, str]:
         orders = [each async for each in other.orders("toll")]

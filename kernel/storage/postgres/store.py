@@ -202,7 +202,8 @@ class PostgresStore(_CatalogueReader, Store):
         version = db.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
         if version is not None and version[0] in UPGRADABLE:
             schemas.complete(db, self._schema_name, found)
-            db.execute(SUPERSEDED)
+            for statement in SUPERSEDED:
+                db.execute(statement)
             db.execute("UPDATE meta SET value = %s WHERE key = 'schema_version'", (SCHEMA_VERSION,))
         elif version is None or version[0] != SCHEMA_VERSION:
             had = version[0] if version else None

@@ -71,6 +71,7 @@ def list_decisions(
     gate: Annotated[str | None, Query(description="Only decisions of this gate.", max_length=64)] = None,
     state: Annotated[State | None, Query(description="Only decisions in this state.")] = None,
     since: Annotated[int, Query(description="Opened at or after: milliseconds since 1970.", ge=0, le=MS_MAX)] = 0,
+    until: Annotated[int, Query(description="Opened before: milliseconds since 1970.", ge=1, le=MS_MAX)] = MS_MAX,
     cursor: Annotated[str | None, Query(description="`next` of the previous page.")] = None,
     limit: Annotated[int, Query(description="The maximum number.", ge=1, le=LIMIT_MAX)] = LIMIT,
 ) -> dict[str, Any]:
@@ -83,7 +84,10 @@ def list_decisions(
     if gate is not None:
         who.check("read", gate)
     gates = served.gates_of(who).values() if gate is None else (served.gate(gate),)
-    page = Page(since, Cursor.parse(cursor) if cursor is not None else Cursor(MS_MAX, ""), state, limit)
+    if until <= since:
+        raise Problem("USAGE", "`until` is not after `since`", hint="swap the two times")
+    after = min(Cursor.parse(cursor), Cursor(until, "")) if cursor is not None else Cursor(until, "")
+    page = Page(since, after, state, limit)
     return _page(gates, page)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sds.kernel.audit import verify
+from sds.kernel.audit import orders, verify
 from sds.kernel.audit.agent_history import agent_record
 from sds.kernel.context import memory
 from sds.kernel.errors import ContractError
@@ -30,7 +30,7 @@ from tests.kernel.durable import START_MS, World, contract, deny, escalate, refu
 from tests.kernel.sagas import REVERT, Script, run, terms
 from tests.stores.planned import Planned
 
-# Agents, versions of contracts, the sagas that are open; orders by their time, of which the first is taken.
+# Agents, versions of contracts, the sagas that are open; orders by their time, of which the first is taken; a page of cases.
 FEW = {
     "SCAN CONSTANT ROW",
     "SCAN a LEFT-JOIN",
@@ -38,6 +38,7 @@ FEW = {
     "SCAN c",
     "SCAN s USING INDEX sagas_open",
     "SCAN e USING INDEX orders_by_time",
+    "SCAN w",
 }
 
 
@@ -89,6 +90,10 @@ def acts(kernel: Kernel) -> None:
     assert (None, None) == (kernel.store.value(KEYS_LOST), kernel.store.value(REACTIVATED, (agent,)))
 
 
+def booked(kernel: Kernel) -> None:
+    assert 2 == len(orders.orders_page(kernel.store, "claims", 0, 1 << 53, after=(0, ""), limit=9))
+
+
 def compared(kernel: Kernel) -> None:
     asked: list[int] = []
 
@@ -101,7 +106,8 @@ def compared(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize(
-    "ask", [answered, waiting, unfinished, refused, counted, shown, undecided_flows, looked_again, acts, compared]
+    "ask",
+    [answered, waiting, unfinished, refused, counted, shown, undecided_flows, looked_again, acts, booked, compared],
 )
 def test_no_table_that_grows_with_the_record_is_read_whole(folder: Path, ask: Callable[[Kernel], None]):
     world, made = World(folder, terms=terms()), list[Planned]()
@@ -123,6 +129,24 @@ def test_no_table_that_grows_with_the_record_is_read_whole(folder: Path, ask: Ca
     assert not [step for step in made[0].plans if "AUTOMATIC" in step]
     assert (ask is acts) == any("USING INDEX ledger_acts (kind=? AND <expr>=?)" in step for step in made[0].plans)
     world.close()
+
+
+def test_a_page_of_orders_is_read_from_where_it_begins(world: World):
+    asked = "EXPLAIN QUERY PLAN " + orders.PAGE, ("claims", 0, 0, "", 1 << 53, "", 9)
+    plan = [row[3] for row in world.open_store()._fetched(*asked)]  # type: ignore[attr-defined]  # how SQLite finds it
+    assert plan[0].startswith("SEARCH e USING INDEX orders_by_end (<expr>>?")
+    assert not [step for step in plan if "TEMP B-TREE" in step]
+
+
+@pytest.mark.parametrize("page", cases.PAGES)
+def test_of_the_cases_that_wait_only_those_of_the_page_are_read_whole(world: World, page: str):
+    asked = f"EXPLAIN QUERY PLAN {page}", ("claims", *cases.BEFORE_ALL, 50)
+    plan = [row[3] for row in world.open_store()._fetched(*asked)]  # type: ignore[attr-defined]  # how SQLite finds it
+    placing, whole = plan[: plan.index("SCAN w")], plan[plan.index("SCAN w") :]
+    assert ["f", "v" if "flows_waiting" in placing[1] else "e"] == [
+        step.split()[1] for step in placing if step.startswith("SEARCH") and "one_decided" not in step
+    ]
+    assert "fpved" == "".join(step.split()[1] for step in whole if step.startswith("SEARCH"))
 
 
 class Stepping(sqlite3.Connection):

@@ -13,13 +13,15 @@ from typing import Any
 import psycopg
 import pytest
 
+from sds.kernel.audit.orders import PAGE
 from sds.kernel.errors import StoreError, UsageError
-from sds.kernel.flow import in_flight
-from sds.kernel.flow.attempts import asking_for_open
+from sds.kernel.flow.in_flight import ORDER, UNFINISHED
 from sds.kernel.flow.monitored import REACTIVATED
+from sds.kernel.flow.observe import asking_for_open
 from sds.kernel.storage.ledger import KEYS_LOST
 from sds.kernel.storage.postgres import store as stores
 from sds.kernel.storage.postgres.connections import Pool, Url
+from sds.kernel.storage.postgres.pipelined import Connection
 from sds.kernel.storage.postgres.store import PostgresStore
 from sds.kernel.storage.sqlite import SqliteStore, statements
 from sds.kernel.storage.sqlite import expected_schema as sqlite_schema
@@ -314,6 +316,37 @@ def test_a_select_that_writes_is_refused_by_the_server(store: PostgresStore):
     assert [0] == drawn(store)
 
 
+def test_a_page_of_orders_is_read_from_where_it_begins(store: PostgresStore):
+    def planned(db: Connection) -> str:
+        db.together(("SET LOCAL enable_sort = off", ()))  # a record of this size is read whole unless that is dear
+        done = db.together((f"EXPLAIN (COSTS OFF) {PAGE}", ("claims", 0, 0, "", 1 << 53, "", 9)))
+        return "\n".join(row[0] for row in done.rows)
+
+    with store.transaction():
+        plan = store._on_connection(planned).partition("SubPlan")[0]
+    assert "orders_by_end" in plan
+    assert "Sort" not in plan
+
+
+SAGAS = """
+INSERT INTO sagas SELECT 'saga-' || n, 'S', '[]', '[]', 'ENDED', NULL FROM generate_series(1, 20000) AS n;
+INSERT INTO decision_flows SELECT 'flow-' || n, 'a', '{}', NULL, 'claims', 'e' || n, 'c', 0, n,
+    CASE WHEN n % 1000 > 0 THEN 'CLOSED' ELSE 'ACTIVE' END, NULL, n FROM generate_series(1, 20000) AS n
+"""
+
+
+def test_recovery_reads_no_sagas_that_have_ended():
+    schema = fresh_schema()
+    with closing(PostgresStore(server_url(), schema)) as store:
+        by_hand(f"SET session_replication_role = replica; {SAGAS}; ANALYZE", schema)
+        asked = f"EXPLAIN (COSTS OFF) {UNFINISHED}", ("claims",)
+        plan = "\n".join(row[0] for row in store._on_connection(lambda db: db.together(asked).rows))
+        assert 20 == len(store.rows(UNFINISHED, ("claims",)))
+    assert "flows_unfinished" in plan
+    assert "Seq Scan on sagas" not in plan
+    assert "Seq Scan on decision_flows" not in plan
+
+
 LONG = """
 INSERT INTO ledger SELECT n, n, CASE WHEN n % 100 > 0 THEN 'DECIDED' ELSE 'AGENT' END,
     CASE WHEN n % 100 > 0 THEN 'flow-' || n ELSE '' END, '{"agent_id":"a' || n % 7 || '","status":"ACTIVE"}', '', n::text
@@ -351,6 +384,6 @@ def test_a_decision_reads_its_own_resources_not_all_that_are_known_or_were_ever_
         reserving = plan(store, *asking_for_open("flow-1", "a1", "", ("r-1", "r-2"), ()))
         assert "one_live_reservation" in reserving
         assert "Index Cond: (resource = u.resource)" in reserving
-        settling = plan(store, in_flight.ORDER, ("flow-1",))
+        settling = plan(store, ORDER, ("flow-1",))
         assert "Index Cond: (resource = r.resource)" in settling
         assert "Seq Scan on resources" not in settling

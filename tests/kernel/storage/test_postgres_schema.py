@@ -201,6 +201,10 @@ def test_a_record_of_another_version_is_refused():
         (5, "DROP INDEX flows_by_opening"),
         (6, "DROP INDEX snapshots_by_key_and_time; CREATE INDEX snapshots_by_key ON context_snapshots (dfid)"),
         (7, "DROP INDEX ledger_acts, flows_by_parent, reversals_by_saga, reversals_open"),
+        (
+            8,
+            "DROP INDEX orders_by_end, flows_of_statement, flows_waiting; CREATE INDEX flows_escalated ON events (gate)",
+        ),
     ],
 )
 def test_an_older_record_gets_what_it_lacks_and_keeps_the_rest(version: int, lacks: str):

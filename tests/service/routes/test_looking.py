@@ -11,7 +11,7 @@ import pytest
 from sds.service.routes import looking
 from sds.service.routes.looking import MS_MAX, PAGE, Cursor, Page
 from tests.kernel.durable import World, deny
-from tests.service.testbed import EVENT, Bed
+from tests.service.testbed import EVENT, Bed, check
 from tests.stores.records import alone
 
 
@@ -55,6 +55,23 @@ def test_pages_have_every_decision_once_the_newest_first(bed: Bed) -> None:
     assert sorted(made) == sorted(each["dfid"] for each in found)
     assert found == sorted(found, key=lambda each: (each["opened_at_ms"], each["dfid"]), reverse=True)
     assert "Secret" not in str(found)
+
+
+def test_a_period_holds_what_was_opened_from_its_start_to_before_its_end(bed: Bed) -> None:
+    made = decided(bed, 4)
+    with bed.gate.store.transaction():
+        for number, dfid in enumerate(made):
+            bed.gate.store.run("UPDATE decision_flows SET created_at_ms = ? WHERE dfid = ?", (1_000 + number, dfid))
+
+    def listed(query: str) -> list[str]:
+        page = bed.client.get(f"/v1/decisions?{query}").json()
+        return [each["dfid"] for each in page["decisions"]]
+
+    assert [made[2], made[1]] == listed("since=1001&until=1003")
+    assert [made[0]] == listed("until=1001")
+    late = Cursor(MS_MAX, made[3])
+    assert [made[1], made[0]] == listed(f"until=1002&state=CLOSED&cursor={late}")
+    check(bed.client.get("/v1/decisions?since=5&until=5"), 400, "USAGE")
 
 
 def test_flows_that_were_opened_in_one_millisecond_are_each_on_one_page(bed: Bed) -> None:
