@@ -68,7 +68,8 @@ MACHINE_MENDS = {
     errno.EAGAIN: "raise the limit of processes and threads: ulimit -u",
     errno.ENOMEM: "end other programs, or raise the limit: ulimit -v",
 }
-_PATH_MENDS = dict.fromkeys((errno.EACCES, errno.EPERM), "check that this user has the rights to it")
+_RIGHTS = "check that this user has the rights to it"
+_PATH_MENDS = dict.fromkeys((errno.EACCES, errno.EPERM), _RIGHTS)
 _FULL_DATABASE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)
 _NO_THREAD = "can't start new thread"  # the message of Python's RuntimeError
 # The base class of errors in the words typed; its module depends on typer's version
@@ -340,7 +341,7 @@ def _say_usage(error: Any, named: str) -> int:
     else:
         message = " ".join(error.format_message().replace("Value error, ", "").split())
         where = error.ctx.command_path if getattr(error, "ctx", None) else named
-        _say(UsageError(message, hint=f"{where} --help"))
+        _say(UsageError(message, hint=_RIGHTS if message.endswith("is not readable.") else f"{where} --help"))
     return int(error.exit_code)
 
 
