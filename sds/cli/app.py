@@ -43,6 +43,7 @@ from sds.kernel.errors import (
     WorldError,
     cause_of,
 )
+from sds.models.protocol import missing_package
 
 EXIT_WORLD, EXIT_USAGE = 1, 2
 COLUMNS_MIN = 20  # the least width: with $COLUMNS 0 rich would write nothing, errors included
@@ -307,6 +308,10 @@ def _refused(error: OSError | UnicodeError | MemoryError) -> SdsError:
 
 def _unforeseen(error: Exception) -> SdsError:
     """Return an unforeseen exception as one of ours, with its place: a record was altered, or this program has a fault."""
+    if isinstance(error, ImportError) and (name := missing_package(error)):
+        return SdsError(
+            f"the package `{name}` is not installed", hint="install this program again, with all that it needs"
+        )
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "sds" in Path(frame.filename).parts]
     place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "a place outside sds"
     what = f"{type(error).__name__} at {place}: {one_line(in_words(error), 200)}"
