@@ -33,6 +33,7 @@ from sds.kernel.errors import (
     WorldError,
     cause_of,
 )
+from sds.models.protocol import missing_package
 
 EXIT_WORLD, EXIT_USAGE = 1, 2
 COLUMNS_MIN = 20  # the least width: with $COLUMNS 0 rich would write nothing, errors included
@@ -58,7 +59,8 @@ MACHINE_MENDS = {
     errno.EAGAIN: "raise the limit of processes and threads: ulimit -u",
     errno.ENOMEM: "end other programs, or raise the limit: ulimit -v",
 }
-_PATH_MENDS = dict.fromkeys((errno.EACCES, errno.EPERM), "check that this user has the rights to it")
+_RIGHTS = "check that this user has the rights to it"
+_PATH_MENDS = dict.fromkeys((errno.EACCES, errno.EPERM), _RIGHTS)
 _FULL_DATABASE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)
 A_GOOD_EVENT = "sds events GATE --limit 1 > event.json; sds ... --event event.json"
 _NO_THREAD = "can't start new thread"  # the message of Python's RuntimeError
@@ -304,6 +306,10 @@ def _refused(error: OSError | UnicodeError | MemoryError) -> SdsError:
 
 def _unforeseen(error: Exception) -> SdsError:
     """Return an unforeseen exception as one of ours, with its place: a record was altered, or this program has a fault."""
+    if isinstance(error, ImportError) and (name := missing_package(error)):
+        return SdsError(
+            f"the package `{name}` is not installed", hint="install this program again, with all that it needs"
+        )
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "sds" in Path(frame.filename).parts]
     place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "a place outside sds"
     what = f"{type(error).__name__} at {place}: {one_line(in_words(error), 200)}"
@@ -338,7 +344,7 @@ def _say_usage(error: Any, named: str) -> int:
     else:
         message = " ".join(error.format_message().replace("Value error, ", "").split())
         where = error.ctx.command_path if getattr(error, "ctx", None) else named
-        _say(UsageError(message, hint=f"{where} --help"))
+        _say(UsageError(message, hint=_RIGHTS if message.endswith("is not readable.") else f"{where} --help"))
     return int(error.exit_code)
 
 

@@ -129,6 +129,7 @@ def copy_record(store: Store, into: Path) -> None:
 def _copy_keys(folder: Path, made: Path, *, with_key: bool) -> None:
     """Copy the public keys, and with `with_key` the secret ones; a key file is always replaced as a whole."""
     if with_key:
+        keys.read_ring(paths.key_path(folder))  # one that cannot be used is named
         replace_private_file(made / keys.KEY_FILE, paths.key_path(folder).read_bytes())
     key = (made if with_key else folder) / keys.KEY_FILE
     ring = keys.read_ring(key) if key.exists() else keys.Ring()

@@ -197,7 +197,9 @@ def read_ring(path: Path) -> Ring:
             raise UsageError(f"other users can read `{path}`", hint=f"chmod 600 {path}")
         raw = _read_bytes(path)
     except OSError as error:
-        raise StoreError(f"`{path}` cannot be used: {cause_of(error)}") from error
+        raise StoreError(
+            f"`{path}` cannot be used: {cause_of(error)}", hint="check that this user can read it"
+        ) from error
     if raw.startswith(_MAGIC):
         try:
             ring = Ring.model_validate_json(raw.removeprefix(_MAGIC))

@@ -190,13 +190,19 @@ class Database:
         self._engine.dispose()
 
 
+_MEND = "check that the database runs, that its address, user and password are right, and that its disk has room"
+_MEND_FILE = (
+    "check that `service.db` in $SDS_HOME and its folder can be written by this user, and that the disk has room"
+)
+
+
 @contextmanager
 def _refused() -> Iterator[None]:
     try:
         yield
     except SQLAlchemyError as error:
-        hint = "check that the database runs, that its address, user and password are right, and that its disk has room"
-        raise StoreError(_why(error), hint=hint) from error
+        is_file = isinstance(error, DBAPIError) and isinstance(error.orig, sqlite3.Error)
+        raise StoreError(_why(error), hint=_MEND_FILE if is_file else _MEND) from error
 
 
 def _why(error: SQLAlchemyError) -> str:

@@ -90,6 +90,26 @@ def test_without_a_command_help_is_shown(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().err.startswith("Usage: sds ")
 
 
+def test_a_file_without_the_right_to_read_it_is_said_with_what_to_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "till.yaml").write_text("gate: till")
+    monkeypatch.setattr(os, "access", lambda *_, **__: False)  # root has every right
+    assert 2 == cli._run(["contracts", "check", str(tmp_path / "till.yaml")])
+    error, mend = capsys.readouterr().err.splitlines()
+    assert (True, "mend:  check that this user has the rights to it") == (error.endswith("is not readable."), mend)
+
+
+def test_a_package_that_is_missing_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "_refuse_empty", fails_with(ModuleNotFoundError("No module named 'x'", name="x")))
+    assert 1 == cli._run(["flows"])
+    assert ["error: the package `x` is not installed", "mend:  install this program again, with all that it needs"] == (
+        capsys.readouterr().err.splitlines()
+    )
+
+
 def fails_with(error: BaseException) -> Callable[[list[str]], int]:
     def fail(_args: list[str]) -> int:
         raise error

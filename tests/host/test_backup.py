@@ -193,6 +193,16 @@ def test_a_record_altered_along_with_its_sum_is_found_by_the_ledger_and_by_the_s
     assert not bed.own.exists()
 
 
+def test_a_key_that_cannot_be_read_is_named_not_the_place_of_the_backup(tmp_path: Path) -> None:
+    bed = made(tmp_path)
+    key = bed.own / "kernel.key"
+    key.unlink()
+    key.mkdir(mode=0o700)
+    with pytest.raises(StoreError, match=f"^`{key}` cannot be used: is a directory$") as refused:
+        backup(bed, tmp_path / "copy", with_key=True)
+    assert ("check that this user can read it", False) == (refused.value.hint, (tmp_path / "copy").exists())
+
+
 def test_a_backup_that_another_key_signed_is_refused_beside_the_gates_own(tmp_path: Path) -> None:
     bed, other = made(tmp_path), made(tmp_path / "other")
     backup(other, tmp_path / "copy", with_key=False)

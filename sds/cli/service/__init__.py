@@ -33,10 +33,11 @@ def service_database(store: str) -> Iterator[Database]:
     """
     with needs_service():
         from sds.service.database import open_database  # noqa: PLC0415  the extra
-    with closing(open_database(store, durable=True)) as database:
-        if store:
-            os.environ["SDS_STORE"] = store
-        yield database
+
+        with closing(open_database(store, durable=True)) as database:
+            if store:
+                os.environ["SDS_STORE"] = store
+            yield database  # within `needs_service`: the block imports more of the extra
 
 
 def comma_separated(given: Iterable[str]) -> tuple[str, ...]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +20,23 @@ def test_what_is_missing_is_said_with_the_command_that_installs_it() -> None:
         "`make install` in the source folder; elsewhere pip install 'PATH_TO_THAT_FOLDER[service]'"
         == refused.value.hint
     )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["keys", "add", "shop", "--role", "read", "--gate", "all"], ["keys", "list"], ["webhooks", "list"]],
+    ids=" ".join,
+)
+def test_a_part_of_the_extra_that_is_missing_is_said_by_every_command_of_the_service(
+    words: list[str], tmp_path: Path
+) -> None:
+    """Where SQLAlchemy is there for another program, and FastAPI is not."""
+    code = f"import sys; sys.modules['fastapi'] = None; from sds.cli import app; sys.exit(app._run({words}))"
+    environment = {**os.environ, "SDS_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (2, "error: the service needs `fastapi`") == (done.returncode, done.stderr.splitlines()[0])
 
 
 def test_a_module_of_a_package_that_is_there_is_not_said_to_be_an_extra() -> None:

@@ -85,6 +85,16 @@ def test_a_database_that_cannot_be_used_is_said_without_its_password(sds: Shell)
     assert "hunter2" not in refused.stderr + refused.stdout
 
 
+def test_a_file_that_cannot_be_used_as_the_database_is_named(sds: Shell) -> None:
+    (sds.home / "service.db").mkdir(parents=True)
+    refused = sds("keys", "list")
+    assert (1, "error: the service's database failed: SQLITE_CANTOPEN") == (
+        refused.returncode,
+        refused.stderr.splitlines()[0],
+    )
+    assert "mend:  check that `service.db` in $SDS_HOME" in refused.stderr
+
+
 def test_a_store_that_is_no_url_of_postgresql_is_refused(sds: Shell) -> None:
     refused = sds("keys", "list", "--store", "mysql://someone:hunter2@127.0.0.1/none")
     assert 2 == refused.returncode
