@@ -98,6 +98,7 @@ UNKEEPABLE: dict[str, object] = {
     "a set in alternatives": Decoding(alternatives=({"a": {1, 2}},)),
     "a number beyond 64 bits in facts": Decoding(facts={"seed": 2**70}),
     "a model whose name is no text": Decoding(model="\ud800"),
+    "a model whose name PostgreSQL cannot keep": Decoding(model="a\0b"),
     "a model without a name": Decoding(model=None),  # type: ignore[arg-type]
     "a model that only looks like text": Decoding(model=UserString("m")),  # type: ignore[arg-type]
 }

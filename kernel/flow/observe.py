@@ -109,7 +109,10 @@ class Observer:
             read = self._source.read(key)
             if read is None:
                 return None, ["there is no state under this key"]
-            return StateRead(dict(read.fields), str.encode(read.version).decode()), []
+            version = str.encode(read.version).decode()
+            if "\0" in version:  # PostgreSQL keeps no such text
+                return None, ["state cannot be read: its version has the character U+0000"]
+            return StateRead(dict(read.fields), version), []
         except ENDINGS:
             raise
         except BaseException as error:  # noqa: BLE001  a foreign source may raise anything, even a cancelled task

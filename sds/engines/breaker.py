@@ -206,7 +206,8 @@ def _refuse_unkeepable(data: object, decoding: object) -> None:
     if not counted or not _number(confidence, float) or not _number(decoding.duration_ms, float):
         raise ModelError("the engine returned a measurement that is not a number or too large for the record")
     try:
-        str.encode(decoding.model)
+        if b"\0" in str.encode(decoding.model):  # PostgreSQL keeps no such text
+            raise ValueError("U+0000")
         canonical((decoding.alternatives, decoding.facts))
     except Exception as error:
         raise ModelError(f"the record cannot store the engine's measurements: {type(error).__name__}") from error

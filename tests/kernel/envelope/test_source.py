@@ -44,9 +44,10 @@ def test_who_interrupts_the_program_while_state_is_read_is_not_held_up(world: Wo
         world.packet()
 
 
-@pytest.mark.parametrize(
-    "read", [StateRead(None, "1"), StateRead({}, None), StateRead({}, "\ud800"), StateRead({}, _Version()), "text", 7]
-)  # type: ignore[arg-type]  # what a careless source may return
+READS = [StateRead(None, "1"), StateRead({}, None), StateRead({}, "\ud800"), StateRead({}, _Version()), "text", 7]  # type: ignore[arg-type]  # what a careless source may return
+
+
+@pytest.mark.parametrize("read", READS)
 def test_a_source_that_returns_no_state_leaves_only_the_human(
     world: World, read: object, monkeypatch: pytest.MonkeyPatch
 ):
@@ -56,3 +57,11 @@ def test_a_source_that_returns_no_state_leaves_only_the_human(
     assert packet.notes
     answer = world.kernel.decide(packet, escalate(packet))
     assert ("ESCALATED", "ESCALATED_BY_RULE") == (answer.state, answer.reason_code)
+
+
+def test_a_version_that_only_one_of_the_stores_could_keep_is_no_state(world: World, monkeypatch: pytest.MonkeyPatch):
+    found = world.tickets.read("T1")
+    assert found is not None
+    monkeypatch.setattr(world.tickets, "read", lambda _key: StateRead(found.fields, "a\0b"))
+    answer = world.decide(escalate)
+    assert ("gate 5: ESCALATED_BY_RULE: state cannot be read: its version has the character U+0000",) == answer.reasons
