@@ -17,7 +17,8 @@ from hypothesis import HealthCheck, settings
 from sds.definitions import registry
 from sds.gates.refund import gate, labels
 from sds.gates.refund.world.flights import load_flights
-from sds.kernel.contract import schema
+from sds.kernel.contract import expressions, schema
+from sds.kernel.contract.expressions import check_expression
 from sds.kernel.contract.yaml_lines import load_with_lines
 from tests.model_fixtures import (
     embedded,
@@ -122,6 +123,15 @@ def contracts_read_once() -> Iterator[None]:
     """Parse the YAML of equal contracts once a process: the result is never altered, and parsing outlasts most tests."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(schema, "load_with_lines", lru_cache(512)(load_with_lines))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def expressions_checked_once() -> Iterator[None]:
+    """Type-check equal expressions of contracts over equal types once a process: the result is never altered."""
+    with pytest.MonkeyPatch.context() as patched:
+        check = lru_cache(4096)(lambda text, types: check_expression(text, dict(types)))
+        patched.setattr(expressions, "check_expression", lambda text, types: check(text, tuple(types.items())))
         yield
 
 
