@@ -281,9 +281,9 @@ def _spent(reserved: Mapping[str, Any], status: str) -> int:
 
     An older version of this program took over what moved without counting it against limits, where nobody knew what for.
     """
-    needs, line = reserved.get("needs") or (), reserved.get("line") or {}
+    line: Mapping[str, Any] = reserved.get("line") or {}
     moved = line.get("amount_minor") if status == "SUCCESS" else None
-    return int((needs[1] if len(needs) > 1 else 0) or moved or 0)
+    return int(reserved.get("needs", [None, 0])[1] or moved or 0)
 
 
 def _decimals(terms: Mapping[str, Any], kind: str) -> int | None:
