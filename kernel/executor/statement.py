@@ -109,8 +109,8 @@ def _checked(line: object) -> StatementLine:
         raise unreadable_statement(f"a number of key `{line.key}` is not a whole number, or too large for the record")
     if not 0 <= line.at_ms <= AT_MS_MAX:
         raise unreadable_statement(f"the time of key `{line.key}` is out of range: {line.at_ms} ms")
-    canonical(line.as_data())  # raises for lone surrogates, which a parameter's name may contain
-    return line
+    kept = canonical(line.as_data())  # raises for lone surrogates, which a parameter's name may contain
+    return StatementLine(**json.loads(kept))  # texts and no subclasses of them: see `read_event`
 
 
 def _is_whole_number(number: object) -> bool:

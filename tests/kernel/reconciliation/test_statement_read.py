@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from enum import Enum
 
 import pytest
 
@@ -13,6 +14,17 @@ from sds.reconciliation import reconcile
 from tests.kernel.durable import World
 from tests.kernel.outside import PaysOnly
 from tests.kernel.statements import cases, compared, listing
+
+
+class Account(str, Enum):  # noqa: UP042  a StrEnum formats as its text
+    FIRST = "T1"
+
+
+def test_what_a_line_names_is_a_text_and_nothing_that_equals_one():
+    """An order is counted by the key that it names: an Enum formats as another one."""
+    line = StatementLine(Account.FIRST, "settled", 1, 5, Account.FIRST, "d", "PAY", {"amount": 5}, Account.FIRST)
+    (read,) = read_statement(lambda *_: [line], 0, 1)
+    assert (line, ["T1"] * 3) == (read, [f"{text}" for text in (read.key, read.reference, read.resource_key)])
 
 
 class TestAStatementThatIsNone:
