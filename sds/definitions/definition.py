@@ -196,7 +196,8 @@ class GateDefinition:
         with ExitStack() as closing:
             parts = self._call("open", self.open, folder)
             if not isinstance(parts, tuple) or len(parts) != 2:
-                raise UsageError(f"`open` of gate `{self.name}` does not return (source, executor)")
+                hint = "return both: the state source, then the executor"
+                raise UsageError(f"`open` of gate `{self.name}` does not return (source, executor)", hint=hint)
             for part in parts:
                 _close_with(closing, part)
             check_parts(*parts)
@@ -224,7 +225,13 @@ class GateDefinition:
         paths.make_private(folder)
         events = self.events
         listed = self._call("events", lambda: list(events(folder)))
-        return [case if isinstance(case, QueuedCase) else QueuedCase(case) for case in listed]
+        cases = [case if isinstance(case, QueuedCase) else QueuedCase(case) for case in listed]
+        if wrong := [case.event for case in cases if not isinstance(case.event, Mapping)]:
+            what = f"`events` of gate `{self.name}` yields what is no event: {one_line(repr(wrong[0]), 80)}"
+            raise UsageError(
+                what, hint="yield mappings with the fields of the contract's `event`, or QueuedCase(mapping)"
+            )
+        return cases
 
     def labels(self, folder: Path) -> list[LabelledCase]:
         """Return the labels that come with it; [] without any."""

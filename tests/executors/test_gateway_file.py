@@ -210,8 +210,9 @@ def test_what_is_wrong_is_said_with_its_line(old: str, new: str, message: str, t
 
 def test_a_file_that_is_none_is_refused_in_one_line(tmp_path: Path) -> None:
     assert ":1: the file is empty" == refusal(tmp_path, "")
-    with pytest.raises(UsageError, match="cannot be read: no such file"):
+    with pytest.raises(UsageError, match="cannot be read: no such file") as refused:
         load_executor(tmp_path / "none.yaml")
+    assert "check the path" == refused.value.hint
     (tmp_path / "gateway.yaml").write_bytes(b"\xff")
     with pytest.raises(UsageError, match="not UTF-8 at byte 0"):
         load_executor(tmp_path / "gateway.yaml")

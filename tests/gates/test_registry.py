@@ -99,6 +99,17 @@ def test_what_cannot_be_opened_is_refused_and_what_was_opened_is_closed(
         raise AssertionError("it opened")
 
 
+@pytest.mark.parametrize("events", ["[({},)]", "[None]", "['{}']", "[QueuedCase(5)]"])
+def test_a_queue_of_what_is_no_event_is_refused_with_what_it_held(tmp_path: Path, events: str) -> None:
+    code = GATE.replace("open=lambda folder", f"events=lambda folder: {events}, open=lambda folder").replace(
+        ", events=events", ""
+    )
+    gate = registry.find(written(tmp_path, "from sds import QueuedCase\n" + code))
+    with pytest.raises(UsageError, match="`events` of gate `toll` yields what is no event: ") as refused:
+        gate.cases(tmp_path / "home")
+    assert "yield mappings" in refused.value.hint
+
+
 def test_a_source_and_an_executor_are_closed_in_the_end(tmp_path: Path) -> None:
     closed: list[str] = []
 

@@ -32,6 +32,7 @@ from sds.kernel.executor.statement import STATEMENT_S_MAX, StatementLine
 PAGE_S_MAX = 10.0
 PAGE_BYTES_MAX = 4 * 1024 * 1024
 GATEWAY_INVALID = "GATEWAY_INVALID"
+_FIELDS = "docs/library.md says what each field means"
 
 
 class HttpExecutor:
@@ -197,11 +198,10 @@ def parse_gateway(text: str, name: str = "gateway") -> GatewayForm:
         data, lines = load_with_lines(text, name)
         return GatewayForm.model_validate(data)
     except ContractError as error:
-        raise UsageError(str(error), reason_code=GATEWAY_INVALID, hint=error.hint) from None
+        raise UsageError(str(error), reason_code=GATEWAY_INVALID, hint=error.hint or _FIELDS) from None
     except ValidationError as error:
         line, message = say_first(error.errors(include_url=False, include_input=False), lines, GatewayForm)
-        hint = "docs/library.md says what each field means"
-        raise UsageError(f"{name}:{line}: {message}", reason_code=GATEWAY_INVALID, hint=hint) from None
+        raise UsageError(f"{name}:{line}: {message}", reason_code=GATEWAY_INVALID, hint=_FIELDS) from None
 
 
 def _text(path: Path) -> str:
@@ -209,7 +209,8 @@ def _text(path: Path) -> str:
         with path.open("rb") as file:
             raw = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {cause_of(error)}", reason_code=GATEWAY_INVALID) from None
+        message = f"{path}: cannot be read: {cause_of(error)}"
+        raise UsageError(message, reason_code=GATEWAY_INVALID, hint="check the path") from None
     if len(raw) > FILE_BYTES_MAX:
         raise UsageError(f"{path}: larger than {FILE_BYTES_MAX} bytes", reason_code=GATEWAY_INVALID)
     try:
