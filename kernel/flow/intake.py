@@ -106,7 +106,7 @@ def read_event(contract: Contract, data: object) -> Event:
     if extra:
         message = f"the event has an unknown field `{one_line(extra[0], NAME_CHARS_MAX)}`"
         raise EventError(message, hint=f"an event has the fields {', '.join(named)}")
-    data = {name: str.__str__(data[name]) for name in named}  # no subclass: an Enum's text formats as its name
+    data = {name: str.__str__(data[name]) for name in named}  # of an Enum its text, not its name
     for name in (spec.id, spec.key):  # the id recognises the event; what is drawn is counted by the key
         check_identifier(name, data[name])
     try:
@@ -115,8 +115,7 @@ def read_event(contract: Contract, data: object) -> Event:
         raise EventError("the event is not text that can be stored as UTF-8") from error
     if len(body.encode()) > EVENT_BYTES_MAX:
         raise EventError(f"the event is larger than {EVENT_BYTES_MAX} bytes")
-    evidence = data[spec.evidence] if spec.evidence else ""
-    return masked(Event(data[spec.id], data[spec.key], evidence, body, spec.evidence or ""))
+    return masked(Event(data[spec.id], data[spec.key], data.get(spec.evidence or "", ""), body, spec.evidence or ""))
 
 
 def masked(event: Event) -> Event:

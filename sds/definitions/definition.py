@@ -196,8 +196,10 @@ class GateDefinition:
         with ExitStack() as closing:
             parts = self._call("open", self.open, folder)
             if not isinstance(parts, tuple) or len(parts) != 2:
-                hint = "return both: the state source, then the executor"
-                raise UsageError(f"`open` of gate `{self.name}` does not return (source, executor)", hint=hint)
+                raise UsageError(
+                    f"`open` of gate `{self.name}` does not return (source, executor)",
+                    hint="return both: the state source, then the executor",
+                )
             for part in parts:
                 _close_with(closing, part)
             check_parts(*parts)
@@ -227,9 +229,9 @@ class GateDefinition:
         listed = self._call("events", lambda: list(events(folder)))
         cases = [case if isinstance(case, QueuedCase) else QueuedCase(case) for case in listed]
         if wrong := [case.event for case in cases if not isinstance(case.event, Mapping)]:
-            what = f"`events` of gate `{self.name}` yields what is no event: {one_line(repr(wrong[0]), 80)}"
             raise UsageError(
-                what, hint="yield mappings with the fields of the contract's `event`, or QueuedCase(mapping)"
+                f"`events` of gate `{self.name}` yields what is no event: {one_line(repr(wrong[0]), 80)}",
+                hint="yield mappings with the fields of the contract's `event`, or QueuedCase(mapping)",
             )
         return cases
 
