@@ -115,7 +115,7 @@ def read_event(contract: Contract, data: object) -> Event:
         raise EventError("the event is not text that can be stored as UTF-8") from error
     if len(body.encode()) > EVENT_BYTES_MAX:
         raise EventError(f"the event is larger than {EVENT_BYTES_MAX} bytes")
-    return masked(Event(data[spec.id], data[spec.key], data.get(spec.evidence, ""), body, spec.evidence or ""))
+    return masked(Event(data[spec.id], data[spec.key], data.get(spec.evidence or "", ""), body, spec.evidence or ""))
 
 
 def masked(event: Event) -> Event:
