@@ -196,8 +196,10 @@ class GateDefinition:
         with ExitStack() as closing:
             parts = self._call("open", self.open, folder)
             if not isinstance(parts, tuple) or len(parts) != 2:
-                hint = "return both: the state source, then the executor"
-                raise UsageError(f"`open` of gate `{self.name}` does not return (source, executor)", hint=hint)
+                raise UsageError(
+                    f"`open` of gate `{self.name}` does not return (source, executor)",
+                    hint="return both: the state source, then the executor",
+                )
             for part in parts:
                 _close_with(closing, part)
             check_parts(*parts)
