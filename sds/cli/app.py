@@ -273,7 +273,9 @@ def _at_gate(hint: str, args: list[str]) -> str:
 
 def _is_of_full_disk(error: BaseException | None) -> bool:
     """Tell whether an error came of a full disk, whatever it was reported as."""
-    while error is not None:
+    seen = set[int]()
+    while error is not None and id(error) not in seen:  # causes may go round: an error that was kept and raised again
+        seen.add(id(error))
         if isinstance(error, OSError) and MACHINE_MENDS.get(error.errno or 0) == _NO_ROOM:
             return True
         if getattr(error, "sqlite_errorcode", None) in _FULL_DATABASE:

@@ -228,7 +228,8 @@ class GateDefinition:
         events = self.events
         listed = self._call("events", lambda: list(events(folder)))
         cases = [case if isinstance(case, QueuedCase) else QueuedCase(case) for case in listed]
-        if wrong := [case.event for case in cases if not isinstance(case.event, Mapping)]:
+        given: list[object] = [case.event for case in cases]
+        if wrong := [each for each in given if not isinstance(each, Mapping)]:
             raise UsageError(
                 f"`events` of gate `{self.name}` yields what is no event: {one_line(repr(wrong[0]), 80)}",
                 hint="yield mappings with the fields of the contract's `event`, or QueuedCase(mapping)",

@@ -100,6 +100,16 @@ def test_a_file_without_the_right_to_read_it_is_said_with_what_to_check(
     assert (True, "mend:  check that this user has the rights to it") == (error.endswith("is not readable."), mend)
 
 
+def test_an_error_whose_causes_go_round_ends_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error, other = WorldError("the server cannot be reached"), WorldError("no engine is left")
+    error.__cause__, other.__cause__ = other, error
+    monkeypatch.setattr(cli, "_refuse_empty", fails_with(error))
+    assert 1 == cli._run(["flows"])
+    assert "error: the server cannot be reached" == capsys.readouterr().err.splitlines()[0]
+
+
 def test_a_package_that_is_missing_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
