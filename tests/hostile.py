@@ -13,6 +13,7 @@ import numpy as np
 from gguf.quants import quantize
 from numpy.typing import NDArray
 
+from sds.benchmarks.card.checkpoint import GgufReader
 from sds.grammars.tokens.matcher import TokenMatcher
 from sds.models.protocol import Backend, ChatFrame, Row
 from tests.scale import scale
@@ -33,7 +34,7 @@ class Vocabulary:
     """The tokenizer metadata of a GGUF file, read once (it takes a second), cut to the first TINY_VOCABULARY tokens."""
 
     def __init__(self, source: Path) -> None:
-        fields = gguf.GGUFReader(source).fields
+        fields = GgufReader(source).fields
         read = {name: fields[f"tokenizer.ggml.{name}"].contents() for name in COPIED_LISTS}
         self.lists = {name: values[:TINY_VOCABULARY] for name, values in read.items()}
         kept = set(self.lists["tokens"])

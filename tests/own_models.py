@@ -19,7 +19,7 @@ import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
-from sds.benchmarks.card.checkpoint import config_of, tokenizer_files
+from sds.benchmarks.card.checkpoint import GgufReader, config_of, tokenizer_files
 from sds.models.catalog.catalog import embedded_model
 
 try:
@@ -47,7 +47,7 @@ Weights = dict[str, Values]
 
 def checkpoint_folder(path: Path, source: Path | None = None) -> Path:
     """Write `source`, or the embedded model, as a checkpoint folder of float16: config, safetensors, tokenizer."""
-    reader = gguf.GGUFReader(source or embedded_model())  # takes seconds
+    reader = GgufReader(source or embedded_model())
     fields = {name: field.contents() for name, field in reader.fields.items()}
     config = config_of(fields)
     path.mkdir(parents=True)
@@ -67,7 +67,7 @@ def second_gguf(path: Path) -> Path:
     return path
 
 
-def _weights(reader: gguf.GGUFReader, config: Mapping[str, int]) -> Weights:
+def _weights(reader: GgufReader, config: Mapping[str, int]) -> Weights:
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     return dict(_named(tensor, heads) for tensor in reader.tensors)
 
