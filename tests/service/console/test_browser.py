@@ -203,6 +203,20 @@ def test_the_live_page_renews_itself_and_not_while_it_is_paused(
     page.get_by_role("link", name="L-2").wait_for()
 
 
+def test_a_live_page_whose_session_ended_says_so_and_keeps_what_was_typed(office: Office, log_in: LogIn) -> None:
+    page = log_in("end")
+    page.clock.install()
+    page.goto("/console/live")
+    page.locator("summary", has_text="holds").click()
+    reason = page.get_by_role("form", name="Halt holds").get_by_label("Reason")
+    reason.fill("wrong fares")
+    office.revoke("end")
+    page.clock.run_for(3_500)
+    page.get_by_text("Your session has ended.").wait_for()
+    assert "wrong fares" == reason.input_value()
+    assert 0 == page.get_by_role("heading", name="claims", exact=True).count()
+
+
 def test_an_operator_halts_and_resumes_from_the_page(office: Office, flows: Mapping[str, str], log_in: LogIn) -> None:
     page = log_in("op")
     for button, shown in (("Halt holds", "by op: wrong fares"), ("Resume holds", "Halt holds")):

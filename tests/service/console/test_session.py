@@ -195,6 +195,14 @@ def test_a_session_ends_when_nothing_is_done_and_after_half_a_day(
     assert [200] * (times - 1) + [303] == seen
 
 
+def test_what_a_live_page_asks_by_itself_does_not_prolong_its_session(office: Office, ada: Visitor) -> None:
+    begun_ms, seen = office.clock(), []
+    for turn in range(1, 5):
+        office.clock = lambda turn=turn: begun_ms + turn * IDLE_MS // 3
+        seen.append(ada.get("/console/live/now").status_code)
+    assert [200, 200, 303, 303] == seen
+
+
 @pytest.mark.parametrize("path", ["logout", "cases/claims/{dfid}", "cases/claims/{dfid}/take", "live/claims", "login"])
 def test_a_form_without_the_token_of_its_session_does_nothing(office: Office, ada: Visitor, path: str) -> None:
     dfid = office.hand_over("C-1")
