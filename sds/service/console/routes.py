@@ -141,7 +141,13 @@ def show_live(request: Request, me: ConsoleSession, status: int = 200, **values:
         request,
         "live.html",
         status,
-        **{"here": "live", "may_operate": operates, "sent": {"gate": ""}, **_now(request, me), **values},
+        **{
+            "here": "live",
+            "may_operate": operates,
+            "sent": dict.fromkeys(("gate", "act", "agent", "reason"), ""),
+            **_now(request, me),
+            **values,
+        },
     )
 
 
