@@ -4,6 +4,7 @@ session's CSRF token. The ledger names the owner of the key.
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from typing import Annotated
 
@@ -18,7 +19,7 @@ from sds.service.console import forms, live, taken
 from sds.service.console.forms import form
 from sds.service.console.rendering import Refusal, refusal, render
 from sds.service.console.routes import SESSION, Me, allowed, router, sessions, show_case, show_live
-from sds.service.console.session import PATH, Tries, cookie_of, is_ours, login_csrf, set_cookie
+from sds.service.console.session import PATH, ConsoleSession, Tries, cookie_of, is_ours, login_csrf, set_cookie
 from sds.service.console.taken import Taken
 from sds.service.problems import Problem
 from sds.service.review import Move
@@ -29,6 +30,10 @@ _NOT_OURS = "the form was not sent by a page of this session: nothing was done"
 
 _TAKEN = Refusal("Somebody else took this case after you looked.", "You can take it over, or look at another case.")
 _ENDED = Refusal("Your session has ended: what you sent was not done.", "Log in, then send it again from its page.")
+_TYPED = Refusal("Your session had ended: what you sent was not done.", "What you typed is still here: send it again.")
+_OLD = Refusal("You have logged in anew since this page was made.", "What you typed is still here: send it again.")
+_OF_FORMS = re.compile(f"{PATH}/(?:cases/(?P<case_gate>[^/]+)/(?P<dfid>[^/]+)|live/(?P<gate>[^/]+))")
+_SENT = dict.fromkeys(("gate", "act", "agent", "reason"), "")
 
 _HALTS = {"halt": True, "resume": False}
 _MOVES: dict[str, Move] = {"suspend": "suspend", "reactivate": "reactivate"}
@@ -46,15 +51,20 @@ def ours(request: Request, me: Me, sent: Form) -> dict[str, str]:
 Ours = Annotated[dict[str, str], Depends(ours)]
 
 
+def _is_old(request: Request, me: ConsoleSession, sent: dict[str, str]) -> bool:
+    """Tell whether a form's page is of an earlier session. Raises Problem (403) where it is of another site."""
+    return not is_ours(request, sent.get("csrf", ""), me.csrf) and bool(ours(request, me, {"csrf": me.csrf}))
+
+
 @router.get("/login")
 def login_page(request: Request) -> Response:
-    """Ask for a key. `ended`: a form was sent without a session."""
-    return _login(request, refused=_ENDED if "ended" in request.query_params else None)
+    """Ask for a key."""
+    return _login(request)
 
 
-def _login(request: Request, status: int = 200, refused: Refusal | None = None) -> Response:
+def _login(request: Request, status: int = 200, refused: Refusal | None = None, kept: str = "") -> Response:
     cookie = cookie_of(request, LOGIN) or request.app.state.token(32)
-    response = render(request, "login.html", status, csrf=login_csrf(cookie), refusal=refused)
+    response = render(request, "login.html", status, csrf=login_csrf(cookie), refusal=refused, kept=kept)
     set_cookie(request, response, LOGIN, cookie)
     return response
 
@@ -69,24 +79,42 @@ def _tries(request: Request) -> Tries:
 
 @router.post("/login")
 def log_in(request: Request, sent: Form) -> Response:
-    """Open a session for a key. A right key is always accepted, however many wrong ones were tried."""
-    cookie = cookie_of(request, LOGIN)
+    """Open a session for a key. A right key is always accepted, however many wrong ones were tried.
+
+    A form that was sent after its session ended comes here with `ended`, its path. The log-in keeps what was typed.
+    """
+    cookie, kept = cookie_of(request, LOGIN), sent.get("kept", "")
+    if ended := request.query_params.get("ended"):
+        return _login(request, 401, _ENDED, forms.kept(sent, ended) if is_ours(request, "", "") else "")
     if not cookie or not is_ours(request, sent.get("csrf", ""), login_csrf(cookie)):
-        return _login(request, 403, Refusal("The log-in form was out of date.", "This is a new one: try again."))
+        return _login(request, 403, Refusal("The log-in form was out of date.", "This is a new one: try again."), kept)
     made = sessions(request).open(sent.get("key", "").strip())
     if made is None:
-        return _wrong_key(request)
-    response = RedirectResponse(PATH, 303)
+        return _wrong_key(request, kept)
+    request.state.session = made
+    response = _typed_again(request, made, forms.texts_in(kept)) or RedirectResponse(PATH, 303)
     set_cookie(request, response, SESSION, made.cookie)
     set_cookie(request, response, LOGIN, "")
     return response
 
 
-def _wrong_key(request: Request) -> Response:
+def _typed_again(request: Request, me: ConsoleSession, typed: dict[str, str]) -> Response | None:
+    """Show the page whose form came after its session ended, with what was typed; None where the key may not see it."""
+    page = _OF_FORMS.fullmatch(typed.get("page", ""))
+    with suppress(Problem, SdsError):
+        if page and page["dfid"]:
+            opened = allowed(request, me, page["case_gate"], "review", page["dfid"])
+            return show_case(request, opened, page["dfid"], refused=_TYPED, sent=typed)
+        if page and page["gate"]:
+            return show_live(request, me, refusal=_TYPED, sent=_SENT | typed | {"gate": page["gate"]})
+    return None
+
+
+def _wrong_key(request: Request, kept: str) -> Response:
     """Refuse a wrong key: 401, or 429 where too many have come from its address."""
     tries, address = _tries(request), request.client.host if request.client else ""
     if wait_s := tries.wait_s(address):
-        response = _login(request, 429, Refusal("Too many tries.", f"Try again in {wait_s} seconds."))
+        response = _login(request, 429, Refusal("Too many tries.", f"Try again in {wait_s} seconds."), kept)
         response.headers["Retry-After"] = str(wait_s)
         return response
     tries.failed(address)
@@ -94,6 +122,7 @@ def _wrong_key(request: Request) -> Response:
         request,
         401,
         Refusal("This key does not open the console.", "Is it complete, still valid, and for one of the roles?"),
+        kept,
     )
 
 
@@ -120,9 +149,11 @@ def take(request: Request, me: Me, gate: str, dfid: str, sent: Ours) -> Response
 
 
 @router.post("/cases/{gate}/{dfid}")
-def decide(request: Request, me: Me, gate: str, dfid: str, sent: Ours) -> Response:
+def decide(request: Request, me: Me, gate: str, dfid: str, sent: Form) -> Response:
     """Decide a case as its form says. Where that is refused, show the case as it is now, and why."""
     opened = allowed(request, me, gate, "review", dfid)
+    if _is_old(request, me, sent):
+        return show_case(request, opened, dfid, status=403, refused=_OLD, sent=sent, looked=forms.looked_at(sent))
     state = service(request)
     try:
         wanted = forms.decided(sent, me.name, _decimals(opened.gate, sent.get("action", "")))
@@ -143,13 +174,16 @@ def _decimals(gate: Gate, action: str) -> dict[str, int]:
 
 
 @router.post("/live/{gate}")
-def operate(request: Request, me: Me, gate: str, sent: Ours) -> Response:
+def operate(request: Request, me: Me, gate: str, sent: Form) -> Response:
     """Halt or resume a gate, or suspend or reactivate its agent, with a reason."""
     opened = allowed(request, me, gate, "operate")
+    typed = _SENT | sent | {"gate": gate}
+    if _is_old(request, me, sent):
+        return show_live(request, me, 403, refusal=_OLD, sent=typed)
     try:
         _operate(opened.gate, me.name, sent, service(request).now_ms())
     except SdsError as error:
-        return show_live(request, me, 409, refusal=refusal(error), sent={"gate": gate})
+        return show_live(request, me, 409, refusal=refusal(error), sent=typed)
     return RedirectResponse(f"{PATH}/live", 303)
 
 

@@ -18,6 +18,7 @@ from sds.service.problems import Problem
 from sds.service.state import service
 
 FIELDS_MAX = 64
+_TYPED = frozenset({"decision", "action", "code", "reason", "reference", "act", "agent"})
 NUMBER = "number."  # prefix of a form's fields for the numbers of a decision
 _RESOLUTIONS: dict[str, Resolve] = {name: name for name in get_args(Resolve)}
 _HALF = re.compile("[\ud800-\udfff]")  # half a character, which JSON can write and no page can hold
@@ -91,8 +92,19 @@ def written(text: str, decimals: int) -> str:
 
 def looked_at(sent: Mapping[str, str]) -> dict[str, str]:
     """Return the fields of the state that the form's page showed, for display only; empty where they cannot be read."""
+    return texts_in(sent.get("shown", "{}"))
+
+
+def kept(sent: Mapping[str, str], page: str) -> str:
+    """Return what a person typed into a form, and where, as JSON that the log-in form carries. It acknowledges nothing."""
+    typed = {name: text for name, text in sent.items() if name in _TYPED or name.startswith(NUMBER)}
+    return json.dumps(typed | {"page": page})
+
+
+def texts_in(written: str) -> dict[str, str]:
+    """Return the texts of a JSON object by name; none where it cannot be read."""
     try:
-        shown = json.loads(sent.get("shown", "{}"))
+        shown = json.loads(written)
     except (ValueError, RecursionError):
         return {}
     if not isinstance(shown, dict):

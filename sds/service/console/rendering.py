@@ -9,6 +9,7 @@ from hashlib import sha256
 from http import HTTPStatus
 from importlib.resources import files
 from typing import Any
+from urllib.parse import urlencode
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
@@ -126,7 +127,9 @@ class ConsoleRoute(APIRoute):
             try:
                 response = await handle(request)
             except LoggedOutError:
-                response = RedirectResponse(f"{PATH}/login{'?ended=yes' if request.method == 'POST' else ''}", 303)
+                sent = request.method == "POST"  # the browser sends the form to the log-in, which keeps what was typed
+                where = f"{PATH}/login?{urlencode({'ended': request.url.path})}" if sent else f"{PATH}/login"
+                response = RedirectResponse(where, 307 if sent else 303)
             except (Problem, SdsError) as error:
                 problem = error if isinstance(error, Problem) else of_error(error)
                 response = await run_in_threadpool(_refused, request, problem)

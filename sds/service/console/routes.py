@@ -37,8 +37,12 @@ def sessions(request: Request) -> Sessions:
 
 def logged_in(request: Request) -> ConsoleSession:
     """Return the session of a request. Raises LoggedOutError, and Problem (429) where its key has asked too often."""
+    return _session(request, used=True)
+
+
+def _session(request: Request, *, used: bool) -> ConsoleSession:
     cookie = cookie_of(request, SESSION)
-    session = sessions(request).find(cookie) if cookie else None
+    session = sessions(request).find(cookie, used=used) if cookie else None
     if session is None:
         raise LoggedOutError
     service(request).callers.take_turn(session.key_digest)
@@ -126,9 +130,9 @@ def live_page(request: Request, me: Me) -> Response:
 
 
 @router.get("/live/now")
-def now(request: Request, me: Me) -> Response:
-    """Show the part of the live page that is refreshed."""
-    return render(request, "now.html", **_now(request, me))
+def now(request: Request) -> Response:
+    """Show the part of the live page that is refreshed, which the page asks for by itself: nobody uses the session."""
+    return render(request, "now.html", **_now(request, _session(request, used=False)))
 
 
 def show_live(request: Request, me: ConsoleSession, status: int = 200, **values: Any) -> Response:
@@ -137,7 +141,13 @@ def show_live(request: Request, me: ConsoleSession, status: int = 200, **values:
         request,
         "live.html",
         status,
-        **{"here": "live", "may_operate": operates, "sent": {"gate": ""}, **_now(request, me), **values},
+        **{
+            "here": "live",
+            "may_operate": operates,
+            "sent": dict.fromkeys(("gate", "act", "agent", "reason"), ""),
+            **_now(request, me),
+            **values,
+        },
     )
 
 

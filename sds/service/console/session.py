@@ -86,8 +86,11 @@ class Sessions:
             )
         return made
 
-    def find(self, cookie: str) -> ConsoleSession | None:
-        """Return the session of a cookie; None where there is none, it has ended, or its key was revoked."""
+    def find(self, cookie: str, *, used: bool = True) -> ConsoleSession | None:
+        """Return the session of a cookie; None where there is none, it has ended, or its key was revoked.
+
+        `used`: a person asks. What a page asks by itself does not prolong its session.
+        """
         now_ms, digest = self._now_ms(), digest_of(cookie)
         with self._database.reading() as connection:
             row = connection.execute(sa.select(sessions).where(sessions.c.digest == digest)).first()
@@ -96,7 +99,7 @@ class Sessions:
         caller = self._callers.look_up(row.key_digest)
         if caller is None:
             return None
-        if now_ms - row.seen_at_ms >= NOTED_MS:
+        if used and now_ms - row.seen_at_ms >= NOTED_MS:
             with self._database.transaction() as connection:
                 connection.execute(sessions.update().where(sessions.c.digest == digest).values(seen_at_ms=now_ms))
         return ConsoleSession(caller, row.key_digest, row.csrf, cookie)

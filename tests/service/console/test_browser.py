@@ -203,6 +203,36 @@ def test_the_live_page_renews_itself_and_not_while_it_is_paused(
     page.get_by_role("link", name="L-2").wait_for()
 
 
+def test_a_live_page_whose_session_ended_says_so_and_keeps_what_was_typed(office: Office, log_in: LogIn) -> None:
+    page = log_in("end")
+    page.clock.install()
+    page.goto("/console/live")
+    page.locator("summary", has_text="holds").click()
+    reason = page.get_by_role("form", name="Halt holds").get_by_label("Reason")
+    reason.fill("wrong fares")
+    office.revoke("end")
+    page.clock.run_for(3_500)
+    page.get_by_text("Your session has ended.").wait_for()
+    assert "wrong fares" == reason.input_value()
+    assert 0 == page.get_by_role("heading", name="claims", exact=True).count()
+
+
+def test_a_reason_outlives_the_session_in_which_it_was_typed(office: Office, log_in: LogIn) -> None:
+    dfid = office.hand_over("O-1", refund("40.00"))
+    page = log_in("old")
+    page.goto(f"/console/cases/claims/{dfid}")
+    page.locator("#abort-reason").fill("withdrawn by phone")
+    office.revoke("old")
+    page.get_by_role("button", name="Abort").click()
+    page.get_by_label("Key", exact=True).fill(office.key("young"))
+    page.keyboard.press("Enter")
+    page.get_by_role("alert").wait_for()
+    assert "refused" == focused(page)
+    assert "withdrawn by phone" == page.locator("#abort-reason").input_value()
+    page.get_by_role("button", name="Abort").click()
+    page.get_by_text("ABORT by young").first.wait_for()
+
+
 def test_an_operator_halts_and_resumes_from_the_page(office: Office, flows: Mapping[str, str], log_in: LogIn) -> None:
     page = log_in("op")
     for button, shown in (("Halt holds", "by op: wrong fares"), ("Resume holds", "Halt holds")):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import re
 from pathlib import Path
 
 import pytest
@@ -152,11 +154,44 @@ def test_who_sends_a_form_after_the_session_ended_is_told_that_nothing_was_done(
     csrf = ada.csrf(path)
     office.revoke("ada")
     for form in (path, f"{path}/take", "/console/live/claims"):
-        answer = ada.post(form, data={"csrf": csrf, "decision": "ABORT", "reason": "withdrawn", "act": "halt"})
-        assert 303 == answer.status_code
-        assert "what you sent was not done" in ada.get(answer.headers["location"]).text
+        fields = {"csrf": csrf, "decision": "ABORT", "reason": "withdrawn", "act": "halt"}
+        answer = ada.post(form, data=fields)
+        assert 307 == answer.status_code
+        assert "what you sent was not done" in ada.post(answer.headers["location"], data=fields).text
     assert "ESCALATED" == office.answer(path.rpartition("/")[2]).state
     assert "what you sent was not done" not in ada.get("/console/login").text
+
+
+@pytest.mark.parametrize("path", ["/console/cases/claims/{dfid}", "/console/live/claims"])
+def test_what_was_typed_before_the_session_ended_is_there_after_the_next_log_in(office: Office, path: str) -> None:
+    dfid, reason = office.hand_over("C-1"), 'said "no" & left'
+    path = path.format(dfid=dfid)
+    with Visitor(office) as bob:
+        bob.log_in(office.key("bob"))
+        fields = {"csrf": bob.csrf(), "decision": "ABORT", "act": "halt", "agent": "", "reason": reason}
+        bob.cookies.delete("__Host-sds_session")
+        page = bob.post(bob.post(path, data=fields).headers["location"], data=fields).text
+        for key in ("sds_" + "x" * 43, office.key("new")):
+            sent = {name: html.unescape(text) for name, text in re.findall(r'name="(\w+)" value="([^"]*)"', page)}
+            page = bob.post("/console/login", data=sent | {"key": key}).text
+        assert "what you sent was not done" in page
+        assert html.escape(reason).replace("&quot;", "&#34;") in page
+        assert 200 == bob.get("/console").status_code
+    assert "ESCALATED" == office.answer(dfid).state
+    assert not office.claims.store.halted
+
+
+@pytest.mark.parametrize("path", ["/console/cases/claims/{dfid}", "/console/live/claims"])
+def test_a_form_of_an_earlier_session_does_nothing_and_keeps_what_was_typed(
+    office: Office, ada: Visitor, path: str
+) -> None:
+    dfid = office.hand_over("C-1")
+    fields = {"csrf": ada.csrf(), "decision": "ABORT", "act": "halt", "agent": "", "reason": "withdrawn"}
+    ada.log_in(office.key("new"))
+    answer = ada.post(path.format(dfid=dfid), data=fields)
+    assert (403, 1) == (answer.status_code, answer.text.count('value="withdrawn"'))
+    assert "ESCALATED" == office.answer(dfid).state
+    assert not office.claims.store.halted
 
 
 def test_a_session_asks_as_often_as_its_key_may_and_no_more(office: Office, ada: Visitor) -> None:
@@ -193,6 +228,14 @@ def test_a_session_ends_when_nothing_is_done_and_after_half_a_day(
         office.clock = lambda turn=turn: begun_ms + turn * step_ms + 1_000
         seen.append(ada.get("/console").status_code)
     assert [200] * (times - 1) + [303] == seen
+
+
+def test_what_a_live_page_asks_by_itself_does_not_prolong_its_session(office: Office, ada: Visitor) -> None:
+    begun_ms, seen = office.clock(), []
+    for turn in range(1, 5):
+        office.clock = lambda turn=turn: begun_ms + turn * IDLE_MS // 3
+        seen.append(ada.get("/console/live/now").status_code)
+    assert [200, 200, 303, 303] == seen
 
 
 @pytest.mark.parametrize("path", ["logout", "cases/claims/{dfid}", "cases/claims/{dfid}/take", "live/claims", "login"])

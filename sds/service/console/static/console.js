@@ -20,13 +20,22 @@
   const EVERY_MS = 3000;
   const now = document.querySelector("[data-live]");
   const pause = document.getElementById("pause");
+  const ended = document.getElementById("ended");
   let paused = false;
+
+  // Logged out: the figures go, what was typed stays.
+  const end = () => {
+    paused = true;
+    now.replaceChildren();
+    ended.hidden = false;
+    ended.focus();
+  };
 
   const renew = async () => {
     if (paused || document.hidden || now.contains(document.activeElement)) return;
     try {
       const answer = await fetch(now.dataset.live, { credentials: "same-origin", redirect: "manual" });
-      if (answer.type === "opaqueredirect") return location.reload(); // logged out
+      if (answer.type === "opaqueredirect") return end();
       if (!answer.ok) throw new Error(answer.statusText);
       const text = await answer.text();
       const fresh = new DOMParser().parseFromString(text, "text/html").body;
