@@ -32,20 +32,27 @@ _WORD = (
     f"SELECT {_BY} FROM ledger w WHERE w.dfid = e.dfid AND w.kind IN ('SETTLED', 'RESOLVED', 'CONTRADICTED')"
     f" AND {_BY} IS NOT NULL ORDER BY w.idx DESC LIMIT 1"
 )
-# As the index `orders_by_end` has it, so that a page is read from where it begins.
-_AT = "CASE WHEN e.status IN ('PENDING', 'UNKNOWN') THEN e.reserved_at_ms ELSE COALESCE(e.executed_at_ms, e.reserved_at_ms) END"
+_END = "COALESCE(e.executed_at_ms, e.reserved_at_ms)"
+_AT = f"CASE WHEN e.status IN ('PENDING', 'UNKNOWN') THEN e.reserved_at_ms ELSE {_END} END"
+_FROM = "execution_log e CROSS JOIN decision_flows f ON f.dfid = e.dfid"
 _ORDERS = f"""
 SELECT e.dfid, f.event_id, e.kind, e.params, e.resource_key, e.idempotency_key, e.external_receipt, e.status, r.status,
        e.reserved_at_ms, {_AT}, f.agent_id, COALESCE(h.contract_hash, f.contract_hash), l.kind, l.body,
        h.decision, h.who, h.reason, ({_WORD})
-FROM execution_log e CROSS JOIN decision_flows f ON f.dfid = e.dfid
+FROM {_FROM}
 LEFT JOIN human_decisions h ON h.dfid = e.dfid AND h.decision IN ('OVERRIDE', 'MODIFY')
 LEFT JOIN saga_reversals r ON r.dfid = e.dfid
 LEFT JOIN ledger l ON l.dfid = e.dfid AND l.kind IN ('RESERVED', 'ADOPTED')
 WHERE f.gate = ?"""
-# The first condition follows from the second, but without it SQLite reads the index from its beginning.
-PAGE = (
-    f"{_ORDERS} AND {_AT} >= ? AND ({_AT}, e.dfid) > (?, ?) AND ({_AT}, e.dfid) < (?, ?) ORDER BY {_AT}, e.dfid LIMIT ?"
+# The first condition on `at` follows from the second, but without it SQLite reads the index from its beginning.
+_PAGE = " AND {at} >= ? AND ({at}, e.dfid) > (?, ?) AND ({at}, e.dfid) < (?, ?) ORDER BY {at}, e.dfid LIMIT ?"
+# Orders that are open are found by their flows: an index of theirs would cost every decision that reserves. Of those that
+# have ended the index `orders_by_end` is read from where the page begins.
+_OPEN = _ORDERS.replace(_FROM, "decision_flows f CROSS JOIN execution_log e ON e.dfid = f.dfid")
+PAGES = (
+    f"{_OPEN} AND f.state IN ('ACTIVE', 'EXECUTING') AND e.status IN ('PENDING', 'UNKNOWN')"
+    + _PAGE.format(at="e.reserved_at_ms"),
+    f"{_ORDERS} AND e.status NOT IN ('PENDING', 'UNKNOWN')" + _PAGE.format(at=_END),
 )
 _CASES = (
     "SELECT f.event_id, f.state, l.body FROM decision_flows f JOIN ledger l ON l.dfid = f.dfid AND l.kind = 'DECIDED'"
@@ -142,8 +149,15 @@ def orders_page(
     An order that ends after its page was read comes again, at a later time.
     """
     begin = max(after, (since_ms, ""))
-    rows = record.rows(PAGE, (gate, begin[0], *begin, until_ms + 1, "", limit))
-    return _booked(record, gate, rows)
+    given = (gate, begin[0], *begin, until_ms + 1, "", limit)
+    rows = {
+        row[0]: row for page in PAGES for row in record.rows(page, given)
+    }  # one that ends in between is among the ended
+    return _booked(record, gate, sorted(rows.values(), key=_place)[:limit])
+
+
+def _place(row: Row) -> tuple[int, str]:
+    return row[10], row[0]
 
 
 def with_statement(

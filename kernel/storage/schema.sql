@@ -230,8 +230,8 @@ CREATE INDEX reversals_open ON saga_reversals (status) WHERE status IN ('PENDING
 
 -- Since version 9: pages of orders, by when each ended; the cases about what the outside says; the cases that wait for a
 -- human, by when their flows were opened, in the place of `flows_escalated`
-CREATE INDEX orders_by_end ON execution_log (
-    CASE WHEN status IN ('PENDING', 'UNKNOWN') THEN reserved_at_ms ELSE COALESCE(executed_at_ms, reserved_at_ms) END, dfid);
+CREATE INDEX orders_by_end ON execution_log (COALESCE(executed_at_ms, reserved_at_ms), dfid)
+    WHERE status NOT IN ('PENDING', 'UNKNOWN');
 CREATE INDEX flows_of_statement ON decision_flows (event_id) WHERE event_id >= 'statement/' AND event_id < 'statement0';
 CREATE INDEX flows_waiting ON decision_flows (gate, created_at_ms, dfid) WHERE state = 'ESCALATED';
 

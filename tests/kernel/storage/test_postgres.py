@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from sds.kernel.audit.orders import PAGE
+from sds.kernel.audit.orders import PAGES
 from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.flow.in_flight import ORDER, UNFINISHED
 from sds.kernel.flow.monitored import REACTIVATED
@@ -319,7 +319,7 @@ def test_a_select_that_writes_is_refused_by_the_server(store: PostgresStore):
 def test_a_page_of_orders_is_read_from_where_it_begins(store: PostgresStore):
     def planned(db: Connection) -> str:
         db.together(("SET LOCAL enable_sort = off", ()))  # a record of this size is read whole unless that is dear
-        done = db.together((f"EXPLAIN (COSTS OFF) {PAGE}", ("claims", 0, 0, "", 1 << 53, "", 9)))
+        done = db.together((f"EXPLAIN (COSTS OFF) {PAGES[1]}", ("claims", 0, 0, "", 1 << 53, "", 9)))
         return "\n".join(row[0] for row in done.rows)
 
     with store.transaction():

@@ -64,6 +64,21 @@ def test_orders_that_ended_in_one_millisecond_are_each_on_one_page(paid: tuple[B
     ]
 
 
+def test_orders_that_are_open_stand_among_the_ended_by_when_they_were_ordered(paid: tuple[Bed, list[str]]) -> None:
+    bed, flows = paid
+    with bed.gate.store.transaction():
+        bed.gate.store.run("UPDATE execution_log SET status = 'UNKNOWN' WHERE dfid = ?", (flows[1],))
+        bed.gate.store.run("UPDATE decision_flows SET state = 'EXECUTING' WHERE dfid = ?", (flows[1],))
+        bed.gate.store.run(
+            "UPDATE execution_log SET reserved_at_ms = 1, executed_at_ms = 3 WHERE dfid = ?", (flows[0],)
+        )
+        bed.gate.store.run(
+            "UPDATE execution_log SET reserved_at_ms = 2, executed_at_ms = 4 WHERE dfid = ?", (flows[1],)
+        )
+    assert [flows[1], flows[0], flows[2]] == [order["dfid"] for page in pages(bed, "&limit=1") for order in page]
+    assert [flows[0]] == [order["dfid"] for page in pages(bed, "&since=3&until=4") for order in page]
+
+
 def test_the_end_does_not_belong_to_the_period_and_the_start_does(bed: Bed) -> None:
     dfid = bed.post().json()["dfid"]
     at_ms = bed.gate.store.value("SELECT executed_at_ms FROM execution_log")
