@@ -233,7 +233,7 @@ CREATE INDEX reversals_open ON saga_reversals (status) WHERE status IN ('PENDING
 CREATE INDEX orders_by_end ON execution_log (COALESCE(executed_at_ms, reserved_at_ms), dfid)
     WHERE status NOT IN ('PENDING', 'UNKNOWN');
 CREATE INDEX flows_of_statement ON decision_flows (event_id) WHERE event_id >= 'statement/' AND event_id < 'statement0';
-CREATE INDEX flows_waiting ON decision_flows (gate, created_at_ms, dfid) WHERE state = 'ESCALATED';
+CREATE INDEX flows_waiting ON decision_flows (state, gate, created_at_ms, dfid) WHERE state = 'ESCALATED';
 
 CREATE TABLE ledger (
     idx INTEGER PRIMARY KEY, at_ms INTEGER NOT NULL, kind TEXT NOT NULL, dfid TEXT NOT NULL, body TEXT NOT NULL,
