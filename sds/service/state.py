@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from starlette.requests import HTTPConnection
 
 from sds.host.machine import is_loopback
+from sds.kernel.registry import registry
 from sds.service.admission import Admission
 from sds.service.callers import Caller, Callers
 from sds.service.database import Database
@@ -70,6 +71,13 @@ class Service:
         if found is None:
             raise Problem("GATE_UNKNOWN", hint=f"gates are: {', '.join(self.gates)}")
         return found
+
+    def compare_contract(self, each: OpenGate) -> bool:
+        """Tell whether the record has a newer contract than this process, and note it for new events. Raises StoreError."""
+        found = registry.lookup(each.gate.store, each.gate.contract.agent_id)
+        newer = found is not None and found.contract_hash != each.gate.contract.hash
+        (self.superseded.add if newer else self.superseded.discard)(each.name)
+        return newer
 
     def gates_of(self, caller: Caller) -> Mapping[str, OpenGate]:
         """Return the gates that a caller may see, by name. Raises Problem where the gates are closed."""

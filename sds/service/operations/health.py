@@ -25,7 +25,6 @@ from sds.engines.protocol import Engine, language_model_of
 from sds.host import paths
 from sds.kernel.errors import ModelError, SdsError
 from sds.kernel.executor.wholeness import RECORD_BEHIND
-from sds.kernel.registry import registry
 from sds.kernel.storage.sqlite import SqliteStore
 from sds.kernel.storage.store import Store
 from sds.service.gates import OpenGate
@@ -121,13 +120,7 @@ class Health:
         return OK if last_ms is None or now_ms >= last_ms - CLOCKS_APART_MS_MAX else "CLOCK_BEHIND"
 
     def _contract(self, each: OpenGate) -> str:
-        """Compare the process's contract with the record's, and note for new events which gates have a newer one."""
-        found = registry.lookup(each.gate.store, each.gate.contract.agent_id)
-        if found is None or found.contract_hash == each.gate.contract.hash:
-            self._service.superseded.discard(each.name)
-            return OK
-        self._service.superseded.add(each.name)
-        return CONTRACT_SUPERSEDED
+        return CONTRACT_SUPERSEDED if self._service.compare_contract(each) else OK
 
     def _record(self, each: OpenGate) -> str:
         doubt = each.gate.kernel.whole.doubt()

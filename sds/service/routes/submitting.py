@@ -7,6 +7,7 @@ import time
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import orjson
 from starlette.concurrency import run_in_threadpool
@@ -187,7 +188,15 @@ def _admitted(service: Service, request: DecisionRequest, claim: KeyClaim | None
         leave()
     else:
         begun.handle.future.add_done_callback(lambda _: leave())
+        begun.handle.future.add_done_callback(partial(_compare_contract, service, request.gate))
     return begun
+
+
+def _compare_contract(service: Service, gate: OpenGate, future: Future[Answer]) -> None:
+    """Look at once where an event was handed over for want of its contract: the next need not wait for the probe."""
+    if not future.cancelled() and future.exception() is None and future.result().reason_code == "CONTRACT_REVOKED":
+        with suppress(SdsError):
+            service.compare_contract(gate)
 
 
 def _submitted(service: Service, request: DecisionRequest, claim: KeyClaim | None) -> _Begun:

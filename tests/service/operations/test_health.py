@@ -151,6 +151,17 @@ def test_a_process_whose_contract_is_superseded_is_not_ready_and_begins_no_event
     assert (200, decided.content) == (again.status_code, again.content)
 
 
+def test_of_the_events_that_come_before_the_probe_only_the_first_is_handed_to_a_human(home: Path) -> None:
+    with opened_bed(home, Says(proposal("DENY", "NO_REASON")), probe_every_s=3_600.0) as bed:
+        terms = bed.gate.contract
+        newer = terms.model_copy(update={"version": terms.version + "9"})
+        registry.register(bed.gate.store, newer, by="operator", now_ms=now_ms())
+        first = bed.post().json()
+        assert ("ESCALATED", "CONTRACT_REVOKED") == (first["state"], first["reason_code"])
+        assert "NOT_READY" == bed.post({**EVENT, "trip_id": "T-2"}).json()["reason_code"]
+        assert 1 == bed.gate.store.value("SELECT count(DISTINCT event_id) FROM decision_flows")
+
+
 def unless_down(down: list[bool]) -> Says:
     """Return an engine that denies, and fails while `down` holds True."""
 
