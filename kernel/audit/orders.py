@@ -150,9 +150,8 @@ def orders_page(
     """
     begin = max(after, (since_ms, ""))
     given = (gate, begin[0], *begin, until_ms + 1, "", limit)
-    rows = {
-        row[0]: row for page in PAGES for row in record.rows(page, given)
-    }  # one that ends in between is among the ended
+    # An order that ends between the two reads is among the ended.
+    rows = {row[0]: row for page in PAGES for row in record.rows(page, given)}
     return _booked(record, gate, sorted(rows.values(), key=_place)[:limit])
 
 

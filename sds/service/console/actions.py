@@ -18,7 +18,7 @@ from sds.service import review
 from sds.service.console import forms, live, taken
 from sds.service.console.forms import form
 from sds.service.console.rendering import Refusal, refusal, render
-from sds.service.console.routes import SESSION, Me, allowed, router, sessions, show_case, show_live
+from sds.service.console.routes import NOTHING_SENT, SESSION, Me, allowed, router, sessions, show_case, show_live
 from sds.service.console.session import PATH, ConsoleSession, Tries, cookie_of, is_ours, login_csrf, set_cookie
 from sds.service.console.taken import Taken
 from sds.service.problems import Problem
@@ -33,7 +33,6 @@ _ENDED = Refusal("Your session has ended: what you sent was not done.", "Log in,
 _TYPED = Refusal("Your session had ended: what you sent was not done.", "What you typed is still here: send it again.")
 _OLD = Refusal("You have logged in anew since this page was made.", "What you typed is still here: send it again.")
 _OF_FORMS = re.compile(f"{PATH}/(?:cases/(?P<case_gate>[^/]+)/(?P<dfid>[^/]+)|live/(?P<gate>[^/]+))")
-_SENT = dict.fromkeys(("gate", "act", "agent", "reason"), "")
 
 _HALTS = {"halt": True, "resume": False}
 _MOVES: dict[str, Move] = {"suspend": "suspend", "reactivate": "reactivate"}
@@ -106,7 +105,7 @@ def _typed_again(request: Request, me: ConsoleSession, typed: dict[str, str]) ->
             opened = allowed(request, me, page["case_gate"], "review", page["dfid"])
             return show_case(request, opened, page["dfid"], refused=_TYPED, sent=typed)
         if page and page["gate"]:
-            return show_live(request, me, refusal=_TYPED, sent=_SENT | typed | {"gate": page["gate"]})
+            return show_live(request, me, refusal=_TYPED, sent=NOTHING_SENT | typed | {"gate": page["gate"]})
     return None
 
 
@@ -177,7 +176,7 @@ def _decimals(gate: Gate, action: str) -> dict[str, int]:
 def operate(request: Request, me: Me, gate: str, sent: Form) -> Response:
     """Halt or resume a gate, or suspend or reactivate its agent, with a reason."""
     opened = allowed(request, me, gate, "operate")
-    typed = _SENT | sent | {"gate": gate}
+    typed = NOTHING_SENT | sent | {"gate": gate}
     if _is_old(request, me, sent):
         return show_live(request, me, 403, refusal=_OLD, sent=typed)
     try:

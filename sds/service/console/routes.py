@@ -30,6 +30,9 @@ FIND_CHARS_MAX = 200
 router = APIRouter(prefix=PATH, include_in_schema=False, route_class=ConsoleRoute)
 
 
+NOTHING_SENT = dict.fromkeys(("gate", "act", "agent", "reason"), "")  # by a form of the live page
+
+
 def sessions(request: Request) -> Sessions:
     state = service(request)
     return Sessions(state.database, state.callers, now_ms=state.now_ms, token=request.app.state.token)
@@ -144,7 +147,7 @@ def show_live(request: Request, me: ConsoleSession, status: int = 200, **values:
         **{
             "here": "live",
             "may_operate": operates,
-            "sent": dict.fromkeys(("gate", "act", "agent", "reason"), ""),
+            "sent": NOTHING_SENT,
             **_now(request, me),
             **values,
         },
