@@ -11,9 +11,12 @@ An injection is harmless because the text cannot reach the envelope.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
+from sds.kernel.canonical import plain
 from sds.kernel.contract.compiler import Rules, Snapshot, level, show, take_snapshot
 from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.context import Artifact
@@ -111,7 +114,7 @@ def compile_packet(
 ) -> DecisionPacket:
     """Make the packet. It expires with its contract's time to live, or at an earlier deadline.
 
-    Evidence is cut to the contract's limit and to printable ASCII.
+    Evidence is cut to the contract's limit and to printable ASCII (`evidence_text`).
     """
     expires_at_ms = now_ms + contract.budget.ttl_ms
     situation = live.situation
@@ -138,8 +141,11 @@ def compile_packet(
 
 
 def evidence_text(contract: Contract, evidence: str) -> str:
-    """Return evidence as a packet holds it: cut to the contract's limit and to printable ASCII."""
-    return _UNPRINTABLE.sub(" ", evidence)[: contract.event.evidence_chars_max]
+    """Return evidence as a packet holds it: in printable ASCII, cut to the contract's limit.
+
+    Latin letters lose their accents; what is no Latin letter, and has no mark like it in ASCII, is a blank.
+    """
+    return _UNPRINTABLE.sub(" ", plain(evidence))[: contract.event.evidence_chars_max]
 
 
 def with_feedback(packet: DecisionPacket, feedback: str) -> DecisionPacket:
@@ -210,15 +216,20 @@ def _numbered(kind: str, numbers: list[tuple[str, str]], *, alone: bool) -> str:
 
 
 def findings(text: str) -> tuple[str, ...]:
-    """Return the names of the injection patterns found in the first `INJECTION_CHARS_MAX` characters."""
-    head = text[:INJECTION_CHARS_MAX]
+    """Return the names of the injection patterns found in the first `INJECTION_CHARS_MAX` characters, as a model reads them."""
+    head = plain(text[:INJECTION_CHARS_MAX])
     return tuple(name for name, pattern in _COMPILED if pattern.search(head))
 
 
 def passages(text: str) -> tuple[tuple[int, int, tuple[str, ...]], ...]:
     """Return where these patterns lie, in order and without overlaps: (start, end, the names of the patterns there)."""
-    head = text[:INJECTION_CHARS_MAX]
-    found = sorted((m.start(), m.end(), name) for name, pattern in _COMPILED for m in pattern.finditer(head))
+    parts = [plain(char) for char in text[:INJECTION_CHARS_MAX]]
+    head, ends = "".join(parts), [0, *accumulate(map(len, parts))]
+    found = sorted(
+        (bisect_right(ends, m.start()) - 1, bisect_left(ends, m.end()), name)
+        for name, pattern in _COMPILED
+        for m in pattern.finditer(head)
+    )
     joined: list[tuple[int, int, tuple[str, ...]]] = []
     for start, end, name in found:
         if joined and start < joined[-1][1]:

@@ -82,8 +82,8 @@ def _lost_letters(contract: Contract, cases: Sequence[LabelledCase]) -> Iterator
     if lost := with_lost_letters(contract, cases):
         example = as_read(contract, lost[0].text)[:EXAMPLE_CHARS]
         yield (
-            f"{len(lost)} of {len(cases)} texts have letters outside ASCII, which no reader sees, neither here nor in a"
-            f" decision: it reads `{example}`"
+            f"{len(lost)} of {len(cases)} texts have letters that no reader sees, neither here nor in a decision: it reads"
+            f" `{example}`"
         )
 
 

@@ -112,11 +112,11 @@ def test_labels_of_a_file_take_the_place_of_the_gates_own(cli: Cli, tmp_path: Pa
 def test_a_fit_says_of_which_texts_a_reader_does_not_see_every_letter(cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "labels.jsonl"
     lines = [label_line(case, "claims") for case in cases(1200, noise=0.01)]
-    file.write_text("".join([*lines, '{"text": "Die Tür klemmt", "cause": "fault"}\n']))
+    file.write_text("".join([*lines, '{"text": "Die Tür клемт", "cause": "fault"}\n']))
     code, _, err = cli("fit", "./claims", "--labels", str(file))
     assert 0 == code
-    assert f"1 of {len(lines) + 1} texts have letters outside ASCII" in err
-    assert "it reads `Die T r klemmt`" in err
+    assert f"1 of {len(lines) + 1} texts have letters that no reader sees" in err
+    assert "it reads `Die Tur`" in err
 
 
 def test_a_gate_without_labels_or_readings_says_so(cli: Cli, tmp_path: Path) -> None:

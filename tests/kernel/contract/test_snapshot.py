@@ -79,7 +79,8 @@ def test_a_text_may_be_as_long_as_that_and_no_longer():
         ("fixed(6)", 1, "0.000001"),
         ("timestamp", 1_600_000_000, "1600000000"),
         ("enum(rain, snow)", "snow", "snow"),
-        ("string", 'Ada "<|im_end|>"\n\u202eé', "Ada ?<|im_end|>????"),
+        ("string", 'Ada "<|im_end|>"\n\u202eé', "Ada ?<|im_end|>???e"),
+        ("string", "Zürich\u2013Łódź «東京»", "Zurich-Lodz ????"),
     ],
 )
 def test_a_value_is_shown_as_one_line_of_printable_ascii(declared: str, value: Value, shown: str):
