@@ -48,7 +48,7 @@ Open = Callable[[str, Processing], OutlinesWriter]
 @pytest.fixture(scope="module")
 def drive(tiny_path: Callable[[int], Path], tiny_folder: Callable[[int], Path]) -> Drive:
     def open_one(library: str) -> Driven:
-        path = tiny_folder(1) if library == "transformers" else tiny_path(1)
+        path = tiny_folder(2) if library == "transformers" else tiny_path(2)
         return outlines.drive(path, library, n_ctx=2048, threads=1)
 
     return open_one
