@@ -52,7 +52,7 @@ def label(gate: ChosenGate, out: Out = None, cases: CasesFile = None, reading: R
     if not contract.readings:
         raise UsageError(
             f"the contract of gate `{definition.name}` has no readings",
-            hint="docs/judgement.md says how to declare readings",
+            hint="judgement.md of the documentation says how to declare readings",
         )
     from sds.judgement.labelling import queue  # noqa: PLC0415
 
