@@ -133,10 +133,10 @@ class Gate:
 
         return SagaStream(self._kernel, self._stream_of, now_ms=self._now_ms)
 
-    def _review(self) -> HumanReview:
+    def _review(self, kernel: Kernel) -> HumanReview:
         from sds.kernel.human.review import HumanReview  # noqa: PLC0415
 
-        return HumanReview(self.kernel, now_ms=self._now_ms, log=self._log.write)
+        return HumanReview(kernel, now_ms=self._now_ms, log=self._log.write)
 
     def _after_decision(self, writer: Explains | None, opened: ExitStack) -> Reasoned | None:
         if writer is None:
@@ -222,7 +222,8 @@ class Gate:
         """Return an event's answer without deciding: a final one, or one that is `pending`. None: there is no answer
         yet, or the event may be decided afresh. Raises EventError where the event was seen with another body.
         """
-        return self.kernel.known(self.read(event))
+        with self.acting() as kernel:
+            return kernel.known(self.read(event))
 
     @property
     def queued(self) -> int:
@@ -238,9 +239,9 @@ class Gate:
         """Decide once more the case of a flow that ended undecided, even where the contract permits no more tries.
         Raises UsageError where the flow is decided, waits for a human or was followed by another flow.
         """
-        kernel = self.kernel
-        undecided.refuse_unless_undecided(kernel.store, dfid)
-        event = intake.recorded_event(kernel.store, kernel.contract, dfid)
+        with self.acting() as kernel:
+            undecided.refuse_unless_undecided(kernel.store, dfid)
+            event = intake.recorded_event(kernel.store, kernel.contract, dfid)
         with self._submissions.entered(event) as call:
             return self._stream.decide(event, anew=True, cancellation=call.cancellation)
 
@@ -267,13 +268,13 @@ class Gate:
 
     def preview(self, event: Mapping[str, object] | str | bytes) -> DecisionPacket:
         """Return the packet that this event would get now. Claims and records nothing."""
-        return self.kernel.preview(self.read(event))
+        with self.acting() as kernel:
+            return kernel.preview(self.read(event))
 
     def recover(self, *, at_once: bool = True) -> Recovered:
         """End the flows that a crash left open, look up every order in flight by its key, and bring sagas to their end.
 
-        Unless `at_once`, an order whose result is UNKNOWN is looked up after pauses that grow to an hour, however often
-        this is called.
+        Unless `at_once`, an order whose result is UNKNOWN is looked up only after pauses that grow to an hour.
         """
         from sds.kernel.operations import recovery  # noqa: PLC0415
 
@@ -296,8 +297,8 @@ class Gate:
         """Compare every `every_s` seconds in a thread that ends with the gate. Each difference is logged and opens a case."""
         from sds.reconciliation import Schedule  # noqa: PLC0415
 
-        every = Schedule(self.kernel, every_s=every_s, now_ms=self._now_ms, log=self._log.write)
-        self.on_close(every.close)
+        with self.acting() as kernel:
+            self.on_close(Schedule(kernel, every_s=every_s, now_ms=self._now_ms, log=self._log.write).close)
 
     def adopt(self, *, who: str, reason: str) -> tuple[str, ...]:
         """Take over every order that the executor lists and this record does not know; return their flows. A record
@@ -312,12 +313,14 @@ class Gate:
         """Return the cases that wait for a human, oldest first: escalated ones, and orders whose result is UNKNOWN. A
         `damaged` case, whose rows cannot be read, has only its flow and since when it waits.
         """
-        return self._review().waiting()
+        with self.acting() as kernel:
+            return self._review(kernel).waiting()
 
     def look(self, dfid: str) -> CaseView:
         """Return a case's current state, the name of that state for `seen`, and what a human may decide. Records nothing."""
-        review = self._review()
-        return review.view(review.case(dfid))
+        with self.acting() as kernel:
+            review = self._review(kernel)
+            return review.view(review.case(dfid))
 
     def resolve(
         self,
@@ -358,7 +361,7 @@ class Gate:
 
     @contextmanager
     def acting(self) -> Iterator[Kernel]:
-        """Keep the record open for a block that acts on it, such as a halt, also while the gate drains. Raises WorldError."""
+        """Keep the record open for a block that reads or acts on it, also while the gate drains. Raises WorldError."""
         kernel = self.kernel
         with self._submissions.entered(draining=True):
             yield kernel

@@ -36,18 +36,24 @@ CODE_CHARS_MAX = 64
 Reasoned = Callable[[DecisionPacket, bytes], None]  # gets the packet and the proposal
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Job:
     """One event while it is decided. Times are absolute, by the kernel's clock.
 
-    `give_up_ms`: how long it waits for others. `key_lock`: holds the lock of its key while it is decided.
+    `give_up_ms`: how long it waits for others, by the clock or by what it slept since `begun_ms`: a clock may stand still.
+    `key_lock`: holds the lock of its key while it is decided.
     """
 
     event: Event
+    begun_ms: int
     give_up_ms: int
     deadline_ms: int | None
     cancellation: Cancellation
     key_lock: ExitStack = field(default_factory=ExitStack)
+    slept_s: float = 0.0
+
+    def gives_up(self, now_ms: int) -> bool:
+        return max(now_ms, self.begun_ms + 1000 * self.slept_s) > self.give_up_ms
 
     def past_deadline(self, now_ms: int) -> bool:
         return self.deadline_ms is not None and now_ms > self.deadline_ms
@@ -96,7 +102,7 @@ class Stream:
         budget, now_ms = self._kernel.contract.budget, self._now_ms()
         give_up_ms = now_ms + budget.ttl_ms + budget.dispatch_ms_max
         give_up_ms = give_up_ms if deadline_ms is None else min(give_up_ms, deadline_ms)
-        job = _Job(event, give_up_ms, deadline_ms, cancellation or Cancellation())
+        job = _Job(event, now_ms, give_up_ms, deadline_ms, cancellation or Cancellation())
         try:
             return self._answer(job, anew=anew)
         except StoppedError as stopped:
@@ -147,7 +153,7 @@ class Stream:
 
     def _wait_for_worker(self, known: Answer, job: _Job, tries: int) -> None:
         """Pause while another worker decides. First, and when time is up, look up an order whose sender is gone."""
-        late = self._now_ms() > job.give_up_ms
+        late = job.gives_up(self._now_ms())
         if late or not tries:
             from sds.kernel.operations.recovery import recover_order  # noqa: PLC0415  recovery is an option
 
@@ -159,8 +165,10 @@ class Stream:
 
     def _pause(self, job: _Job, first_s: float, tries: int, most_s: float = inf) -> None:
         """Sleep for `first_s` doubled with each try. Raises StoppedError where the event was stopped meanwhile."""
+        pause_s = min(most_s, first_s * 2 ** min(tries, DOUBLINGS_MAX))
         with job.cancellation.waiting():
-            self._sleep(min(most_s, first_s * 2 ** min(tries, DOUBLINGS_MAX)))
+            self._sleep(pause_s)
+        job.slept_s += pause_s
 
     def _record_not_decided(self, job: _Job, why: str, *, anew: bool) -> Answer:
         """Record that the event ended NOT_DECIDED because others held its key for all of its time."""
@@ -182,9 +190,9 @@ class Stream:
         if answer.tag != CONTENTION:
             return answer.tag not in WAITING_TAGS
         tries = count()
-        while (holder := self._kernel.holder(job.event.key)) == "PENDING" and self._now_ms() <= job.give_up_ms:
+        while (holder := self._kernel.holder(job.event.key)) == "PENDING" and not job.gives_up(self._now_ms()):
             self._pause(job, POLL_S, next(tries), POLL_S_MAX)
-        return holder is None and self._now_ms() <= job.give_up_ms
+        return holder is None and not job.gives_up(self._now_ms())
 
     def _reason(self, packet: DecisionPacket, job: _Job) -> Answer | None:
         """Return the kernel's final answer; None where another worker has ended the flow meanwhile."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -134,3 +135,27 @@ def test_the_contract_page_has_every_limit_that_the_loader_enforces() -> None:
         f"at most {expressions.EXPRESSION_CHARS_MAX} characters and is nested at most {expressions.DEPTH_MAX}" in words
     )
     assert f"at most {contract_types.LEVELS_MAX} words" in words
+
+
+def test_nothing_that_is_installed_says_to_look_into_a_folder_that_only_a_checkout_has() -> None:
+    """No wheel has `docs`: messages name a page of the documentation. What only readers of the source see may say where."""
+    saying = [f"{path}: {text}" for path in shipped() for text in said_by(path) if re.search(r"\bdocs/", text)]
+    assert [] == saying
+
+
+def shipped() -> Iterator[Path]:
+    for folder in ("sds", "kernel", "grammars", "models", "benchmarks"):
+        yield from (each for each in sorted((ROOT / folder).rglob("*")) if each.suffix in (".py", ".yaml", ".html"))
+
+
+def said_by(path: Path) -> Iterator[str]:
+    """Yield the texts of a file; of a module those that are no docstrings, of the template that `sds new` copies all."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".py" or "template" in path.parts:
+        yield text
+        return
+    tree = ast.parse(text)
+    docs = {id(each.value) for each in ast.walk(tree) if isinstance(each, ast.Expr)}
+    for each in ast.walk(tree):
+        if isinstance(each, ast.Constant) and isinstance(each.value, str) and id(each) not in docs:
+            yield each.value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import UserString
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -239,6 +240,28 @@ def test_an_event_that_stays_busy_elsewhere_is_a_typed_refusal(world: World) -> 
     assert "event `C1` is already being decided" == str(refused.value)
 
 
+def test_an_event_that_stays_busy_by_a_clock_that_stands_still_is_refused_after_what_was_slept(world: World) -> None:
+    world.packet("C1")
+    slept = list[float]()
+    with pytest.raises(WorldError, match="already being decided") as refused:
+        Stream(world.kernel, Says(compensate), now_ms=world.clock, sleep=slept.append).decide(world.event("C1"))
+    assert "FLOW_IN_PROGRESS" == refused.value.reason_code
+    budget = world.contract.budget
+    assert 0 < sum(slept) * 1000 - (budget.ttl_ms + budget.dispatch_ms_max) <= 100
+
+
+def test_an_order_that_hangs_on_the_key_by_a_clock_that_stands_still_ends_the_wait_with_contention(
+    world: World,
+) -> None:
+    left_hanging(world, paid=False, name="C1")
+    world.tickets.put("T1", refundable_minor=20_000)
+    answer = Stream(world.kernel, Says(refund("150.00")), now_ms=world.clock, sleep=lambda _s: None).decide(
+        world.event("C2")
+    )
+    assert ("ABORTED", "RESOURCE_CONTENTION", True) == (answer.state, answer.tag, answer.retryable)
+    assert [] == world.rail.paid()
+
+
 def _jumping(world: World) -> Callable[[], int]:
     """A waiting clock that runs ahead of the kernel's, so that patience ends before the lease does."""
     ticks = iter(range(0, 10**9, 20_000))
@@ -268,7 +291,7 @@ def test_an_engine_refuses_to_start_when_its_language_refuses_nothing(
 
 def test_sixty_four_threads_with_one_event_and_a_real_model_pay_at_most_once(world: World, tiny: LlamaBackend) -> None:
     engine = NativeEngine(tiny, now_ms=world.clock)
-    stream = Stream(world.kernel, engine, now_ms=world.clock, sleep=lambda _s: None)
+    stream = Stream(world.kernel, engine, now_ms=world.clock, sleep=time.sleep)
     answers = together(64, lambda _n: stream.decide(world.event("C1")))
     assert 1 == len({answer.dfid for answer in answers if isinstance(answer, Answer)})
     assert len(world.rail.paid()) <= 1

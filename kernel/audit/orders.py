@@ -17,7 +17,7 @@ from sds.kernel.executor.statement import CLOCKS_APART_MS, KEYS_AT_ONCE, Stateme
 from sds.kernel.registry.counter_scale import spends_at
 from sds.kernel.storage.store import Reader, Row
 
-Status = Literal["PAID", "TAKEN_BACK", "REFUSED", "OPEN", "CONTRADICTED", "UNKNOWN_TO_RECORD"]
+Status = Literal["PAID", "CARRIED_OUT", "TAKEN_BACK", "REFUSED", "OPEN", "CONTRADICTED", "UNKNOWN_TO_RECORD"]
 
 _STATUS: Mapping[str, Status] = {
     "SUCCESS": "PAID",
@@ -102,7 +102,7 @@ class BookedOrder:
         if self.status in ("OPEN", "CONTRADICTED"):
             return True
         listed = self.line is not None and self.line.outcome == "settled"
-        if (self.status == "PAID") != listed:
+        if (self.status in ("PAID", "CARRIED_OUT")) != listed:
             return False
         same = self.amount_minor is None or self.line is None or self.line.amount_minor in (None, self.amount_minor)
         return not listed or (same and not (self.line and self.line.other_currency))
@@ -263,6 +263,7 @@ def _order(row: Row, cases: Mapping[str, str], contracts: _Contracts) -> BookedO
         reserved = dict(json.loads(body)) if body else {}
         version, terms = contracts[contract_hash]
         decimals = _decimals(terms, kind) if terms else None
+        done: Status = "CARRIED_OUT" if status == "SUCCESS" and decimals is None else _STATUS[status]
         acted = reserved.get("by") or {"who": who or agent_id, "reason": why or ""}
         return BookedOrder(
             dfid=dfid,
@@ -274,7 +275,7 @@ def _order(row: Row, cases: Mapping[str, str], contracts: _Contracts) -> BookedO
             resource_key=resource_key,
             key=key,
             reference=reference or "",
-            status="TAKEN_BACK" if reversal == "REVERTED" else _STATUS[status],
+            status="TAKEN_BACK" if reversal == "REVERTED" else done,
             ordered_at_ms=ordered_at_ms,
             at_ms=at_ms,
             agent_id=agent_id,

@@ -210,7 +210,9 @@ def _parsed(text: str, name: str) -> Contract:
         contract = Contract.model_validate(_tuples(data))
     except ValidationError as error:
         line, message = say_first(error.errors(include_url=False), lines, Contract)
-        raise ContractError(f"{name}:{line}: {message}", hint="docs/contract.md says what each field means") from error
+        raise ContractError(
+            f"{name}:{line}: {message}", hint="contract.md of the documentation says what each field means"
+        ) from error
     prefix: tuple[str | int, ...] = ()
     try:
         Rules(contract)

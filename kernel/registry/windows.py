@@ -22,6 +22,7 @@ import orjson
 
 from sds.kernel.canonical import digest, sha256_hex
 from sds.kernel.contract.monitors import MonitorSpec
+from sds.kernel.errors import StoreError
 from sds.kernel.storage.store import Reader, Row, Store
 
 Stream = Literal["decisions", "labels"]
@@ -140,10 +141,13 @@ class Windows:
             sums.running[index] = bucket, list(map(add, running, vector[place]))
 
     def write(self, store: Store, sums: Sums) -> str:
-        """Write the sums; return their digest."""
-        kept = orjson.dumps(
-            [sums.n, sums.totals, sums.chunk, sums.leaving, sums.running, sums.warned, sums.rows]
-        ).decode()
+        """Write the sums; return their digest. Raises StoreError for a sum that no row can hold."""
+        body = [sums.n, sums.totals, sums.chunk, sums.leaving, sums.running, sums.warned, sums.rows]
+        try:
+            kept = orjson.dumps(body).decode()
+        except orjson.JSONEncodeError as error:
+            message = f"a sum of the monitors of agent `{self._of[0]}` is beyond 64 bits"
+            raise StoreError(message, hint="shorten the window of its monitor", retryable=False) from error
         store.write(_WRITE, (kept, *self._of))
         self._written = kept, sums
         return _digest(self._monitors, kept)

@@ -25,7 +25,7 @@ SUPERSEDED = ("DROP INDEX IF EXISTS snapshots_by_key", "DROP INDEX IF EXISTS flo
 MESSAGE_CHARS_MAX = 300
 STATEMENTS_MAX = 2_048  # size of the caches by statement text
 
-_NEWER = "run the version of this program that opened it last; to go back, see docs/operations.md, Going back"
+_NEWER = "run the version of this program that opened it last; to go back, see operations.md of the documentation, Going back"
 
 _KEY = "put `kernel.key` back into the gate's folder: from a backup, readable by you alone"
 

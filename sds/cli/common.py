@@ -37,6 +37,18 @@ def as_words(text: str | None) -> str | None:
     return os.fsencode(text).decode("utf-8", "backslashreplace")
 
 
+def written(path: Path | None) -> Path | None:
+    """Return a path to write to. Raises UsageError where it is not meant as the name of a file or folder here."""
+    if path is not None:
+        if not str(path).strip():
+            raise UsageError("the path to write to is blank", hint="check that the shell variable in it is set")
+        if str(path) == "-":
+            raise UsageError("`-` is no path to write to", hint="name a file or a folder")
+        if path.parts[:1] == ("~",) or (path.parts[1:] and path.parts[0].startswith("~")):
+            raise UsageError(f"no shell has replaced `{path.parts[0]}` in `{path}`", hint="write $HOME in its place")
+    return path
+
+
 GateOption = Annotated[str, typer.Option("--gate", help="The gate's name or path.", callback=as_name)]
 OpenedGate = Annotated[str, typer.Option("--gate", help="The gate's name or path.")]
 EventFile = Annotated[str, typer.Option("--event", help="A JSON file with one event; - reads standard input.")]

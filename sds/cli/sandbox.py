@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sds.cli.common import written
 from sds.cli.render import echo, print_json
 from sds.host.clock import now_ms
 from sds.kernel.errors import UsageError, WorldError, cause_of
@@ -26,9 +27,9 @@ _A_TOKEN = f"name a file with one line of at most {TOKEN_CHARS_MAX} characters i
 
 def sandbox_gateway(
     port: Annotated[int, typer.Option("--port", min=0, max=65_535, help="Port on 127.0.0.1; 0: any free port.")] = 0,
-    file: Annotated[Path, typer.Option("--file", help="The gateway's SQLite file. It keeps what was paid.")] = Path(
-        "gateway.db"
-    ),
+    file: Annotated[
+        Path, typer.Option("--file", help="The gateway's SQLite file. It keeps what was paid.", callback=written)
+    ] = Path("gateway.db"),
     faults: Annotated[
         str,
         typer.Option(
@@ -87,7 +88,8 @@ def _token(file: Path | None) -> str:
     if file is None:
         return ""
     try:
-        text = file.read_text(encoding="ascii").strip()
+        with file.open(encoding="ascii") as opened:
+            text = opened.read(TOKEN_CHARS_MAX + 2).strip()
     except (OSError, ValueError) as error:
         why = cause_of(error) if isinstance(error, OSError) else "not ASCII"
         raise UsageError(f"`{file}` cannot be read: {why}", hint=_A_TOKEN) from error

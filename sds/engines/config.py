@@ -193,7 +193,9 @@ def parse_engines(text: str, *, name: str) -> tuple[tuple[EngineSpec, ...], Line
         return tuple(EnginesFile.model_validate(data).engines), lines
     except ValidationError as error:
         line, message = say_first(error.errors(), lines, EnginesFile)
-        raise UsageError(f"{name}:{line}: {message}", hint="docs/engines.md says what each key means") from error
+        raise UsageError(
+            f"{name}:{line}: {message}", hint="engines.md of the documentation says what each key means"
+        ) from error
 
 
 def open_chain(

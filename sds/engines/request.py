@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
@@ -51,7 +52,7 @@ class Request(Generic[T]):
         self.outcome: tuple[T] | SdsError | None = None
         self.admitted_ms: int | None = None  # when it first got a slot
         self._now_ms, self._forget = now_ms, forget
-        self._asked_ms = now_ms()
+        self._asked_ms, self._asked_s = now_ms(), monotonic()
         self._ended, self._lock = threading.Event(), threading.Lock()
 
     @property
@@ -83,14 +84,18 @@ class Request(Generic[T]):
     def result(self) -> T:
         """Wait for the outcome, at most until the deadline. Raises ModelError. An interrupted wait cancels the request."""
         try:
-            while not self.expired(self._now_ms()):
-                self._ended.wait(min(WAIT_S_MAX, max(WAIT_S_MIN, (self.deadline_ms - self._now_ms()) / 1000)))
+            while not self.expired(now_ms := self._waiting_ms()):
+                self._ended.wait(min(WAIT_S_MAX, max(WAIT_S_MIN, (self.deadline_ms - now_ms) / 1000)))
         finally:
             self.cancel()
         if isinstance(self.outcome, tuple):
             return self.outcome[0]
         assert self.outcome is not None  # noqa: S101  it has ended
         raise self.outcome
+
+    def _waiting_ms(self) -> int:
+        """Return the time by the clock; where that stands still or is set back, by how long it waits, a look later."""
+        return max(self._now_ms(), self._asked_ms + int((monotonic() - self._asked_s - WAIT_S_MAX) * 1000))
 
 
 @dataclass(eq=False)

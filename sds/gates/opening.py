@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import secrets
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,6 +16,7 @@ from sds.host.clock import now_ms
 from sds.host.keys import KEY_BYTES, read_ring, refuse_other_keys
 from sds.kernel.contract.schema import Contract
 from sds.kernel.envelope.state import Fields
+from sds.kernel.errors import NOT_AS_WRITTEN, UsageError
 from sds.kernel.executor.protocol import NoExecutor
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.registry import registry
@@ -22,6 +24,9 @@ from sds.kernel.storage.keyring import Signer
 from sds.kernel.storage.sqlite import SqliteStore
 from sds.kernel.storage.store import Store
 from sds.opening import check_fits, context_of
+
+EVENTS_MAX = 2_000
+_LATEST_EVENTS = "SELECT trigger_event FROM decision_flows WHERE gate = ? ORDER BY created_at_ms DESC LIMIT ?"
 
 
 @contextmanager
@@ -75,9 +80,30 @@ def recovery_kernel(gate: GateDefinition, folder: Path) -> Iterator[Kernel]:
 
 
 def sample_reads(gate: GateDefinition, folder: Path, limit: int) -> list[Fields]:
-    """Return the state of the first `limit` keys in the queue, as the gate reads it."""
+    """Return the state of the first `limit` keys in the queue, as the gate reads it; without a queue, of the latest keys in
+    its record. Raises UsageError where it has neither.
+    """
     key = gate.load_contract().event.key
+    events = _recorded_events(gate, folder) if gate.events is None else (case.event for case in gate.cases(folder))
+    keys = dict.fromkeys(str(event[key]) for event in events if key in event)
+    if gate.events is None and not keys:
+        message = f"the state of gate `{gate.name}` is read for the keys of its queue or its record, and it has neither"
+        raise UsageError(
+            message, hint="decide an event, add `events(folder)` to its definition, or leave this gate out"
+        )
     with gate.opened_source(folder) as source:
-        keys = dict.fromkeys(str(case.event.get(key)) for case in gate.cases(folder))
         reads = (source.read(each) for each in islice(keys, limit))
         return [read.fields for read in reads if read is not None]
+
+
+def _recorded_events(gate: GateDefinition, folder: Path) -> Iterator[Mapping[str, object]]:
+    """Yield the latest events in the gate's record, without the texts that are sealed. What is no event is left out."""
+    record = paths.look_at_record(folder)
+    if record is None:
+        return
+    with closing(record):
+        for (trigger,) in record.rows(_LATEST_EVENTS, (gate.name, EVENTS_MAX)):
+            with suppress(*NOT_AS_WRITTEN):
+                event = json.loads(trigger)
+                if isinstance(event, dict):
+                    yield event

@@ -86,7 +86,7 @@ def back_up(store: Store, folder: Path, to: Path, *, gate: str, with_key: bool, 
     The key is read after the record: it may then hold one key more than the record needs, but never one too few. Raises
     UsageError where `to` exists or there is no key to include, StoreError where the record is damaged.
     """
-    if to.exists():
+    if os.path.lexists(to):
         raise UsageError(f"`{to}` already exists", hint="name a new path: a backup overwrites nothing")
     if with_key and not paths.is_there(paths.key_path(folder)):
         raise UsageError(f"there is no `{paths.key_path(folder)}` to back up", hint="leave out --with-key")

@@ -329,7 +329,7 @@ def _refuse_without_policy(contract: Contract) -> None:
     if not contract.policy:
         raise UsageError(
             f"the contract of gate `{contract.gate}` has no readings to fit",
-            hint="docs/judgement.md says how to declare readings and a policy",
+            hint="judgement.md of the documentation says how to declare readings and a policy",
         )
 
 

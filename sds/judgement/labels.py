@@ -124,11 +124,18 @@ def split_hash(cases: Iterable[LabelledCase]) -> str:
     return digest([[digest([case.text, dict(case.fields)]), case.part] for case in cases])
 
 
+def read_bytes(path: Path) -> bytes:
+    """Return the bytes of a file. Raises OSError, and UsageError where they are too many: a device has no end."""
+    with path.open("rb") as file:
+        raw = file.read(FILE_BYTES_MAX + 1)
+    if len(raw) > FILE_BYTES_MAX:
+        raise UsageError(f"`{path}` is larger than {FILE_BYTES_MAX} bytes", hint="split the file")
+    return raw
+
+
 def _read(path: Path) -> bytes:
     try:
-        if path.stat().st_size > FILE_BYTES_MAX:
-            raise UsageError(f"`{path}` is larger than {FILE_BYTES_MAX} bytes", hint="split the file")
-        return path.read_bytes()
+        return read_bytes(path)
     except OSError as error:
         raise UsageError(
             f"`{path}` cannot be read: {cause_of(error)}",

@@ -195,7 +195,7 @@ REASONS: dict[str, Reason] = {
         "This process is not ready",
         "`/readyz` answers this while the process should get no requests. `checks` lists what is wrong. A request for a decision gets"
         " it where the record has a newer version of the gate's contract than this process: nothing was written.",
-        "look up the checks that are not `ok` in docs/service.md, Health; `sds doctor` examines store and model",
+        "look up the checks that are not `ok` in service.md of the documentation, Health; `sds doctor` examines store and model",
         retryable=True,
     ),
     "STORE_UNAVAILABLE": Reason(

@@ -212,6 +212,16 @@ def test_doctor_and_the_linter_look_at_any_gate(cli: Cli) -> None:
     assert "0 errors" not in cli("contracts", "check", "contract.yaml", "--source", "./toll")[1]
 
 
+def test_the_linter_reads_the_state_of_a_gate_without_a_queue_for_the_keys_of_its_record(cli: Cli) -> None:
+    cli.ok("decide", "./toll", "--event", event(1))
+    written(Path("quiet"), GATE.replace(", events=events", ""))
+    terms = GATE.split('"""')[1]
+    for more, said in (("", "snapshots tried"), (", car.wheels: int", "`car.wheels` is missing in")):
+        Path("contract.yaml").write_text(terms.replace("fixed(2)}", f"fixed(2){more}}}"), encoding="utf-8")
+        _, out, err = cli("contracts", "check", "contract.yaml", "--source", "./quiet")
+        assert said in out, err
+
+
 REFUSING = """
     def check_contract(self, contract):
         raise UsageError(f"nobody carries out {', '.join(contract.kinds)}")

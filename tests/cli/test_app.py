@@ -301,3 +301,76 @@ def test_a_path_that_cannot_be_used_has_a_hint_about_the_path(shell: Shell, tmp_
     ):
         done = shell(*words)
         assert "mend:  check the path" == done.stderr.splitlines()[-1], done.stderr
+
+
+WRITING = (
+    ("backup", "--to"),
+    ("new", "mine", "--folder"),
+    ("eval", "refund", "--html"),
+    ("fit", "refund", "--out"),
+    ("label", "refund", "--out"),
+    ("bench", "kernel", "--save"),
+    ("sandbox-gateway", "--file"),
+)
+NO_PATHS = {
+    "-": "`-` is no path to write to",
+    " ": "the path to write to is blank",
+    "~/x": "no shell has replaced `~` in `~/x`",
+    "~ada/x": "no shell has replaced `~ada` in `~ada/x`",
+}
+
+
+def refused(
+    command: tuple[str, ...], path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> str:
+    """Return the error of a command that writes nothing into the folder in which it runs."""
+    before = {*path.iterdir(), path / "home"}
+    monkeypatch.chdir(path)
+    monkeypatch.setenv("SDS_HOME", str(path / "home"))
+    assert 2 == cli._run([*command])
+    assert before >= {*path.iterdir()}
+    error, mend = capsys.readouterr().err.splitlines()
+    assert mend.startswith("mend: ")
+    return error.removeprefix("error: ")
+
+
+@pytest.mark.parametrize("given", NO_PATHS)
+@pytest.mark.parametrize("command", WRITING, ids=lambda command: command[0])
+def test_what_names_no_file_to_write_is_refused_in_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: tuple[str, ...],
+    given: str,
+) -> None:
+    assert NO_PATHS[given] == refused((*command, given), tmp_path, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize("given", ["loop", "file/page.html"])
+def test_a_page_that_could_not_be_written_is_refused_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], given: str
+) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "file").touch()
+    error = refused(("eval", "refund", "--html", given), tmp_path, monkeypatch, capsys)
+    assert f"`{given}` cannot be written" == error
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (("eval", "refund", "--labels"), "is larger than"),
+        (("label", "refund", "--cases"), "is larger than"),
+        (("sandbox-gateway", "--token-file"), "does not hold a token"),
+        (("webhooks", "add", "http://127.0.0.1:9/", "--gate", "refund", "--secret-file"), "no record yet"),
+    ],
+)
+def test_a_device_without_an_end_is_not_read_to_its_end(
+    command: tuple[str, ...],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("sds.judgement.labels.FILE_BYTES_MAX", 1024)
+    assert said in refused((*command, "/dev/zero"), tmp_path, monkeypatch, capsys)

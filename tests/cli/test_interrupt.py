@@ -9,11 +9,17 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import closing
+from itertools import count
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
+from sds import cli
+from sds.cli import app
 from tests.cli.conftest import ROOT, Shell
 
 WAIT_S = 120
@@ -118,6 +124,40 @@ def test_while_it_loads_it_just_ends(tmp_path: Path, module: str, command: str) 
     code, _, said = ended(tmp_path, AT_IMPORT, module, *command.split())
     assert (code, said) in ((-signal.SIGINT, ""), (130, "interrupted\n"))
     assert 0 == decided(tmp_path)
+
+
+def test_wherever_the_command_line_begins_or_ends_it_says_one_line(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C at each instruction of the two entries, as far as it raises there."""
+    monkeypatch.setattr(sys, "argv", ["sds", "--version"])
+    entries = {cli.main.__code__, app.main.__code__}
+    before, tracing = signal.getsignal(signal.SIGINT), sys.gettrace()
+    for place in count(1):
+        left = iter(range(place, -1, -1))
+
+        def trace(frame: FrameType, event: str, _: object, left: Iterator[int] = left) -> Any:
+            if frame.f_code not in entries:
+                return None
+            frame.f_trace_opcodes = True
+            raises = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            if event == "opcode" and raises and next(left, None) == 0:
+                raise KeyboardInterrupt
+            return trace
+
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        sys.settrace(trace)
+        try:
+            with pytest.raises((SystemExit, KeyboardInterrupt)) as ended:
+                cli.main()
+        finally:
+            sys.settrace(tracing)
+            signal.signal(signal.SIGINT, before)
+        said = capfd.readouterr().err
+        if next(left, None) is not None:
+            break
+        assert (130, "interrupted\n") == (getattr(ended.value, "code", None), said)
+    assert place > 20
 
 
 @pytest.mark.parametrize("script", [IN_A_CALLBACK, IN_A_LIBRARY])

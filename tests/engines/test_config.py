@@ -185,7 +185,7 @@ def test_a_mistake_in_the_file_is_said_with_its_line(text: str, said: str) -> No
         parse_engines(text, name="f.yaml")
     assert str(refused.value).startswith(said), str(refused.value)
     if "not YAML" not in said and "is not allowed" not in said:
-        assert "docs/engines.md says what each key means" == refused.value.hint
+        assert "engines.md of the documentation says what each key means" == refused.value.hint
 
 
 def test_a_name_that_no_file_can_have_is_for_whoever_opens_it_to_refuse() -> None:

@@ -63,9 +63,12 @@ def test_a_decision_on_the_last_millisecond_counts(batching: Callable[..., Sched
     assert alone([[1], [2]]) == scheduler.submit(make([[1], [2]], 3), [[1], [2]], 100)
 
 
-def test_no_caller_waits_for_the_end_of_a_pass_that_outlasts_its_deadline(batching: Callable[..., Scheduler]) -> None:
+@pytest.mark.parametrize("now_ms", [lambda: int(time.monotonic() * 1000), lambda: 100])
+def test_no_caller_waits_for_the_end_of_a_pass_that_outlasts_its_deadline(
+    batching: Callable[..., Scheduler], now_ms: Callable[[], int]
+) -> None:
     backend = HashBackend(1)
-    scheduler = batching(backend, now_ms=lambda: int(time.monotonic() * 1000))
+    scheduler = batching(backend, now_ms=now_ms)
     backend.gate.clear()
     with pytest.raises(ModelError, match="past its deadline"):
         scheduler.submit(make([[1], [2]], 3), [[1], [2]], scheduler.now_ms() + 20)

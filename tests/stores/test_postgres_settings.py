@@ -178,7 +178,7 @@ def test_who_may_not_use_the_schema_is_told_so_and_not_that_it_is_empty(schema: 
         for opened in (PostgresStore, look_at):
             with pytest.raises(UsageError, match="the store's user may not use the schema") as caught:
                 opened(url, schema)
-            assert "docs/operations.md" in caught.value.hint
+            assert "operations.md of the documentation" in caught.value.hint
 
 
 def test_who_may_make_no_schema_is_told_so_and_not_that_the_record_was_altered(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
@@ -15,6 +15,7 @@ from sds.host import paths
 from sds.kernel.audit import verify
 from sds.kernel.errors import SdsError, UsageError, WorldError
 from sds.kernel.flow.states import Answer
+from sds.kernel.storage.store import Row
 from sds.submission import Handle
 from tests.attack.testbed import Testbed
 from tests.submission.parts import PATIENCE_S, Thinking, flows
@@ -98,6 +99,49 @@ def test_while_it_drains_nothing_new_is_taken(bed: Testbed, thinking: Thinking):
     thinking.done.set()
     closer.join()
     assert "SUCCESS" == handle.result(0).execution
+
+
+READERS: tuple[Callable[[Gate, dict[str, object]], object], ...] = (
+    Gate.known,
+    Gate.preview,
+    lambda gate, _: gate.escalations(),
+    lambda gate, event: gate.look(dfid_of(gate, event)),
+    lambda gate, event: gate.retry(dfid_of(gate, event)),
+)
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_who_reads_while_the_gate_is_closed_reads_to_the_end_or_is_refused(
+    bed: Testbed, thinking: Thinking, read: Callable[[Gate, dict[str, object]], object]
+) -> None:
+    gate, event = bed.gate(engine=thinking), bed.event(2)
+    gate.decide(event)
+    closer = threading.Thread(target=gate.close)
+    rows = gate.store.rows
+
+    def slow(sql: str, values: Row = ()) -> list[Row]:
+        if threading.current_thread() is not closer:
+            if not closer.ident:
+                closer.start()
+            closer.join(0.3)  # the time to close the record, were it not waited for
+        return rows(sql, values)
+
+    gate.store.rows = slow  # type: ignore[method-assign]
+    try:
+        read(gate, event)
+    except WorldError as error:
+        assert error.reason_code == "DRAINING"  # noqa: PT017
+    except UsageError as error:
+        assert "is CLOSED" in str(error) or "the gate is closed" in str(error)  # noqa: PT017
+    closer.join(PATIENCE_S)
+    with pytest.raises(UsageError, match="the gate is closed"):
+        read(gate, event)
+
+
+def dfid_of(gate: Gate, event: dict[str, object]) -> str:
+    answer = gate.known(event)
+    assert answer is not None
+    return answer.dfid
 
 
 def test_an_order_that_was_sent_is_waited_for(bed: Testbed):

@@ -35,7 +35,7 @@ def labels_of(gate: GateDefinition, contract: Contract, path: Path | None) -> li
     if not contract.policy:
         raise UsageError(
             f"the contract of gate `{contract.gate}` has no readings",
-            hint="docs/judgement.md says how to declare readings and a policy",
+            hint="judgement.md of the documentation says how to declare readings and a policy",
         )
     if path is not None:
         return read_labels(contract, path)

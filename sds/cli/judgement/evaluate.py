@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from sds.cli.common import ChosenGate, JsonFlag
+from sds.cli.common import ChosenGate, JsonFlag, written
 from sds.cli.engines import NO_OPTIONS, opened_engine
 from sds.cli.judgement.common import LabelsPath, labels_of, progress_bar, table_lines
 from sds.cli.render import echo, print_either
@@ -32,7 +32,8 @@ ReadersFolder = Annotated[
     typer.Option("--readers", help="A folder of fitted readers. Default: those of the gate.", show_default=False),
 ]
 HtmlFile = Annotated[
-    Path | None, typer.Option("--html", help="Also write an HTML page with plots.", show_default=False)
+    Path | None,
+    typer.Option("--html", help="Also write an HTML page with plots.", show_default=False, callback=written),
 ]
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sds.cli.common import ChosenGate, JsonFlag
+from sds.cli.common import ChosenGate, JsonFlag, written
 from sds.cli.engines import NO_OPTIONS, opened_engine
 from sds.cli.judgement.common import LabelsPath, labels_of, progress_bar, table_lines
 from sds.cli.render import echo, print_either
@@ -38,7 +38,10 @@ LanguageModelReads = Annotated[
     bool, typer.Option("--language-model", help="Fit no reader of texts; calibrate the language model instead.")
 ]
 Out = Annotated[
-    Path | None, typer.Option("--out", help="The folder to write. Default: $SDS_HOME/fitted/GATE.", show_default=False)
+    Path | None,
+    typer.Option(
+        "--out", help="The folder to write. Default: $SDS_HOME/fitted/GATE.", show_default=False, callback=written
+    ),
 ]
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sds.cli.common import ChosenGate, open_store
+from sds.cli.common import ChosenGate, open_store, written
 from sds.cli.render import Console, counted, echo, plain
 from sds.definitions.definition import GateDefinition
 from sds.host.paths import fitted_readers, gate_home, labels_path
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 Out = Annotated[
     Path | None,
-    typer.Option("--out", help="The file to append to. Default: one in $SDS_HOME/labels.", show_default=False),
+    typer.Option(
+        "--out", help="The file to append to. Default: one in $SDS_HOME/labels.", show_default=False, callback=written
+    ),
 ]
 CasesFile = Annotated[
     Path | None,
@@ -52,7 +54,7 @@ def label(gate: ChosenGate, out: Out = None, cases: CasesFile = None, reading: R
     if not contract.readings:
         raise UsageError(
             f"the contract of gate `{definition.name}` has no readings",
-            hint="docs/judgement.md says how to declare readings",
+            hint="judgement.md of the documentation says how to declare readings",
         )
     from sds.judgement.labelling import queue  # noqa: PLC0415
 
@@ -90,8 +92,10 @@ def contract_event(contract: Contract, event: Mapping[str, object]) -> tuple[str
 
 def _events(contract: Contract, path: Path) -> list[tuple[str, str]]:
     """Return the key and the text of each event in a file. Raises UsageError with the line."""
+    from sds.judgement.labels import read_bytes  # noqa: PLC0415
+
     try:
-        lines = path.read_bytes().removeprefix(BOM_UTF8).splitlines()
+        lines = read_bytes(path).removeprefix(BOM_UTF8).splitlines()
     except OSError as error:
         raise UsageError(f"`{path}` cannot be read: {cause_of(error)}") from error
     events = []

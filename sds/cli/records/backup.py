@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from sds.cli.common import GateOption, JsonFlag, open_store
+from sds.cli.common import GateOption, JsonFlag, open_store, written
 from sds.cli.render import print_either
 from sds.definitions.definition import NAME
 from sds.definitions.registry import installed
@@ -23,7 +23,9 @@ from sds.kernel.errors import UsageError
 
 
 def backup(
-    to: Annotated[Path, typer.Option("--to", help="The new folder, or the new file if it ends with .tar.")],
+    to: Annotated[
+        Path, typer.Option("--to", help="The new folder, or the new file if it ends with .tar.", callback=written)
+    ],
     gate: GateOption = "refund",
     with_key: Annotated[
         bool, typer.Option("--with-key", help="Include kernel.key: with it, every text can be read.")

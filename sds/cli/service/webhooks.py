@@ -114,7 +114,8 @@ def _undelivered(at: EndpointPosition) -> int | None:
 
 def _read_secret(file: str) -> str:
     try:
-        text = sys.stdin.read(SECRET_CHARS_MAX) if file == "-" else Path(file).read_text(encoding="utf-8")
+        with sys.stdin if file == "-" else Path(file).open(encoding="utf-8") as opened:
+            text = opened.read(SECRET_CHARS_MAX)
     except (OSError, UnicodeDecodeError) as error:
         why = cause_of(error) if isinstance(error, OSError) else "not UTF-8"
         raise UsageError(f"`{file}` cannot be read: {why}", hint="name a file with a line `whsec_...`") from error

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from sds.cli.common import JsonFlag
+from sds.cli.common import JsonFlag, written
 from sds.cli.render import echo
 from sds.kernel.errors import UsageError
 
@@ -47,7 +47,10 @@ def bench(
     question: Annotated[str, typer.Argument(help=_questions(), metavar="QUESTION")],
     as_json: JsonFlag = False,
     save: Annotated[
-        Path | None, typer.Option("--save", help="Also write the JSON document into this folder.", show_default=False)
+        Path | None,
+        typer.Option(
+            "--save", help="Also write the JSON document into this folder.", show_default=False, callback=written
+        ),
     ] = None,
 ) -> None:
     """Run one benchmark. The machine must be idle: under other load the figures mean nothing.

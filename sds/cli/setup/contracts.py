@@ -206,9 +206,6 @@ def _refuse_other_gate(contract: Contract, gate: str) -> None:
 
 def _real_reads(gate: str) -> list[Fields]:
     found = defined(gate)
-    if found.events is None:
-        message = f"the state of gate `{found.name}` is read for the keys of its queue, and it has none"
-        raise UsageError(message, hint="add `events(folder)` to its definition, or leave this gate out")
     return sample_reads(found, gate_home(found.name), READS_MAX)
 
 

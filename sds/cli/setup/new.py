@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
 
+from sds.cli.common import written
 from sds.cli.render import echo
 from sds.definitions.definition import NAME
 from sds.definitions.registry import installed
@@ -22,7 +24,8 @@ CALLED, AGENT = "my_gate", "my-gate"  # the template's names of gate and agent
 def new(
     name: Annotated[str, typer.Argument(help="The gate's name, in_lower_case.", metavar="NAME")],
     folder: Annotated[
-        Path | None, typer.Option("--folder", help="The folder to write. Default: ./NAME.", show_default=False)
+        Path | None,
+        typer.Option("--folder", help="The folder to write. Default: ./NAME.", show_default=False, callback=written),
     ] = None,
 ) -> None:
     """Write a gate that runs. It has a contract, state in SQLite, an executor that does everything once, a queue, and tests.
@@ -46,7 +49,7 @@ def new(
 
 def _write(name: str, into: Path) -> None:
     """Write the files into a temporary folder, then rename it: all or nothing. Raises UsageError where `into` exists."""
-    if into.exists():
+    if os.path.lexists(into):
         raise UsageError(f"`{into}` already exists, and no file is overwritten", hint="choose another --folder")
     into.absolute().parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=into.absolute().parent, prefix=f".{name}-") as temporary:

@@ -32,7 +32,7 @@ from sds.kernel.executor.statement import STATEMENT_S_MAX, StatementLine
 PAGE_S_MAX = 10.0
 PAGE_BYTES_MAX = 4 * 1024 * 1024
 GATEWAY_INVALID = "GATEWAY_INVALID"
-_FIELDS = "docs/library.md says what each field means"
+_FIELDS = "library.md of the documentation says what each field means"
 
 
 class HttpExecutor:

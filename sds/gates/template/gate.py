@@ -2,7 +2,7 @@
 
     sds run ./my_gate --limit 5          or  sds events ./my_gate | head -1 | sds decide ./my_gate --event -
 
-Replace `Payments` by your own state and `Releases` by your own system. docs/library.md says what each must do.
+Replace `Payments` by your own state and `Releases` by your own system. library.md of the documentation says what each must do.
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ def check_place(path: Path) -> None:
     for name in ("jinja2", "matplotlib"):
         if find_spec(name) is None:
             raise UsageError(f"--html needs `{name}`", hint=extra_hint("bench"))
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+    there = path if path.exists() else path.parent if path.parent.is_dir() and not path.is_symlink() else None
+    if path.is_dir() or there is None or not os.access(there, os.W_OK):
         raise UsageError(f"`{path}` cannot be written", hint="name a file in a folder that this user can write to")
 
 

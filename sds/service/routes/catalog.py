@@ -25,7 +25,7 @@ async def list_gates(request: Request, who: Viewer) -> dict[str, list[dict[str, 
 
 @router.get("/errors", include_in_schema=False)
 async def errors() -> PlainTextResponse:
-    """Show what every reason code means: `docs/errors.md`."""
+    """Show what every reason code means."""
     return PlainTextResponse(page(), media_type="text/markdown")
 
 

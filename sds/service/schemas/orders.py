@@ -15,7 +15,10 @@ class ListedOrder(TypedDict):
 
     at: Annotated[When, Field(description="When its end was recorded; while it is open, when it was ordered.")]
     ordered_at: When
-    status: Literal["PAID", "TAKEN_BACK", "REFUSED", "OPEN", "CONTRADICTED"]
+    status: Annotated[
+        Literal["PAID", "CARRIED_OUT", "TAKEN_BACK", "REFUSED", "OPEN", "CONTRADICTED"],
+        Field(description="CARRIED_OUT: as PAID, of a kind that spends nothing."),
+    ]
     amount: Annotated[str | None, Field(description="What it spends, with its decimals; null: it spends nothing.")]
     kind: str
     account: Annotated[str, Field(description="The key of the event.")]

@@ -113,7 +113,7 @@ def test_state_of_another_gate_or_of_one_without_a_queue_is_refused(home: Shell,
     )
     done = home("contracts", "check", till, "--source", str(tmp_path / "till.py"))
     assert 2 == done.returncode
-    assert "is read for the keys of its queue, and it has none" in done.stderr
+    assert "is read for the keys of its queue or its record, and it has neither" in done.stderr
 
 
 def test_a_contract_that_permits_more_is_registered_only_with_an_acknowledgement(home: Shell, tmp_path: Path) -> None:

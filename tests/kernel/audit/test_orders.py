@@ -15,6 +15,7 @@ from sds.kernel.human.review import attest
 from sds.kernel.operations import adoption
 from sds.kernel.registry.reservations import Claim
 from tests.kernel.durable import World, deny, refund, whole
+from tests.kernel.fraud import FRAUD, challenge
 from tests.kernel.humans import PAY, TERMS, Silent, escalated, resolve, unknown
 from tests.kernel.orders import recovered
 from tests.kernel.sagas import REVERT, Script, run, terms
@@ -49,6 +50,18 @@ def test_each_order_says_what_became_of_it(world: World) -> None:
     assert {("AGENT", "claims-agent", "1.0.0", 2)} == {
         (order.decision, order.decided_by, order.contract_version, order.decimals) for order in found.values()
     }
+
+
+def test_an_order_of_a_kind_that_spends_nothing_is_carried_out_and_not_paid(folder: Path) -> None:
+    world = World(folder, terms=FRAUD)
+    world.rail = rail = listing(world)
+    world.decide(challenge, "C1", "T1")
+    (order,) = orders(world.store, world.contract.gate, 0, LATER_MS)
+    assert ("CARRIED_OUT", None) == (order.status, order.amount_minor)
+    assert [True] == [each.agrees for each in beside(world, rail, 0, LATER_MS, world.contract.gate)]
+    rail.tells = lambda line: replace(line, outcome="reverted")
+    assert [False] == [each.agrees for each in beside(world, rail, 0, LATER_MS, world.contract.gate)]
+    world.close()
 
 
 def test_a_period_holds_what_ended_in_it_and_what_is_open_since(world: World) -> None:

@@ -325,7 +325,7 @@ def test_a_broken_contract_says_where_and_why(old: str, new: str, message: str):
 def test_a_field_that_is_wrong_is_refused_with_where_its_meaning_is_written():
     with pytest.raises(ContractError) as refused:
         parse_contract(world.CONTRACT + "colour: red\n")
-    assert "docs/contract.md says what each field means" == refused.value.hint
+    assert "contract.md of the documentation says what each field means" == refused.value.hint
 
 
 @pytest.mark.parametrize(

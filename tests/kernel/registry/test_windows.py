@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -91,3 +91,17 @@ def test_windows_that_cannot_be_read_are_told_in_one_typed_line(tmp_path: Path, 
             use()
     assert kept == store.rows(f"SELECT * FROM {table}")
     store.close()
+
+
+def test_a_sum_that_no_row_can_hold_is_told_as_what_it_is(tmp_path: Path) -> None:
+    """And the decision is not counted. 18,000 payments of the largest amount reach it: the test pays more at once."""
+    monitors, paid = opened(), MonitoredDecision(True, True, 2**63)
+    with closing(Refusing(tmp_path / "one.db")) as store:
+        with store.transaction():
+            monitors.count(store, paid, 0, lambda _: ())
+        before = store.rows("SELECT * FROM monitor_windows")
+        with pytest.raises(StoreError, match="a sum of the monitors of agent `agent` is beyond 64 bits") as refused:  # noqa: SIM117
+            with store.transaction():
+                monitors.count(store, paid, 0, lambda _: ())
+        assert "shorten the window of its monitor" == refused.value.hint
+        assert before == store.rows("SELECT * FROM monitor_windows")
