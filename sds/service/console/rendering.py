@@ -9,7 +9,7 @@ from hashlib import sha256
 from http import HTTPStatus
 from importlib.resources import files
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
@@ -127,9 +127,7 @@ class ConsoleRoute(APIRoute):
             try:
                 response = await handle(request)
             except LoggedOutError:
-                sent = request.method == "POST"  # the browser sends the form to the log-in, which keeps what was typed
-                where = f"{PATH}/login?{urlencode({'ended': request.url.path})}" if sent else f"{PATH}/login"
-                response = RedirectResponse(where, 307 if sent else 303)
+                response = _to_login(request)
             except (Problem, SdsError) as error:
                 problem = error if isinstance(error, Problem) else of_error(error)
                 response = await run_in_threadpool(_refused, request, problem)
@@ -138,6 +136,14 @@ class ConsoleRoute(APIRoute):
             return response
 
         return page
+
+
+def _to_login(request: Request) -> Response:
+    """Send a form on to the log-in, which keeps what was typed. From a page lead to the log-in, and from there to the page."""
+    if request.method == "POST":
+        return RedirectResponse(f"{PATH}/login?{urlencode({'ended': request.url.path})}", 307)
+    asked = quote(request.scope["path"]) + (f"?{request.url.query}" if request.url.query else "")
+    return RedirectResponse(f"{PATH}/login?{urlencode({'asked': asked})}" if asked != PATH else f"{PATH}/login", 303)
 
 
 def _refused(request: Request, problem: Problem) -> Response:
