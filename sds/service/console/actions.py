@@ -54,6 +54,9 @@ _TAKEN = Refusal("Somebody else took this case after you looked.", "You can take
 _ENDED = Refusal("Your session has ended: what you sent was not done.", "Log in, then send it again from its page.")
 _TYPED = Refusal("Your session had ended: what you sent was not done.", "What you typed is still here: send it again.")
 _OLD = Refusal("You have logged in anew since this page was made.", "What you typed is still here: send it again.")
+_WRONG = Refusal(
+    "This key does not open the console.", "Is it complete, still valid, and for one of the roles?", field="key"
+)
 _NOT_TAKEN = Refusal("You have logged in anew since you looked.", "Below is who has taken this case now.")
 _OF_FORMS = re.compile(f"{PATH}/(?:cases/(?P<case_gate>[^/]+)/(?P<dfid>[^/]+)|live/(?P<gate>[^/]+))")
 
@@ -136,8 +139,7 @@ def _wrong_key(request: Request, sent: dict[str, str]) -> Response:
         response.headers["Retry-After"] = str(wait_s)
         return response
     tries.failed(address)
-    refused = Refusal("This key does not open the console.", "Is it complete, still valid, and for one of the roles?")
-    return _login(request, sent, 401, refused)
+    return _login(request, sent, 401, _WRONG)
 
 
 @router.post("/logout")
@@ -167,7 +169,7 @@ def take(request: Request, me: Me, gate: str, dfid: str, sent: Form) -> Response
         taken.give_back(state.database, gate, dfid, me.key_digest)
     elif not taken.take(state.database, gate, dfid, by, sent.get("holder", "")):
         return show_case(request, opened, dfid, status=409, refused=_TAKEN)
-    return RedirectResponse(f"{PATH}/cases/{gate}/{dfid}", 303)
+    return RedirectResponse(f"{PATH}/cases/{gate}/{dfid}#decide", 303)
 
 
 @router.post("/cases/{gate}/{dfid}")
@@ -182,8 +184,8 @@ def decide(request: Request, me: Me, gate: str, dfid: str, sent: Form) -> Respon
         review.decide(opened.gate, dfid, wanted)
     except SdsError as error:
         status = 503 if isinstance(error, StoreError) else 409
-        looked = forms.looked_at(sent)
-        return show_case(request, opened, dfid, status=status, refused=refusal(error), sent=sent, looked=looked)
+        refused, looked = refusal(error, forms.field_of(error, sent)), forms.looked_at(sent)
+        return show_case(request, opened, dfid, status=status, refused=refused, sent=sent, looked=looked)
     with suppress(StoreError):  # the case is decided all the same
         taken.free(state.database, gate, dfid)
     return RedirectResponse(f"{PATH}/cases/{gate}/{dfid}", 303)
@@ -205,7 +207,7 @@ def operate(request: Request, me: Me, gate: str, sent: Form) -> Response:
     try:
         _operate(opened.gate, me.name, sent, service(request).now_ms())
     except SdsError as error:
-        return show_live(request, me, 409, refusal=refusal(error), sent=typed)
+        return show_live(request, me, 409, refusal=refusal(error, forms.field_of(error, sent)), sent=typed)
     return RedirectResponse(f"{PATH}/live", 303)
 
 

@@ -53,20 +53,21 @@ _LOOK = "The case below is as it is now. Correct your decision, or end the case.
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """A refusal as a page shows it: the kernel's message, and a hint (`mend`). `unsure`: the store failed meanwhile, perhaps
-    after what was sent had been done.
+    after what was sent had been done. `field`: the field that it is about, as the end of its id; "": of the whole form.
     """
 
     message: str
     mend: str = ""
     unsure: bool = False
+    field: str = ""
 
 
-def refusal(error: SdsError) -> Refusal:
+def refusal(error: SdsError, field: str) -> Refusal:
     """Return a refusal of the kernel. A hint that is a command or JSON is replaced by what can be done on a page."""
     mend = _MENDS.get(error.reason_code, error.hint)
     if COMMAND.search(mend) or "{" in mend:
         mend = _OPERATOR + mend if isinstance(error, StoreError) else _LOOK
-    return Refusal(str(error), mend, unsure=isinstance(error, StoreError) and error.retryable)
+    return Refusal(str(error), mend, unsure=isinstance(error, StoreError) and error.retryable, field=field)
 
 
 def _visible(value: object) -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 
@@ -17,7 +18,7 @@ if BROWSER is None:
     pytest.skip("no browser: install chromium-headless-shell", allow_module_level=True)
 
 from axe_playwright_python.sync_playwright import Axe  # noqa: E402  where there is a browser
-from playwright.sync_api import Browser, Page, sync_playwright  # noqa: E402
+from playwright.sync_api import Browser, Page, expect, sync_playwright  # noqa: E402
 
 WAIT_MS = 10_000
 
@@ -94,6 +95,12 @@ def test_a_case_is_found_and_overridden_by_keyboard_alone(office: Office, addres
     page.keyboard.press("k")
     page.keyboard.press("Enter")
     page.wait_for_url(f"**/cases/claims/{dfids[0]}")
+    while focused(page) != "Take this case":
+        page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    page.get_by_text("You took this case").wait_for()
+    page.keyboard.press("Tab")
+    assert "Give it back" == focused(page)
     while focused(page) != "override-reason":
         page.keyboard.press("Tab")
     page.keyboard.type("looked into it")
@@ -105,6 +112,7 @@ def test_a_case_is_found_and_overridden_by_keyboard_alone(office: Office, addres
     assert "solid" == outline
     page.keyboard.press("Enter")
     page.get_by_text("OVERRIDE by kay").first.wait_for()
+    assert page.title().startswith("K-1: OVERRIDE by kay")
     answer = office.answer(dfids[0])
     assert ("OVERRIDE", "kay", "SUCCESS") == (answer.resolution, answer.resolved_by, answer.execution)
 
@@ -154,6 +162,46 @@ def test_what_is_of_high_impact_is_not_even_sent_without_its_box(office: Office,
     page.get_by_text("OVERRIDE by bo").first.wait_for()
 
 
+# What is sent, which field of it is wrong, and what is said of it. The browser is kept from checking anything by itself.
+MISTAKES: tuple[tuple[str, str, dict[str, str], str, str], ...] = (
+    ("cases/claims/{open}", "abort", {"reason": " "}, "abort-reason", "a reason is needed"),
+    ("cases/claims/{small}", "override", {"reason": "\u3164"}, "override-reason", "a reason is needed"),
+    ("cases/claims/{small}", "return", {}, "return-reason", "a reason is needed"),
+    ("cases/claims/{large}", "override", {"reason": "so"}, "override-ok", "this is of HIGH impact"),
+    ("cases/claims/{open}", "GOODWILL", {"reason": "so", "amount": "7"}, "GOODWILL-amount", "outside its bounds"),
+    ("cases/claims/{open}", "GOODWILL", {"reason": "", "amount": "15"}, "GOODWILL-reason", "a reason is needed"),
+    ("cases/claims/{open}", "GOODWILL", {"reason": "so", "amount": "40"}, "GOODWILL-ok", "tick the box"),
+    ("cases/holds/{unknown}", "settled", {"reason": "so", "reference": " "}, "settled-reference", "the reference"),
+    ("cases/holds/{unknown}", "settled", {"reason": "so", "reference": "B-7"}, "settled-ok", "tick the box"),
+    ("cases/holds/{unknown}", "rejected", {"reason": "so"}, "rejected-ok", "tick the box"),
+    ("live", "claims-halt-", {"reason": " "}, "claims-halt--reason", "a reason is needed"),
+    ("live", "claims-suspend-claims-agent", {}, "claims-suspend-claims-agent-reason", "a reason is needed"),
+)
+
+
+def test_every_mistake_is_said_first_and_leads_to_its_field_which_says_it_too(
+    flows: Mapping[str, str], log_in: LogIn
+) -> None:
+    page = log_in("err")
+    for path, form, typed, wrong, said in MISTAKES:
+        page.goto(f"/console/{path.format(**flows)}")
+        page.evaluate("for (const form of document.forms) form.noValidate = true")
+        page.evaluate("document.querySelectorAll('details:not([name])').forEach(each => each.open = true)")
+        page.locator(f"details:has(#{form}-reason)").evaluate_all("found => found.forEach(each => each.open = true)")
+        for name, text in typed.items():
+            page.locator(f"#{form}-{name}").fill(text)
+        page.locator(f"#{form}-reason").press("Enter")
+        page.get_by_role("alert").wait_for()
+        assert ("refused", True) == (focused(page), page.title().startswith("Error: "))
+        page.keyboard.press("Tab")
+        page.keyboard.press("Enter")
+        expect(page.locator(":focus")).to_have_id(wrong)
+        expect(page.locator(":focus")).to_have_accessible_description(re.compile(re.escape(said)))
+        assert [wrong] == page.locator("[aria-invalid]").evaluate_all("found => found.map(each => each.id)")
+        for name, text in typed.items():
+            assert text == page.locator(f"#{form}-{name}").input_value()
+
+
 def test_another_decision_is_typed_within_the_bounds_that_the_page_names(office: Office, log_in: LogIn) -> None:
     dfid = office.hand_over("M-1")
     page = log_in("mo")
@@ -177,10 +225,10 @@ def test_logging_out_and_revoking_a_key_end_what_is_open(office: Office, log_in:
     page.get_by_role("button", name="Log out").click()
     page.wait_for_url("**/console/login")
     page.goto("/console/live")
-    assert page.url.endswith("/console/login")
+    assert page.url.endswith("/console/login?asked=%2Fconsole%2Flive")
     other = log_in("rev")
     office.revoke("rev")
-    other.goto("/console/live")
+    other.goto("/console")
     assert other.url.endswith("/console/login")
 
 

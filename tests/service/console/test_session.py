@@ -118,6 +118,7 @@ def test_what_is_no_key_does_not_open_it(office: Office) -> None:
             answer = visitor.log_in(key)
             assert 401 == answer.status_code
             assert "This key does not open the console." in answer.text
+            assert re.search('id="key"[^>]* aria-invalid="true" aria-describedby="refused"', answer.text)
         assert "__Host-sds_session" not in visitor.cookies
 
 
