@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 
 import pytest
 
@@ -251,6 +252,17 @@ def test_the_live_page_renews_itself_and_not_while_it_is_paused(
     page.get_by_role("link", name="L-2").wait_for()
 
 
+def test_a_live_page_that_gets_no_answer_says_that_its_figures_are_old(log_in: LogIn) -> None:
+    page = log_in("sta")
+    page.clock.install()
+    page.goto("/console/live")
+    status = page.get_by_role("status").filter(has_text="these figures are old")
+    page.route("**/live/now", lambda route: route.abort(), times=1)
+    for count in (1, 0):
+        page.clock.run_for(3_000)
+        expect(status).to_have_count(count)
+
+
 def test_a_live_page_whose_session_ended_says_so_and_keeps_what_was_typed(office: Office, log_in: LogIn) -> None:
     page = log_in("end")
     page.clock.install()
@@ -261,7 +273,8 @@ def test_a_live_page_whose_session_ended_says_so_and_keeps_what_was_typed(office
     office.revoke("end")
     page.clock.run_for(3_500)
     page.get_by_text("Your session has ended.").wait_for()
-    assert "wrong fares" == reason.input_value()
+    page.keyboard.type(" since noon")
+    assert "wrong fares since noon" == reason.input_value()
     assert 0 == page.get_by_role("heading", name="claims", exact=True).count()
 
 
@@ -302,6 +315,74 @@ def test_without_scripts_everything_but_the_renewal_works(office: Office, log_in
     page.locator("#abort-reason").fill("withdrawn")
     page.get_by_role("button", name="Abort").click()
     page.get_by_text("ABORT by nos").first.wait_for()
+
+
+ARABIC = "تأخرت رحلتي أربع ساعات (EI 433) وأريد تعويضا قدره 250.00 يورو"
+AT = """([node, word]) => {
+    const range = document.createRange(), text = node.firstChild;
+    range.setStart(text, text.data.indexOf(word));
+    range.setEnd(text, text.data.indexOf(word) + word.length);
+    return range.getBoundingClientRect().left;
+}"""
+
+
+def test_a_text_from_right_to_left_is_shown_in_the_order_in_which_it_is_read(office: Office, log_in: LogIn) -> None:
+    dfid = office.hand_over("R-1", refund(), ARABIC)
+    page = log_in("rtl")
+    for path in (f"/console/cases/claims/{dfid}", f"/console/decisions/claims/{dfid}"):
+        page.goto(path)
+        node = (
+            page.locator(".evidence")
+            .filter(has_text=ARABIC)
+            .evaluate_handle(
+                "node => ({ firstChild: [...node.childNodes].find(each => each.data?.includes('EI 433')) })"
+            )
+        )
+        places = [page.evaluate(AT, [node, word]) for word in ("تأخرت", "EI 433", "يورو")]
+        assert sorted(places, reverse=True) == places
+
+
+CUT_OFF = "all => all.filter(each => each.getBoundingClientRect().right > innerWidth).map(each => each.outerHTML)"
+MIDDLE = """() => {
+    const { top, bottom } = document.activeElement.getBoundingClientRect();
+    return scrollY + (top + bottom) / 2;
+}"""
+
+
+def test_on_a_small_screen_the_focus_goes_down_the_page_and_long_names_are_not_cut_off(
+    office: Office, flows: Mapping[str, str], log_in: LogIn
+) -> None:
+    page = log_in("n" * 64, viewport={"width": 320, "height": 640})
+    page.goto(f"/console/cases/claims/{flows['open']}")
+    page.get_by_role("button", name="Take").click()
+    other = log_in("small", viewport={"width": 320, "height": 640})
+    for path in ("", "/cases/claims/{open}", "/live", "/decisions/claims/{open}"):
+        other.goto(f"/console{path.format(**flows)}")
+        assert [] == other.locator("main *:not(thead *)").evaluate_all(CUT_OFF)
+        places = list[float]()
+        while focused(other) != "Help: keyboard and words":
+            other.keyboard.press("Tab")
+            places.append(other.evaluate(MIDDLE))
+        assert all(each < after + 8 for each, after in pairwise(places)), path
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_what_is_chosen_is_seen_where_the_system_sets_the_colours(
+    flows: Mapping[str, str], log_in: LogIn, scheme: str
+) -> None:
+    page = log_in(f"forced-{scheme}", forced_colors="active", color_scheme=scheme)
+    background = "each => getComputedStyle(each).backgroundColor"
+    for chosen, other in (
+        ("#by-sort + ul [aria-current]", "#by-sort + ul a:not([aria-current])"),
+        ("nav [aria-current=page]", "nav a:not([aria-current])"),
+    ):
+        assert page.locator(chosen).first.evaluate(background) != page.locator(other).first.evaluate(background)
+    assert [] == [each["id"] for each in Axe().run(page).response["violations"]]
+    page.goto("/console/live")
+    before = page.locator("#pause").evaluate(background)
+    page.locator("#pause").press("Enter")
+    assert before != page.locator("#pause").evaluate(background)
+    assert [] == [each["id"] for each in Axe().run(page).response["violations"]]
 
 
 PAGES = (

@@ -21,14 +21,16 @@
   const now = document.querySelector("[data-live]");
   const pause = document.getElementById("pause");
   const ended = document.getElementById("ended");
+  const stale = document.getElementById("stale");
   let paused = false;
 
-  // Logged out: the figures go, what was typed stays.
+  // Logged out: the figures go, what was typed stays, and who types goes on.
   const end = () => {
     paused = true;
     now.replaceChildren();
+    stale.hidden = true;
     ended.hidden = false;
-    ended.focus();
+    if (!document.activeElement.closest("form")) ended.focus();
   };
 
   const renew = async () => {
@@ -40,9 +42,9 @@
       const text = await answer.text();
       const fresh = new DOMParser().parseFromString(text, "text/html").body;
       if (!now.contains(document.activeElement)) now.replaceChildren(...fresh.childNodes);
-      now.classList.remove("stale");
+      stale.hidden = true;
     } catch {
-      now.classList.add("stale"); // the figures shown are old
+      stale.hidden = false;
     }
   };
 
