@@ -22,7 +22,9 @@
   const pause = document.getElementById("pause");
   const ended = document.getElementById("ended");
   const stale = document.getElementById("stale");
+  const LATE_TICKS = 3;
   let paused = false;
+  let unanswered = 0; // ticks since the last question that has no answer yet
 
   // Logged out: the figures go, what was typed stays, and who types goes on.
   const end = () => {
@@ -34,7 +36,9 @@
   };
 
   const renew = async () => {
-    if (paused || document.hidden || now.contains(document.activeElement)) return;
+    if (unanswered && ++unanswered > LATE_TICKS) stale.hidden = false;
+    if (unanswered || paused || document.hidden || now.contains(document.activeElement)) return;
+    unanswered = 1;
     try {
       const answer = await fetch(now.dataset.live, { credentials: "same-origin", redirect: "manual" });
       if (answer.type === "opaqueredirect") return end();
@@ -45,6 +49,8 @@
       stale.hidden = true;
     } catch {
       stale.hidden = false;
+    } finally {
+      unanswered = 0;
     }
   };
 
@@ -58,10 +64,13 @@
   }
 }
 
-// Send a form once, however often its button is pressed.
+// Send a form once, however often its button is pressed; again after a while, since a browser lets people stop what is slow.
+const AGAIN_MS = 10_000;
 document.addEventListener("submit", (event) => {
-  if (event.target.dataset.sent) event.preventDefault();
-  event.target.dataset.sent = "yes";
+  const form = event.target;
+  if (form.dataset.sent) return event.preventDefault();
+  form.dataset.sent = "yes";
+  setTimeout(() => delete form.dataset.sent, AGAIN_MS);
 });
 window.addEventListener("pageshow", () => {
   for (const form of document.forms) delete form.dataset.sent;
