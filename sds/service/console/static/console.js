@@ -64,6 +64,9 @@
   }
 }
 
+// What was refused is not sent again by the browser's Back or Reload: they ask for its page.
+if (document.getElementById("refused") && location.pathname !== "/console/login") history.replaceState(null, "", location.href);
+
 // Send a form once, however often its button is pressed; again after a while, since a browser lets people stop what is slow.
 const AGAIN_MS = 10_000;
 document.addEventListener("submit", (event) => {

@@ -53,6 +53,7 @@ def test_a_claim_with_a_script_and_an_injection_stays_text_and_is_marked(office:
     assert ATTACK.replace("\u202e", "\\u202e") == evidence.evaluate("node => node.textContent").strip()
     assert 0 == evidence.locator("script, img").count()
     assert ["Ignore all previous instructions", "you are now", "\\u202e"] == page.locator("mark").all_inner_texts()
+    assert "[marked: Ignore all previous instructions ]" in " ".join(evidence.aria_snapshot().split())
     assert page.title().startswith("S-1")
     page.goto(f"/console/decisions/claims/{dfid}")
     assert 0 == page.locator("main script, main img").count()
@@ -75,6 +76,21 @@ def test_a_second_tab_that_looked_earlier_is_refused_and_shown_what_changed(offi
     ]
     assert "as I saw it" == page.locator("#override-reason").input_value()
     assert "ESCALATED" == office.answer(dfid).state
+
+
+def test_back_after_a_refusal_leads_to_the_case_and_sends_nothing_again(office: Office, log_in: LogIn) -> None:
+    dfid = office.hand_over("B-2")
+    page = log_in("bea")
+    for path, field in ((f"/console/cases/claims/{dfid}", "#abort-reason"), ("/console/live", "#claims-halt--reason")):
+        page.goto(path)
+        page.locator(f"details:has({field})").evaluate_all("all => all.forEach(each => { each.open = true; })")
+        page.locator(field).fill(" ")
+        page.keyboard.press("Enter")
+        page.get_by_role("alert").wait_for()
+        page.goto("/console/help")
+        page.go_back()
+        assert page.url.endswith(path)
+        assert 0 == page.get_by_role("alert").count()
 
 
 def test_what_is_of_high_impact_is_not_even_sent_without_its_box(office: Office, log_in: LogIn) -> None:
