@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from tests.kernel.durable import refund
-from tests.service.console.browser.chromium import Browser, LogIn, axe_finds, expect, focused
+from tests.service.console.browser.chromium import Browser, LogIn, Page, axe_finds, expect, focused
 from tests.service.console.office import Office
 
 # What is sent, which field of it is wrong, and what is said of it. The browser is kept from checking anything by itself.
@@ -84,21 +84,34 @@ MIDDLE = """() => {
 }"""
 
 
-def test_on_a_small_screen_the_focus_goes_down_the_page_and_long_names_are_not_cut_off(
-    office: Office, flows: Mapping[str, str], log_in: LogIn
+def test_on_a_small_screen_the_focus_goes_down_the_page_and_nothing_long_is_cut_off(
+    office: Office, log_in: LogIn
 ) -> None:
-    page = log_in("n" * 64, viewport={"width": 320, "height": 640})
-    page.goto(f"/console/cases/claims/{flows['open']}")
-    page.get_by_role("button", name="Take").click()
-    other = log_in("small", viewport={"width": 320, "height": 640})
-    for path in ("", "/cases/claims/{open}", "/live", "/decisions/claims/{open}"):
-        other.goto(f"/console{path.format(**flows)}")
-        assert [] == other.locator("main *:not(thead *)").evaluate_all(CUT_OFF)
-        places = list[float]()
-        while focused(other) != "Help: keyboard and words":
-            other.keyboard.press("Tab")
-            places.append(other.evaluate(MIDDLE))
-        assert all(each < after + 8 for each, after in pairwise(places)), path
+    dfid = office.hand_over("L" * 126, refund(), f"{'W' * 400} see https://long.example/{'x' * 400}")
+    case, record = f"/console/cases/claims/{dfid}", f"/console/decisions/claims/{dfid}"
+    who = log_in("n" * 64, viewport={"width": 320, "height": 640})
+    who.goto(case)
+    who.get_by_role("button", name="Take").click()
+    who.get_by_text("You took this case").wait_for()
+    page = log_in("small", viewport={"width": 320, "height": 640})
+    for path in ("/console", case, "/console/live", record):
+        assert_in_order_and_whole(page, path)
+    page.goto(case)
+    page.locator("#abort-reason").fill("r" * 500)
+    page.keyboard.press("Enter")
+    page.get_by_text("ABORT by small").first.wait_for()
+    for path in (case, record, "/console/live"):
+        assert_in_order_and_whole(page, path)
+
+
+def assert_in_order_and_whole(page: Page, path: str) -> None:
+    page.goto(path)
+    assert [] == page.locator("main *:not(thead *)").evaluate_all(CUT_OFF)
+    places = list[float]()
+    while focused(page) != "Help: keyboard and words":
+        page.keyboard.press("Tab")
+        places.append(page.evaluate(MIDDLE))
+    assert all(each < after + 8 for each, after in pairwise(places)), path
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
