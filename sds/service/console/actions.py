@@ -18,8 +18,29 @@ from sds.service import review
 from sds.service.console import forms, live, taken
 from sds.service.console.forms import form
 from sds.service.console.rendering import Refusal, refusal, render
-from sds.service.console.routes import NOTHING_SENT, SESSION, Me, allowed, router, sessions, show_case, show_live
-from sds.service.console.session import PATH, ConsoleSession, Tries, cookie_of, is_ours, login_csrf, set_cookie
+from sds.service.console.routes import (
+    NOTHING_SENT,
+    SESSION,
+    Me,
+    allowed,
+    logged_in,
+    router,
+    sessions,
+    show_case,
+    show_live,
+)
+from sds.service.console.session import (
+    PATH,
+    ConsoleSession,
+    LoggedOutError,
+    Tries,
+    cookie_of,
+    is_ours,
+    is_page,
+    login_csrf,
+    page_of,
+    set_cookie,
+)
 from sds.service.console.taken import Taken
 from sds.service.problems import Problem
 from sds.service.review import Move
@@ -27,11 +48,16 @@ from sds.service.state import service
 
 LOGIN = "sds_login"
 _NOT_OURS = "the form was not sent by a page of this session: nothing was done"
+_STILL_IN = "you have logged in anew since that page was made, and are still logged in"
 
 _TAKEN = Refusal("Somebody else took this case after you looked.", "You can take it over, or look at another case.")
 _ENDED = Refusal("Your session has ended: what you sent was not done.", "Log in, then send it again from its page.")
 _TYPED = Refusal("Your session had ended: what you sent was not done.", "What you typed is still here: send it again.")
 _OLD = Refusal("You have logged in anew since this page was made.", "What you typed is still here: send it again.")
+_WRONG = Refusal(
+    "This key does not open the console.", "Is it complete, still valid, and for one of the roles?", field="key"
+)
+_NOT_TAKEN = Refusal("You have logged in anew since you looked.", "Below is who has taken this case now.")
 _OF_FORMS = re.compile(f"{PATH}/(?:cases/(?P<case_gate>[^/]+)/(?P<dfid>[^/]+)|live/(?P<gate>[^/]+))")
 
 _HALTS = {"halt": True, "resume": False}
@@ -40,30 +66,24 @@ _MOVES: dict[str, Move] = {"suspend": "suspend", "reactivate": "reactivate"}
 Form = Annotated[dict[str, str], Depends(form)]
 
 
-def ours(request: Request, me: Me, sent: Form) -> dict[str, str]:
-    """Return a form that was sent by a page of this session. Raises Problem (403)."""
-    if not is_ours(request, sent.get("csrf", ""), me.csrf):
-        raise Problem("ROLE_MISSING", _NOT_OURS, hint="Load the page again, then send the form from there.")
-    return sent
-
-
-Ours = Annotated[dict[str, str], Depends(ours)]
-
-
 def _is_old(request: Request, me: ConsoleSession, sent: dict[str, str]) -> bool:
     """Tell whether a form's page is of an earlier session. Raises Problem (403) where it is of another site."""
-    return not is_ours(request, sent.get("csrf", ""), me.csrf) and bool(ours(request, me, {"csrf": me.csrf}))
+    if not is_ours(request, me.csrf, me.csrf):
+        raise Problem("ROLE_MISSING", _NOT_OURS, hint="Load the page again, then send the form from there.")
+    return not is_ours(request, sent.get("csrf", ""), me.csrf)
 
 
 @router.get("/login")
 def login_page(request: Request) -> Response:
-    """Ask for a key."""
-    return _login(request)
+    """Ask for a key. `asked`: the page to which it leads."""
+    return _login(request, {"asked": request.query_params.get("asked", "")})
 
 
-def _login(request: Request, status: int = 200, refused: Refusal | None = None, kept: str = "") -> Response:
+def _login(request: Request, kept: dict[str, str], status: int = 200, refused: Refusal | None = None) -> Response:
+    """Show the log-in. Its form carries the fields `kept` and `asked` of the one that was sent."""
     cookie = cookie_of(request, LOGIN) or request.app.state.token(32)
-    response = render(request, "login.html", status, csrf=login_csrf(cookie), refusal=refused, kept=kept)
+    carried = {name: text for name, text in kept.items() if name in ("kept", "asked") and text}
+    response = render(request, "login.html", status, csrf=login_csrf(cookie), refusal=refused, carried=carried)
     set_cookie(request, response, LOGIN, cookie)
     return response
 
@@ -82,16 +102,18 @@ def log_in(request: Request, sent: Form) -> Response:
 
     A form that was sent after its session ended comes here with `ended`, its path. The log-in keeps what was typed.
     """
-    cookie, kept = cookie_of(request, LOGIN), sent.get("kept", "")
+    cookie, asked = cookie_of(request, LOGIN), sent.get("asked", "")
     if ended := request.query_params.get("ended"):
-        return _login(request, 401, _ENDED, forms.kept(sent, ended) if is_ours(request, "", "") else "")
+        kept = {"kept": forms.kept(sent, ended), "asked": page_of(ended)} if is_ours(request, "", "") else {}
+        return _login(request, kept, 401, _ENDED)
     if not cookie or not is_ours(request, sent.get("csrf", ""), login_csrf(cookie)):
-        return _login(request, 403, Refusal("The log-in form was out of date.", "This is a new one: try again."), kept)
+        return _login(request, sent, 403, Refusal("The log-in form was out of date.", "This is a new one: try again."))
     made = sessions(request).open(sent.get("key", "").strip())
     if made is None:
-        return _wrong_key(request, kept)
+        return _wrong_key(request, sent)
     request.state.session = made
-    response = _typed_again(request, made, forms.texts_in(kept)) or RedirectResponse(PATH, 303)
+    page = asked if is_page(asked) else PATH
+    response = _typed_again(request, made, forms.texts_in(sent.get("kept", ""))) or RedirectResponse(page, 303)
     set_cookie(request, response, SESSION, made.cookie)
     set_cookie(request, response, LOGIN, "")
     return response
@@ -109,42 +131,45 @@ def _typed_again(request: Request, me: ConsoleSession, typed: dict[str, str]) ->
     return None
 
 
-def _wrong_key(request: Request, kept: str) -> Response:
+def _wrong_key(request: Request, sent: dict[str, str]) -> Response:
     """Refuse a wrong key: 401, or 429 where too many have come from its address."""
     tries, address = _tries(request), request.client.host if request.client else ""
     if wait_s := tries.wait_s(address):
-        response = _login(request, 429, Refusal("Too many tries.", f"Try again in {wait_s} seconds."), kept)
+        response = _login(request, sent, 429, Refusal("Too many tries.", f"Try again in {wait_s} seconds."))
         response.headers["Retry-After"] = str(wait_s)
         return response
     tries.failed(address)
-    return _login(
-        request,
-        401,
-        Refusal("This key does not open the console.", "Is it complete, still valid, and for one of the roles?"),
-        kept,
-    )
+    return _login(request, sent, 401, _WRONG)
 
 
 @router.post("/logout")
-def log_out(request: Request, me: Me, _: Ours) -> Response:
-    """End the session."""
-    sessions(request).end(me)
+def log_out(request: Request, sent: Form) -> Response:
+    """End the session; one that has ended already stays so."""
     response = RedirectResponse(f"{PATH}/login", 303)
+    try:
+        me = logged_in(request)
+    except LoggedOutError:
+        return response
+    if _is_old(request, me, sent):
+        raise Problem("ROLE_MISSING", _STILL_IN, hint="Log out from this page.")
+    sessions(request).end(me)
     set_cookie(request, response, SESSION, "")
     return response
 
 
 @router.post("/cases/{gate}/{dfid}/take")
-def take(request: Request, me: Me, gate: str, dfid: str, sent: Ours) -> Response:
+def take(request: Request, me: Me, gate: str, dfid: str, sent: Form) -> Response:
     """Take a case, which others can see, or give it back."""
     opened = allowed(request, me, gate, "review", dfid)
+    if _is_old(request, me, sent):
+        return show_case(request, opened, dfid, status=403, refused=_NOT_TAKEN)
     state = service(request)
     by = Taken(me.name, me.key_digest, state.now_ms())
     if sent.get("take") != "yes":
         taken.give_back(state.database, gate, dfid, me.key_digest)
     elif not taken.take(state.database, gate, dfid, by, sent.get("holder", "")):
         return show_case(request, opened, dfid, status=409, refused=_TAKEN)
-    return RedirectResponse(f"{PATH}/cases/{gate}/{dfid}", 303)
+    return RedirectResponse(f"{PATH}/cases/{gate}/{dfid}#decide", 303)
 
 
 @router.post("/cases/{gate}/{dfid}")
@@ -159,8 +184,8 @@ def decide(request: Request, me: Me, gate: str, dfid: str, sent: Form) -> Respon
         review.decide(opened.gate, dfid, wanted)
     except SdsError as error:
         status = 503 if isinstance(error, StoreError) else 409
-        looked = forms.looked_at(sent)
-        return show_case(request, opened, dfid, status=status, refused=refusal(error), sent=sent, looked=looked)
+        refused, looked = refusal(error, forms.field_of(error, sent)), forms.looked_at(sent)
+        return show_case(request, opened, dfid, status=status, refused=refused, sent=sent, looked=looked)
     with suppress(StoreError):  # the case is decided all the same
         taken.free(state.database, gate, dfid)
     return RedirectResponse(f"{PATH}/cases/{gate}/{dfid}", 303)
@@ -182,7 +207,7 @@ def operate(request: Request, me: Me, gate: str, sent: Form) -> Response:
     try:
         _operate(opened.gate, me.name, sent, service(request).now_ms())
     except SdsError as error:
-        return show_live(request, me, 409, refusal=refusal(error), sent=typed)
+        return show_live(request, me, 409, refusal=refusal(error, forms.field_of(error, sent)), sent=typed)
     return RedirectResponse(f"{PATH}/live", 303)
 
 
@@ -206,3 +231,14 @@ def _refuse_unseen(stopped_ms: int | None, sent: dict[str, str]) -> None:
     if stopped_ms is not None and sent.get("since") != str(stopped_ms):
         hint = "Read below who stopped it and why. If it is still right, send it again."
         raise UsageError("it was stopped anew after you looked", hint=hint)
+
+
+@router.api_route("/{path:path}", methods=["GET", "POST"])
+def no_page(request: Request, path: str) -> Response:
+    """Lead from the address of a form to the page that has it; say of any other address that there is no page."""
+    whole = f"{PATH}/{path}"
+    if request.method == "GET" and is_page(page := page_of(whole)):
+        return RedirectResponse(page, 303)
+    with suppress(LoggedOutError):
+        logged_in(request)
+    raise Problem("NOT_FOUND", "no page has this address", hint="Check the address, or go back to the console.")

@@ -11,8 +11,9 @@ from urllib.parse import parse_qsl
 from starlette.requests import ClientDisconnect, Request
 
 from sds.escalations import HumanDecision, Resolve
-from sds.kernel.canonical import one_line
-from sds.kernel.errors import UsageError
+from sds.kernel.canonical import one_line, reason_line
+from sds.kernel.errors import SdsError, UsageError
+from sds.kernel.human.parsing import REASON_CHARS_MAX
 from sds.service.body import CLOSE
 from sds.service.problems import Problem
 from sds.service.state import service
@@ -88,6 +89,18 @@ def written(text: str, decimals: int) -> str:
     if len(part) > decimals:
         return text
     return f"{whole}.{part.ljust(decimals, '0')}" if decimals else whole
+
+
+def field_of(error: SdsError, sent: Mapping[str, str]) -> str:
+    """Return the field of a form that an error is about, by the end of its id; "" where it is about none."""
+    if error.reason_code == "ACKNOWLEDGEMENT_REQUIRED":
+        return "ok"
+    if not reason_line(sent.get("reason", ""), REASON_CHARS_MAX):
+        return "reason"
+    if sent.get("decision") == "SETTLED" and "needs the reference" in str(error):
+        return "reference"
+    numbers = (name.removeprefix(NUMBER) for name in sent if name.startswith(NUMBER))
+    return next((name for name in numbers if f"`{name}`" in str(error)), "")
 
 
 def looked_at(sent: Mapping[str, str]) -> dict[str, str]:

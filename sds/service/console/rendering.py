@@ -9,7 +9,7 @@ from hashlib import sha256
 from http import HTTPStatus
 from importlib.resources import files
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
@@ -53,20 +53,21 @@ _LOOK = "The case below is as it is now. Correct your decision, or end the case.
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """A refusal as a page shows it: the kernel's message, and a hint (`mend`). `unsure`: the store failed meanwhile, perhaps
-    after what was sent had been done.
+    after what was sent had been done. `field`: the field that it is about, as the end of its id; "": of the whole form.
     """
 
     message: str
     mend: str = ""
     unsure: bool = False
+    field: str = ""
 
 
-def refusal(error: SdsError) -> Refusal:
+def refusal(error: SdsError, field: str) -> Refusal:
     """Return a refusal of the kernel. A hint that is a command or JSON is replaced by what can be done on a page."""
     mend = _MENDS.get(error.reason_code, error.hint)
     if COMMAND.search(mend) or "{" in mend:
         mend = _OPERATOR + mend if isinstance(error, StoreError) else _LOOK
-    return Refusal(str(error), mend, unsure=isinstance(error, StoreError) and error.retryable)
+    return Refusal(str(error), mend, unsure=isinstance(error, StoreError) and error.retryable, field=field)
 
 
 def _visible(value: object) -> object:
@@ -127,9 +128,7 @@ class ConsoleRoute(APIRoute):
             try:
                 response = await handle(request)
             except LoggedOutError:
-                sent = request.method == "POST"  # the browser sends the form to the log-in, which keeps what was typed
-                where = f"{PATH}/login?{urlencode({'ended': request.url.path})}" if sent else f"{PATH}/login"
-                response = RedirectResponse(where, 307 if sent else 303)
+                response = _to_login(request)
             except (Problem, SdsError) as error:
                 problem = error if isinstance(error, Problem) else of_error(error)
                 response = await run_in_threadpool(_refused, request, problem)
@@ -138,6 +137,14 @@ class ConsoleRoute(APIRoute):
             return response
 
         return page
+
+
+def _to_login(request: Request) -> Response:
+    """Send a form on to the log-in, which keeps what was typed. From a page lead to the log-in, and from there to the page."""
+    if request.method == "POST":
+        return RedirectResponse(f"{PATH}/login?{urlencode({'ended': request.url.path})}", 307)
+    asked = quote(request.scope["path"]) + (f"?{request.url.query}" if request.url.query else "")
+    return RedirectResponse(f"{PATH}/login?{urlencode({'asked': asked})}" if asked != PATH else f"{PATH}/login", 303)
 
 
 def _refused(request: Request, problem: Problem) -> Response:

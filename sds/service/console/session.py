@@ -7,6 +7,7 @@ sessions. The cookie is HttpOnly and SameSite=Strict, and Secure except for plai
 from __future__ import annotations
 
 import hmac
+import re
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from sds.service.database import Database, sessions
 from sds.service.state import asks_for_this_machine
 
 PATH = "/console"
+_PAGE = re.compile(rf"{PATH}(?:/live|/find|/(?:cases|decisions)/[^/?#]+/[^/?#]+)?(?:\?[^#]*)?")
+_FORM = re.compile(rf"({PATH}(?:/cases/[^/]+/[^/]+)?)/(?:take|logout)?|({PATH}/live)/[^/]*")
 ROLES = frozenset({"read", "review", "operate"})  # a key needs one of these to open a session
 IDLE_MS = 2 * 3_600_000  # a session ends after this time without use
 WHOLE_MS = 12 * 3_600_000  # a session ends after this time, used or not
@@ -28,6 +31,18 @@ OF_KEY_MAX = 32  # sessions of one key; one more ends its oldest
 NOTED_MS = 60_000  # how often the time of a session's last use is written at most
 TRIES_MAX, TRIES_MS = 20, 60_000  # failed log-ins from one address, within this time
 ADDRESSES_MAX = 4_096
+ADDRESS_CHARS_MAX = 2_000  # of a page that a log-in leads to
+
+
+def is_page(address: str) -> bool:
+    """Tell whether an address is one of the console's pages, which a log-in may lead to: the browser is sent to no other."""
+    return len(address) <= ADDRESS_CHARS_MAX and _PAGE.fullmatch(address) is not None
+
+
+def page_of(path: str) -> str:
+    """Return the path of the page that a form's path belongs to; any other path as it is."""
+    form = _FORM.fullmatch(path)
+    return form[1] or form[2] if form else path
 
 
 class LoggedOutError(Exception):

@@ -20,12 +20,49 @@ POLICY = (
 PRINTED = "sds_" + "p" * 43
 
 
-def test_without_a_session_every_page_leads_to_the_log_in(office: Office) -> None:
+PAGES = ("", "?gate=claims&sort=impact", "/live", "/cases/claims/x", "/decisions/claims/x", "/find?q=a%26b%3Dc")
+
+
+def test_without_a_session_every_page_leads_to_the_log_in_and_the_log_in_to_the_page(office: Office) -> None:
+    keys = dict.fromkeys(("x", "sds_" + "x" * 43), 401) | {office.key("ada"): 303}
     with Visitor(office) as nobody:
-        for path in ("", "/live", "/live/now", "/cases/claims/x", "/decisions/claims/x", "/find?q=x"):
+        for path in PAGES:
             answer = nobody.get(f"/console{path}")
-            assert (303, "/console/login") == (answer.status_code, answer.headers["location"])
+            assert (303, "/console/login") == (answer.status_code, answer.headers["location"].partition("?")[0])
+            page = nobody.get(answer.headers["location"])
+            for key, status in keys.items():
+                page = nobody.post("/console/login", data=carried(page.text) | {"key": key})
+                assert status == page.status_code
+            assert f"/console{path}" == page.headers["location"]
+            nobody.cookies.clear()
+        assert 303 == nobody.get("/console/live/now").status_code
         assert 200 == nobody.get("/console/help").status_code
+
+
+def carried(page: str) -> dict[str, str]:
+    """Return the hidden fields of the only form of a page."""
+    return {name: html.unescape(text) for name, text in re.findall(r'name="(\w+)" value="([^"]*)"', page)}
+
+
+def test_a_log_in_leads_to_no_other_address_than_a_page_of_the_console(office: Office) -> None:
+    key = office.key("ada")
+    for asked in (
+        "https://evil.example/",
+        "//evil.example/console",
+        "/\\evil.example",
+        "/console//evil.example",
+        "/console@evil.example",
+        "/console.evil.example/",
+        "/v1/halt",
+        "/console/logout",
+        "/console/live/claims",
+        "/console/live/now",
+        "/console?q=" + "x" * 2_000,
+    ):
+        with Visitor(office) as visitor:
+            page = visitor.get("/console/login", params={"asked": asked}).text
+            answer = visitor.post("/console/login", data=carried(page) | {"key": key})
+        assert (303, "/console") == (answer.status_code, answer.headers["location"]), asked
 
 
 def test_a_key_opens_a_session_whose_cookie_no_script_and_no_other_site_gets(office: Office) -> None:
@@ -81,6 +118,7 @@ def test_what_is_no_key_does_not_open_it(office: Office) -> None:
             answer = visitor.log_in(key)
             assert 401 == answer.status_code
             assert "This key does not open the console." in answer.text
+            assert re.search('id="key"[^>]* aria-invalid="true" aria-describedby="refused"', answer.text)
         assert "__Host-sds_session" not in visitor.cookies
 
 
@@ -172,8 +210,7 @@ def test_what_was_typed_before_the_session_ended_is_there_after_the_next_log_in(
         bob.cookies.delete("__Host-sds_session")
         page = bob.post(bob.post(path, data=fields).headers["location"], data=fields).text
         for key in ("sds_" + "x" * 43, office.key("new")):
-            sent = {name: html.unescape(text) for name, text in re.findall(r'name="(\w+)" value="([^"]*)"', page)}
-            page = bob.post("/console/login", data=sent | {"key": key}).text
+            page = bob.post("/console/login", data=carried(page) | {"key": key}).text
         assert "what you sent was not done" in page
         assert html.escape(reason).replace("&quot;", "&#34;") in page
         assert 200 == bob.get("/console").status_code
@@ -192,6 +229,48 @@ def test_a_form_of_an_earlier_session_does_nothing_and_keeps_what_was_typed(
     assert (403, 1) == (answer.status_code, answer.text.count('value="withdrawn"'))
     assert "ESCALATED" == office.answer(dfid).state
     assert not office.claims.store.halted
+
+
+def test_a_case_is_not_taken_by_an_old_page_which_leads_on_to_the_case(office: Office, ada: Visitor) -> None:
+    case = f"/console/cases/claims/{office.hand_over('C-1')}"
+    fields = {"csrf": ada.csrf(), "take": "yes", "holder": ""}
+    ada.log_in(office.key("new"))
+    answer = ada.post(f"{case}/take", data=fields)
+    assert 403 == answer.status_code
+    assert "You have logged in anew since you looked." in answer.text
+    assert "Nobody has taken this case." in answer.text
+    ada.cookies.delete("__Host-sds_session")
+    page = ada.post(ada.post(f"{case}/take", data=fields).headers["location"], data=fields).text
+    assert case == ada.post("/console/login", data=carried(page) | {"key": office.key("newer")}).headers["location"]
+    assert "Nobody has taken this case." in ada.get(case).text
+
+
+def test_an_old_page_logs_out_nobody_else_and_is_answered_with_where_one_stands(office: Office, ada: Visitor) -> None:
+    old = ada.csrf()
+    ada.log_in(office.key("new"))
+    answer = ada.post("/console/logout", data={"csrf": old})
+    assert (403, True) == (answer.status_code, "and are still logged in" in answer.text)
+    found = re.search(r'action="/console/logout"><input type="hidden" name="csrf" value="([0-9a-f]{64})"', answer.text)
+    assert found is not None
+    for csrf in (found[1], found[1], old):
+        answer = ada.post("/console/logout", data={"csrf": csrf})
+        assert (303, "/console/login") == (answer.status_code, answer.headers["location"])
+    assert 303 == ada.get("/console").status_code
+
+
+def test_an_address_without_a_page_is_answered_with_one_and_that_of_a_form_leads_to_its_page(
+    office: Office, ada: Visitor
+) -> None:
+    case = f"/console/cases/claims/{office.hand_over('C-1')}"
+    with Visitor(office) as nobody:
+        for visitor, path in ((ada, "nosuch"), (nobody, "nosuch"), (ada, "a/b/c/d"), (ada, "take/x")):
+            for answer in (visitor.get(f"/console/{path}"), visitor.post(f"/console/{path}", data={"q": "x"})):
+                assert (404, "text/html; charset=utf-8") == (answer.status_code, answer.headers["content-type"])
+                assert (visitor is ada) == ("Log out" in answer.text)
+    forms = {f"{case}/take": case, f"{case}/": case, "/console/live/claims": "/console/live", "/console/": "/console"}
+    for path, page in (forms | {"/console/logout": "/console"}).items():
+        answer = ada.get(path)
+        assert (303, page) == (answer.status_code, answer.headers["location"]), path
 
 
 def test_a_session_asks_as_often_as_its_key_may_and_no_more(office: Office, ada: Visitor) -> None:

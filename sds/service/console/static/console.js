@@ -21,18 +21,24 @@
   const now = document.querySelector("[data-live]");
   const pause = document.getElementById("pause");
   const ended = document.getElementById("ended");
+  const stale = document.getElementById("stale");
+  const LATE_TICKS = 3;
   let paused = false;
+  let unanswered = 0; // ticks since the last question that has no answer yet
 
-  // Logged out: the figures go, what was typed stays.
+  // Logged out: the figures go, what was typed stays, and who types goes on.
   const end = () => {
     paused = true;
     now.replaceChildren();
+    stale.hidden = true;
     ended.hidden = false;
-    ended.focus();
+    if (!document.activeElement.closest("form")) ended.focus();
   };
 
   const renew = async () => {
-    if (paused || document.hidden || now.contains(document.activeElement)) return;
+    if (unanswered && ++unanswered > LATE_TICKS) stale.hidden = false;
+    if (unanswered || paused || document.hidden || now.contains(document.activeElement)) return;
+    unanswered = 1;
     try {
       const answer = await fetch(now.dataset.live, { credentials: "same-origin", redirect: "manual" });
       if (answer.type === "opaqueredirect") return end();
@@ -40,9 +46,11 @@
       const text = await answer.text();
       const fresh = new DOMParser().parseFromString(text, "text/html").body;
       if (!now.contains(document.activeElement)) now.replaceChildren(...fresh.childNodes);
-      now.classList.remove("stale");
+      stale.hidden = true;
     } catch {
-      now.classList.add("stale"); // the figures shown are old
+      stale.hidden = false;
+    } finally {
+      unanswered = 0;
     }
   };
 
@@ -56,10 +64,16 @@
   }
 }
 
-// Send a form once, however often its button is pressed.
+// What was refused is not sent again by the browser's Back or Reload: they ask for its page.
+if (document.getElementById("refused") && location.pathname !== "/console/login") history.replaceState(null, "", location.href);
+
+// Send a form once, however often its button is pressed; again after a while, since a browser lets people stop what is slow.
+const AGAIN_MS = 10_000;
 document.addEventListener("submit", (event) => {
-  if (event.target.dataset.sent) event.preventDefault();
-  event.target.dataset.sent = "yes";
+  const form = event.target;
+  if (form.dataset.sent) return event.preventDefault();
+  form.dataset.sent = "yes";
+  setTimeout(() => delete form.dataset.sent, AGAIN_MS);
 });
 window.addEventListener("pageshow", () => {
   for (const form of document.forms) delete form.dataset.sent;

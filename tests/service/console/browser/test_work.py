@@ -1,83 +1,12 @@
-"""The console in a real browser, against a real server: by keyboard, in light and dark, narrow, and what axe finds."""
+"""A day's work at the console in a real browser, against a real server: by keyboard, in two tabs, and while sessions end."""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Iterator, Mapping
-
-import pytest
+from collections.abc import Mapping
 
 from tests.kernel.durable import deny, refund
-from tests.service.console.office import ATTACK, Office, busy, open_office, served
-
-for driver in ("playwright", "axe_playwright_python"):
-    pytest.importorskip(driver, reason=f"{driver} is not installed")
-BROWSER = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium"))), None)
-if BROWSER is None:
-    pytest.skip("no browser: install chromium-headless-shell", allow_module_level=True)
-
-from axe_playwright_python.sync_playwright import Axe  # noqa: E402  where there is a browser
-from playwright.sync_api import Browser, Page, sync_playwright  # noqa: E402
-
-WAIT_MS = 10_000
-
-LogIn = Callable[..., Page]
-
-
-@pytest.fixture(scope="module")
-def office(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Office]:
-    home = tmp_path_factory.mktemp("office")
-    with pytest.MonkeyPatch.context() as patch, open_office(home, patch.setenv) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def flows(office: Office) -> Mapping[str, str]:
-    found = busy(office)
-    office.hand_over("D-1", deny)
-    return found
-
-
-@pytest.fixture(scope="module")
-def address(office: Office) -> Iterator[str]:
-    with served(office) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        yield opened
-        opened.close()
-
-
-@pytest.fixture
-def log_in(office: Office, address: str, browser: Browser) -> Iterator[LogIn]:
-    """Return what logs somebody in, in a browser of their own. What a page says on its console is a failure."""
-    contexts, said = [], list[str]()
-
-    def opened(name: str, *roles: str, **how: object) -> Page:
-        context = browser.new_context(base_url=address, **how)  # type: ignore[arg-type]  # by name
-        contexts.append(context)
-        context.set_default_timeout(WAIT_MS)
-        page = context.new_page()
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
-        page.goto("/console")
-        page.get_by_label("Key", exact=True).fill(office.key(name, *roles))
-        page.keyboard.press("Enter")
-        page.wait_for_selector("h1:not(:has-text('Log in'))")
-        return page
-
-    yield opened
-    for context in contexts:
-        context.close()
-    assert [] == [line for line in said if not line.startswith("Failed to load resource")]  # a page with 404, 409
-
-
-def focused(page: Page) -> str:
-    return str(page.evaluate("document.activeElement.id || document.activeElement.textContent.trim()"))
+from tests.service.console.browser.chromium import LogIn, Route, expect, focused
+from tests.service.console.office import ATTACK, Office
 
 
 def test_a_case_is_found_and_overridden_by_keyboard_alone(office: Office, address: str, log_in: LogIn) -> None:
@@ -94,6 +23,12 @@ def test_a_case_is_found_and_overridden_by_keyboard_alone(office: Office, addres
     page.keyboard.press("k")
     page.keyboard.press("Enter")
     page.wait_for_url(f"**/cases/claims/{dfids[0]}")
+    while focused(page) != "Take this case":
+        page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    page.get_by_text("You took this case").wait_for()
+    page.keyboard.press("Tab")
+    assert "Give it back" == focused(page)
     while focused(page) != "override-reason":
         page.keyboard.press("Tab")
     page.keyboard.type("looked into it")
@@ -105,6 +40,7 @@ def test_a_case_is_found_and_overridden_by_keyboard_alone(office: Office, addres
     assert "solid" == outline
     page.keyboard.press("Enter")
     page.get_by_text("OVERRIDE by kay").first.wait_for()
+    assert page.title().startswith("K-1: OVERRIDE by kay")
     answer = office.answer(dfids[0])
     assert ("OVERRIDE", "kay", "SUCCESS") == (answer.resolution, answer.resolved_by, answer.execution)
 
@@ -117,6 +53,7 @@ def test_a_claim_with_a_script_and_an_injection_stays_text_and_is_marked(office:
     assert ATTACK.replace("\u202e", "\\u202e") == evidence.evaluate("node => node.textContent").strip()
     assert 0 == evidence.locator("script, img").count()
     assert ["Ignore all previous instructions", "you are now", "\\u202e"] == page.locator("mark").all_inner_texts()
+    assert "[marked: Ignore all previous instructions ]" in " ".join(evidence.aria_snapshot().split())
     assert page.title().startswith("S-1")
     page.goto(f"/console/decisions/claims/{dfid}")
     assert 0 == page.locator("main script, main img").count()
@@ -139,6 +76,21 @@ def test_a_second_tab_that_looked_earlier_is_refused_and_shown_what_changed(offi
     ]
     assert "as I saw it" == page.locator("#override-reason").input_value()
     assert "ESCALATED" == office.answer(dfid).state
+
+
+def test_back_after_a_refusal_leads_to_the_case_and_sends_nothing_again(office: Office, log_in: LogIn) -> None:
+    dfid = office.hand_over("B-2")
+    page = log_in("bea")
+    for path, field in ((f"/console/cases/claims/{dfid}", "#abort-reason"), ("/console/live", "#claims-halt--reason")):
+        page.goto(path)
+        page.locator(f"details:has({field})").evaluate_all("all => all.forEach(each => { each.open = true; })")
+        page.locator(field).fill(" ")
+        page.keyboard.press("Enter")
+        page.get_by_role("alert").wait_for()
+        page.goto("/console/help")
+        page.go_back()
+        assert page.url.endswith(path)
+        assert 0 == page.get_by_role("alert").count()
 
 
 def test_what_is_of_high_impact_is_not_even_sent_without_its_box(office: Office, log_in: LogIn) -> None:
@@ -177,10 +129,10 @@ def test_logging_out_and_revoking_a_key_end_what_is_open(office: Office, log_in:
     page.get_by_role("button", name="Log out").click()
     page.wait_for_url("**/console/login")
     page.goto("/console/live")
-    assert page.url.endswith("/console/login")
+    assert page.url.endswith("/console/login?asked=%2Fconsole%2Flive")
     other = log_in("rev")
     office.revoke("rev")
-    other.goto("/console/live")
+    other.goto("/console")
     assert other.url.endswith("/console/login")
 
 
@@ -203,6 +155,52 @@ def test_the_live_page_renews_itself_and_not_while_it_is_paused(
     page.get_by_role("link", name="L-2").wait_for()
 
 
+def test_a_live_page_that_gets_no_answer_says_that_its_figures_are_old(log_in: LogIn) -> None:
+    page = log_in("sta")
+    page.clock.install()
+    page.goto("/console/live")
+    status = page.get_by_role("status").filter(has_text="these figures are old")
+    page.route("**/live/now", lambda route: route.abort(), times=1)
+    for count in (1, 0):
+        page.clock.run_for(3_000)
+        expect(status).to_have_count(count)
+
+
+def test_a_live_page_that_waits_for_an_answer_asks_no_second_time_and_says_that_it_waits(log_in: LogIn) -> None:
+    page, asked = log_in("wai"), list[Route]()
+    page.clock.install()
+    page.goto("/console/live")
+    page.route("**/live/now", lambda route: asked.append(route))  # noqa: PLW0108  playwright marks it
+    status = page.get_by_role("status").filter(has_text="these figures are old")
+    page.clock.run_for(9_100)
+    expect(status).to_have_count(0)
+    page.clock.run_for(3_000)
+    expect(status).to_have_count(1)
+    assert 1 == len(asked)
+    asked[0].continue_()
+    expect(status).to_have_count(0)
+
+
+STOPPED = """window.sent = [], document.addEventListener("submit", (event) => {
+    window.sent.push(!event.defaultPrevented);
+    event.preventDefault();
+})"""
+
+
+def test_a_form_is_sent_once_and_again_where_its_answer_was_stopped(office: Office, log_in: LogIn) -> None:
+    dfid = office.hand_over("E-1")
+    page = log_in("esc")
+    page.clock.install()
+    page.goto(f"/console/cases/claims/{dfid}")
+    page.evaluate(STOPPED)
+    page.locator("#abort-reason").fill("withdrawn")
+    for _ in range(3):
+        page.keyboard.press("Enter")
+    page.clock.run_for(10_000)
+    page.keyboard.press("Enter")
+    assert [True, False, False, True] == page.evaluate("window.sent")
+
+
 def test_a_live_page_whose_session_ended_says_so_and_keeps_what_was_typed(office: Office, log_in: LogIn) -> None:
     page = log_in("end")
     page.clock.install()
@@ -213,7 +211,8 @@ def test_a_live_page_whose_session_ended_says_so_and_keeps_what_was_typed(office
     office.revoke("end")
     page.clock.run_for(3_500)
     page.get_by_text("Your session has ended.").wait_for()
-    assert "wrong fares" == reason.input_value()
+    page.keyboard.type(" since noon")
+    assert "wrong fares since noon" == reason.input_value()
     assert 0 == page.get_by_role("heading", name="claims", exact=True).count()
 
 
@@ -254,54 +253,3 @@ def test_without_scripts_everything_but_the_renewal_works(office: Office, log_in
     page.locator("#abort-reason").fill("withdrawn")
     page.get_by_role("button", name="Abort").click()
     page.get_by_text("ABORT by nos").first.wait_for()
-
-
-PAGES = (
-    "",
-    "/cases/claims/{attack}",
-    "/cases/holds/{unknown}",
-    "/live",
-    "/cases/claims/none",
-    "/decisions/claims/{attack}",
-    "/find?q=nothing",
-    "/help",
-)
-# Only colours are others in the dark.
-RULES: dict[str, dict[str, object]] = {"light": {}, "dark": {"runOnly": ["color-contrast", "link-in-text-block"]}}
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_on_any_page_and_none_is_wider_than_a_small_screen(
-    office: Office, flows: Mapping[str, str], address: str, browser: Browser, log_in: LogIn, scheme: str
-) -> None:
-    axe = Axe()
-    page = log_in(f"axe-{scheme}", color_scheme=scheme)
-    stranger = browser.new_context(base_url=address, color_scheme=scheme).new_page()  # type: ignore[arg-type]  # a scheme
-    found = list[str]()
-    for path in ("/login", *PAGES[: None if scheme == "light" else 5]):
-        at = stranger if path == "/login" else page
-        at.set_viewport_size({"width": 1280, "height": 900})
-        at.goto(f"/console{path.format(**flows)}")
-        at.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
-        violations = axe.run(at, options=RULES[scheme]).response["violations"]
-        found += [f"{path}: {each['id']} {each['nodes'][0]['html']}" for each in violations]
-        assert "en" == at.evaluate("document.documentElement.lang")
-        assert 1 == at.locator("h1").count()
-        at.set_viewport_size({"width": 320, "height": 640})
-        if (width := at.evaluate("document.documentElement.scrollWidth")) > 320:
-            found.append(f"{path} is {width} wide")
-    stranger.context.close()
-    assert [] == found
-
-
-def test_what_was_refused_is_as_accessible_as_the_rest(office: Office, log_in: LogIn) -> None:
-    dfid = office.hand_over("A-1", refund("40.00"))
-    page = log_in("acc", viewport={"width": 320, "height": 640})
-    page.goto(f"/console/cases/claims/{dfid}")
-    office.tickets.put("T-A-1", refundable_minor=3_000)
-    page.locator("#override-reason").fill("as I saw it")
-    page.locator("#override-ok").check()
-    page.get_by_role("button", name="Override").click()
-    page.get_by_role("alert").wait_for()
-    assert [] == [each["id"] for each in Axe().run(page).response["violations"]]
-    assert 320 == page.evaluate("document.documentElement.scrollWidth")
