@@ -38,7 +38,7 @@ FIRES: dict[str, tuple[int, int, list[Values]]] = {
     "SdsProcessesMissing": (4, 6, [("sds_processes_wanted", {}, "2x60")]),
     "SdsFull": (4, 7, [("sds_refusals_total", {"code": "QUEUE_FULL"}, "0+2x60")]),
     "SdsFault": (9, 11, [("sds_refusals_total", {"code": "INTERNAL"}, "0x9 1x50")]),
-    "SdsBackgroundWorkFails": (4, 9, [("sds_store_errors_total", {"work": "webhooks"}, "0+1x60")]),
+    "SdsBackgroundWorkFails": (12, 16, [("sds_store_errors_total", {"work": "webhooks"}, "0+1x60")]),
     "SdsModelDown": (9, 11, [("escalation_count_total", {"reason": "MODEL_UNAVAILABLE"}, "0x9 1x50")]),
     "SdsLanguageModelDown": (1, 3, [("sds_check_ok", {"check": "language_model", **GATE}, "0x60")]),
     "SdsExecutorDown": (0, 2, [("sds_executor_up", GATE, "0x60")]),
@@ -203,3 +203,22 @@ def test_a_healthy_service_has_no_alarm_in_eight_days_and_one_that_became_slow_h
         [well, {"input_series": ill, "promql_expr_test": [firing(WEEK + 20), firing(WEEK + 120, "SdsSlow")]}],
         every="5m",
     )
+
+
+def test_a_store_that_was_down_leaves_no_alarm_when_it_is_back_and_a_rare_work_that_always_fails_has_one(
+    bed: Bed, tmp_path: Path
+) -> None:
+    text, fails = watched(bed), "sds_store_errors_total"
+    tests = []
+    for minutes in (2, 4, 6, 30):  # a scrape with a key gets 503 meanwhile
+        back: list[Values] = [
+            ("up", {}, f"1x9 0x{minutes - 1} 1x90"),
+            (fails, {"work": "recover"}, f"0x9 _x{minutes} {12 * minutes}x90"),
+        ]
+        at = range(10 + minutes, 60 + minutes)
+        tests.append(
+            {"input_series": overlaid(healthy(text, 150), back), "promql_expr_test": [firing(each) for each in at]}
+        )
+    rare: list[Values] = [(fails, {"work": "sweep"}, "0x9 " + " ".join(f"{each}x9" for each in range(1, 9)))]
+    found = [firing(19), firing(45, "SdsBackgroundWorkFails"), firing(85, "SdsBackgroundWorkFails")]
+    promtool(tmp_path, [*tests, {"input_series": overlaid(healthy(text, 90), rare), "promql_expr_test": found}])
