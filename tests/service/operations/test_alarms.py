@@ -39,6 +39,8 @@ FIRES: dict[str, tuple[int, int, list[Values]]] = {
     "SdsFull": (4, 7, [("sds_refusals_total", {"code": "QUEUE_FULL"}, "0+2x60")]),
     "SdsFault": (9, 11, [("sds_refusals_total", {"code": "INTERNAL"}, "0x9 1x50")]),
     "SdsBackgroundWorkFails": (12, 16, [("sds_store_errors_total", {"work": "webhooks"}, "0+1x60")]),
+    "SdsUndecided": (9, 13, [("sds_decisions_total", {"tag": "NOT_DECIDED"}, "0+1x60")]),
+    "SdsEscalates": (9, 13, [("sds_decisions_total", {"state": "ESCALATED"}, "0+6x60")]),
     "SdsModelDown": (9, 11, [("escalation_count_total", {"reason": "MODEL_UNAVAILABLE"}, "0x9 1x50")]),
     "SdsLanguageModelDown": (1, 3, [("sds_check_ok", {"check": "language_model", **GATE}, "0x60")]),
     "SdsExecutorDown": (0, 2, [("sds_executor_up", GATE, "0x60")]),
