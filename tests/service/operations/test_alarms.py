@@ -36,6 +36,7 @@ FIRES: dict[str, tuple[int, int, list[Values]]] = {
     "SdsNotReady": (1, 3, [("sds_check_ok", {"check": "record", **GATE}, "0x60")]),
     "SdsStoreDown": (0, 2, [("sds_store_up", GATE, "0x60")]),
     "SdsProcessesMissing": (4, 6, [("sds_processes_wanted", {}, "2x60")]),
+    "SdsRestarts": (11, 13, [("sds_processes", {}, "1x3 0 1x2 0 1x2 0 1x50")]),
     "SdsFull": (4, 7, [("sds_refusals_total", {"code": "QUEUE_FULL"}, "0+2x60")]),
     "SdsFault": (9, 11, [("sds_refusals_total", {"code": "INTERNAL"}, "0x9 1x50")]),
     "SdsBackgroundWorkFails": (12, 16, [("sds_store_errors_total", {"work": "webhooks"}, "0+1x60")]),
@@ -204,6 +205,32 @@ def test_a_healthy_service_has_no_alarm_in_eight_days_and_one_that_became_slow_h
         tmp_path,
         [well, {"input_series": ill, "promql_expr_test": [firing(WEEK + 20), firing(WEEK + 120, "SdsSlow")]}],
         every="5m",
+    )
+
+
+def test_a_service_that_ends_again_and_again_has_an_alarm_and_one_that_is_restarted_has_none(
+    bed: Bed, tmp_path: Path
+) -> None:
+    text = watched(bed)
+
+    def test(up: str, *at: dict[str, Any]) -> dict[str, Any]:
+        return {"input_series": overlaid(healthy(text, 60), [("up", {}, up)]), "promql_expr_test": list(at)}
+
+    often = test("1x3 0 1x2 0 1x2 0 1x50", firing(11), firing(13, "SdsRestarts"), firing(40))
+    once = test("1x3 0 1x9 0 1x50", *(firing(minute) for minute in range(60)))  # twice in ten minutes
+    promtool(tmp_path, [often, once])
+
+
+def test_a_process_that_was_told_to_stop_and_drains_for_long_has_no_alarm(bed: Bed, tmp_path: Path) -> None:
+    text = watched(bed)
+    late: list[Values] = [("sds_check_ok", {"check": "probe"}, "0x60")]
+    drains = [*late, ("sds_check_ok", {"check": "draining"}, "0x60")]
+    promtool(
+        tmp_path,
+        [
+            {"input_series": overlaid(healthy(text, 60), late), "promql_expr_test": [firing(5, "SdsNotReady")]},
+            {"input_series": overlaid(healthy(text, 60), drains), "promql_expr_test": [firing(5), firing(50)]},
+        ],
     )
 
 
