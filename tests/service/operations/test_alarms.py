@@ -15,6 +15,7 @@ import yaml
 
 from sds.host.clock import now_ms
 from sds.service.operations.endpoints import add_endpoint
+from sds.service.operations.health import CHECKS
 from tests.proposers import Greedy, WithLanguageModel
 from tests.service.operations.exposition import samples, scraped, selectors
 from tests.service.operations.waiting import wait_until
@@ -96,6 +97,11 @@ def test_every_alarm_is_in_the_table_of_the_page_with_what_it_is_on_and_leads_to
         page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
         titles = re.findall(r"^#+ (.*)$", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
         assert anchor in {re.sub("[`,.']", "", title.lower().replace(" ", "-")) for title in titles}
+
+
+def test_every_check_that_fails_is_in_the_runbook() -> None:
+    entry = PAGE.partition("\n### Down, or not ready\n")[2].partition("\n### ")[0]
+    assert {*CHECKS, "probe"} == set(re.findall(r"^\| `(\w+)`", entry, re.MULTILINE))
 
 
 def test_the_table_of_metrics_has_every_metric_with_its_labels(bed: Bed) -> None:
