@@ -25,6 +25,12 @@ class OpenFile:
         self.file, self.process = _file(path), os.getpid()
         _open[id(self)] = self
 
+    def is_at(self, path: Path) -> bool:
+        try:
+            return _file(path) == self.file
+        except OSError:
+            return False
+
     def close(self) -> None:
         _open.pop(id(self), None)
 

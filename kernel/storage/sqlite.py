@@ -194,6 +194,11 @@ class SqliteStore(SqliteReader, Store):
     def name(self) -> str:
         return str(self.path)
 
+    @property
+    def moved(self) -> bool:
+        """Whether the file was moved away, deleted or replaced: nobody who opens the path finds what is written now."""
+        return not self._file.is_at(self.path)
+
     def close(self) -> None:
         if self.witness is not None:
             self.witness.closing(self)

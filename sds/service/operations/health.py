@@ -1,7 +1,8 @@
 """Readiness of this process: probed every few seconds in the background, and answered from the last probe.
 
 - model: it has made a proposal for each gate since the process began, and its breaker is closed: these looks are probes, too
-- store: it takes a write; a file's disk also has ROOM_BYTES_MIN left, since the probe's small write fits on a full disk
+- store: it takes a write; a file is still at its path, and its disk has ROOM_BYTES_MIN left, since the probe's small write
+  fits on a full disk
 - clock: within a second of the store's clock; for a file, at most a second before the last ledger entry
 - contract: the record has no newer version than this process decides under; until it is replaced, events go elsewhere
 - record: it has all orders that its executor lists; a restored record orders nothing until they are adopted
@@ -23,7 +24,7 @@ from shutil import disk_usage
 from sds.engines.breaker import Breaker, EngineDownError
 from sds.engines.protocol import Engine, language_model_of
 from sds.host import paths
-from sds.kernel.errors import ModelError, SdsError
+from sds.kernel.errors import ModelError, SdsError, StoreError
 from sds.kernel.executor.wholeness import RECORD_BEHIND
 from sds.kernel.storage.sqlite import SqliteStore
 from sds.kernel.storage.store import Store
@@ -108,8 +109,11 @@ class Health:
         store = each.gate.store
         with store.transaction():
             store.run(_PROBE)
-        full = isinstance(store, SqliteStore) and disk_usage(store.path.parent).free < ROOM_BYTES_MIN
-        return "DISK_FULL" if full else OK
+        if not isinstance(store, SqliteStore):
+            return OK
+        if store.moved:
+            return StoreError.reason_code
+        return "DISK_FULL" if disk_usage(store.path.parent).free < ROOM_BYTES_MIN else OK
 
     def _clock(self, each: OpenGate) -> str:
         now_ms, store = self._service.now_ms(), each.gate.store

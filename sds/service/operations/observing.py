@@ -16,10 +16,13 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from sds.kernel.errors import ModelError
+from sds.kernel.flow.states import CONTENTION, NOT_DECIDED, NOT_SENT
 from sds.service.operations.metrics import STAGES, Metrics
 
 FLOWS_MAX = 4_096  # flows measured at once; one more drops the oldest
 DRIFT = "STATE_DRIFT_DETECTED"
+# states and tags that an alarm is on: counted from 0
+WATCHED = (("ESCALATED", ""), *(("ABORTED", tag) for tag in (NOT_DECIDED, CONTENTION, NOT_SENT)))
 
 Facts = Mapping[str, object]
 
@@ -68,6 +71,8 @@ class Observer:
         self._validation_ms = {kind: metrics.validation_ms.labels(gate, kind) for kind in ("hard", "soft")}
         self._saved, self._stale = metrics.saved.labels(gate), metrics.stale.labels(gate)
         metrics.escalations.labels(agent_id, ModelError.reason_code)
+        for state, tag in WATCHED:
+            metrics.decided.labels(gate, state, tag)
         self._decision_s, self._tokens = metrics.decision_s.labels(gate), metrics.tokens.labels(gate)
         self._heard = {
             "stage.begun": self._begun,

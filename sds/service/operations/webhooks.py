@@ -11,6 +11,7 @@ import ssl
 import threading
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
@@ -174,13 +175,18 @@ def signed(secret: str, change: Change, now_ms: int) -> tuple[bytes, dict[str, s
 
 
 def undelivered(service: Service) -> Iterator[Metric]:
-    """Yield gauges: by how many entries each endpoint lags, and for how long it has been failing. Does not raise."""
+    """Yield gauges of the gates that are served: by how many entries each endpoint lags, and for how long it has been failing.
+
+    Does not raise: of a record that cannot be read, the lag alone is missing.
+    """
     try:
-        positions = endpoints.positions(service.database)
-        heads = {name: head(each.gate.store) for name, each in service.gates.items()}
+        positions = [at for at in endpoints.positions(service.database) if at.gate in service.gates]
     except SdsError:
         return
-    now_ms = service.now_ms()
+    heads, now_ms = dict[str, int](), service.now_ms()
+    for name, each in service.gates.items():
+        with suppress(SdsError):
+            heads[name] = head(each.gate.store)
     labels = ("webhook", "gate")
     behind = [((at.webhook, at.gate), float(max(0, heads[at.gate] - at.idx))) for at in positions if at.gate in heads]
     yield gauge("sds_webhook_behind_entries", "Entries of the ledger by which an endpoint lags", labels, behind)

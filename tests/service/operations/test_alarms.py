@@ -15,6 +15,7 @@ import yaml
 
 from sds.host.clock import now_ms
 from sds.service.operations.endpoints import add_endpoint
+from sds.service.operations.health import CHECKS
 from tests.proposers import Greedy, WithLanguageModel
 from tests.service.operations.exposition import samples, scraped, selectors
 from tests.service.operations.waiting import wait_until
@@ -36,9 +37,12 @@ FIRES: dict[str, tuple[int, int, list[Values]]] = {
     "SdsNotReady": (1, 3, [("sds_check_ok", {"check": "record", **GATE}, "0x60")]),
     "SdsStoreDown": (0, 2, [("sds_store_up", GATE, "0x60")]),
     "SdsProcessesMissing": (4, 6, [("sds_processes_wanted", {}, "2x60")]),
+    "SdsRestarts": (11, 13, [("sds_processes", {}, "1x3 0 1x2 0 1x2 0 1x50")]),
     "SdsFull": (4, 7, [("sds_refusals_total", {"code": "QUEUE_FULL"}, "0+2x60")]),
     "SdsFault": (9, 11, [("sds_refusals_total", {"code": "INTERNAL"}, "0x9 1x50")]),
-    "SdsBackgroundWorkFails": (4, 9, [("sds_store_errors_total", {"work": "webhooks"}, "0+1x60")]),
+    "SdsBackgroundWorkFails": (12, 16, [("sds_store_errors_total", {"work": "webhooks"}, "0+1x60")]),
+    "SdsUndecided": (9, 13, [("sds_decisions_total", {"tag": "NOT_DECIDED"}, "0+1x60")]),
+    "SdsEscalates": (9, 13, [("sds_decisions_total", {"state": "ESCALATED"}, "0+6x60")]),
     "SdsModelDown": (9, 11, [("escalation_count_total", {"reason": "MODEL_UNAVAILABLE"}, "0x9 1x50")]),
     "SdsLanguageModelDown": (1, 3, [("sds_check_ok", {"check": "language_model", **GATE}, "0x60")]),
     "SdsExecutorDown": (0, 2, [("sds_executor_up", GATE, "0x60")]),
@@ -93,6 +97,11 @@ def test_every_alarm_is_in_the_table_of_the_page_with_what_it_is_on_and_leads_to
         page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
         titles = re.findall(r"^#+ (.*)$", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
         assert anchor in {re.sub("[`,.']", "", title.lower().replace(" ", "-")) for title in titles}
+
+
+def test_every_check_that_fails_is_in_the_runbook() -> None:
+    entry = PAGE.partition("\n### Down, or not ready\n")[2].partition("\n### ")[0]
+    assert {*CHECKS, "probe"} == set(re.findall(r"^\| `(\w+)`", entry, re.MULTILINE))
 
 
 def test_the_table_of_metrics_has_every_metric_with_its_labels(bed: Bed) -> None:
@@ -203,3 +212,48 @@ def test_a_healthy_service_has_no_alarm_in_eight_days_and_one_that_became_slow_h
         [well, {"input_series": ill, "promql_expr_test": [firing(WEEK + 20), firing(WEEK + 120, "SdsSlow")]}],
         every="5m",
     )
+
+
+def test_a_service_that_ends_again_and_again_has_an_alarm_and_one_that_is_restarted_has_none(
+    bed: Bed, tmp_path: Path
+) -> None:
+    text = watched(bed)
+
+    def test(up: str, *at: dict[str, Any]) -> dict[str, Any]:
+        return {"input_series": overlaid(healthy(text, 60), [("up", {}, up)]), "promql_expr_test": list(at)}
+
+    often = test("1x3 0 1x2 0 1x2 0 1x50", firing(11), firing(13, "SdsRestarts"), firing(40))
+    once = test("1x3 0 1x9 0 1x50", *(firing(minute) for minute in range(60)))  # twice in ten minutes
+    promtool(tmp_path, [often, once])
+
+
+def test_a_process_that_was_told_to_stop_and_drains_for_long_has_no_alarm(bed: Bed, tmp_path: Path) -> None:
+    text = watched(bed)
+    late: list[Values] = [("sds_check_ok", {"check": "probe"}, "0x60")]
+    drains = [*late, ("sds_check_ok", {"check": "draining"}, "0x60")]
+    promtool(
+        tmp_path,
+        [
+            {"input_series": overlaid(healthy(text, 60), late), "promql_expr_test": [firing(5, "SdsNotReady")]},
+            {"input_series": overlaid(healthy(text, 60), drains), "promql_expr_test": [firing(5), firing(50)]},
+        ],
+    )
+
+
+def test_a_store_that_was_down_leaves_no_alarm_when_it_is_back_and_a_rare_work_that_always_fails_has_one(
+    bed: Bed, tmp_path: Path
+) -> None:
+    text, fails = watched(bed), "sds_store_errors_total"
+    tests = []
+    for minutes in (2, 4, 6, 30):  # a scrape with a key gets 503 meanwhile
+        back: list[Values] = [
+            ("up", {}, f"1x9 0x{minutes - 1} 1x90"),
+            (fails, {"work": "recover"}, f"0x9 _x{minutes} {12 * minutes}x90"),
+        ]
+        at = range(10 + minutes, 60 + minutes)
+        tests.append(
+            {"input_series": overlaid(healthy(text, 150), back), "promql_expr_test": [firing(each) for each in at]}
+        )
+    rare: list[Values] = [(fails, {"work": "sweep"}, "0x9 " + " ".join(f"{each}x9" for each in range(1, 9)))]
+    found = [firing(19), firing(45, "SdsBackgroundWorkFails"), firing(85, "SdsBackgroundWorkFails")]
+    promtool(tmp_path, [*tests, {"input_series": overlaid(healthy(text, 90), rare), "promql_expr_test": found}])

@@ -17,6 +17,7 @@ from sds.host.clock import now_ms
 from sds.kernel.errors import ModelError, StoreError
 from sds.kernel.executor.wholeness import RECORD_BEHIND, Doubt
 from sds.kernel.registry import registry
+from sds.kernel.storage.sqlite import SqliteStore
 from sds.service.operations import health
 from sds.service.operations.health import Health
 from tests.kernel.durable import proposal
@@ -93,6 +94,17 @@ def test_a_file_on_a_disk_that_is_full_is_not_ready_although_it_takes_one_small_
     monkeypatch.setattr(health, "disk_usage", lambda _: SimpleNamespace(free=health.ROOM_BYTES_MIN - 1))
     not_ready(bed, "store", {"toll": "DISK_FULL"})
     monkeypatch.undo()
+    assert 200 == looked(bed).status_code
+
+
+def test_a_file_that_was_moved_away_while_it_is_open_is_not_ready_although_it_takes_writes(bed: Bed) -> None:
+    assert isinstance(bed.gate.store, SqliteStore)
+    path, aside = bed.gate.store.path, bed.gate.store.path.with_name("aside")
+    path.rename(aside)
+    not_ready(bed, "store", {"toll": "STORE_UNAVAILABLE"})
+    path.write_bytes(aside.read_bytes())
+    not_ready(bed, "store", {"toll": "STORE_UNAVAILABLE"})
+    aside.rename(path)
     assert 200 == looked(bed).status_code
 
 

@@ -24,8 +24,9 @@ from sds.service.operations.endpoints import (
     endpoints,
     positions,
     remove_endpoint,
+    write_failure,
 )
-from sds.service.operations.webhooks import BACKOFF_MS_MAX, Deliverer
+from sds.service.operations.webhooks import BACKOFF_MS_MAX, Deliverer, undelivered
 from tests.proposers import Greedy
 from tests.service.operations.exposition import scraped, value
 from tests.service.operations.receiver import Receiver, receiving
@@ -108,6 +109,25 @@ def test_one_that_fails_is_sent_again_before_what_is_behind_it_and_shows_since_w
     ids = [headers["webhook-id"] for headers, _ in receiver.took]
     assert (1, 2) == (len(set(ids[:3])), len(set(ids)))
     assert (0, None, None) == (position(quiet).attempts, position(quiet).failing_since_ms, position(quiet).failure)
+
+
+def test_what_is_shown_is_of_the_gates_that_are_served_and_does_not_need_every_record(
+    quiet: Bed, receiver: Receiver
+) -> None:
+    stores = {"toll": quiet.gate.store, "elsewhere": quiet.gate.store}
+    add_endpoint(quiet.database, receiver.url, stores, name="shop", secret="", now_ms=now_ms())
+    decided(quiet, 1)
+    receiver.status = 500
+    deliver(quiet)
+    (elsewhere,) = positions(quiet.database, "elsewhere")
+    write_failure(quiet.database, elsewhere, "HTTP_500", now_ms=now_ms(), next_at_ms=now_ms())
+    for readable in (True, False):
+        if not readable:
+            quiet.service.stop_background()
+            quiet.gate.store.close()
+        text = "\n".join(f"{m.name} {sorted(s.labels.items())}" for m in undelivered(quiet.service) for s in m.samples)
+        assert "elsewhere" not in text
+        assert (readable, True) == ("sds_webhook_behind_entries" in text, "sds_webhook_failing_seconds" in text)
 
 
 def test_it_is_tried_later_and_later_up_to_a_limit(quiet: Bed, receiver: Receiver) -> None:
