@@ -28,7 +28,7 @@ from sds.models.protocol import extra_hint, missing_package
 BACKUP_MANIFEST = "manifest.json"  # in every backup, and in no gate's folder
 SCHEMA_PREFIX = "sds_"  # of a gate's record in PostgreSQL
 _NAMES_A_SCHEMA = re.compile("[a-z][a-z0-9_]{0,58}")
-_COPY = "copy kernel.key from the machine that made the record; if it is lost there, too"
+_COPY = "copy kernel.key from a machine whose processes use the record; if it is lost there, too"
 OTHER_HOME = "check that this user may read and write there, or set SDS_HOME to another folder"
 
 
@@ -115,7 +115,8 @@ def open_record_at(folder: Path, url: str | None) -> Store:
     else:
         store = _postgres().PostgresStore(url, schema_name(folder), witness=witness)
         try:
-            _refuse_other_keys(folder, store)
+            if is_there(key_path(folder)):
+                keys.refuse_other_ledger_keys(folder, store)
         except SdsError:
             store.close()
             raise
@@ -148,16 +149,6 @@ def _postgres() -> ModuleType:
             raise UsageError(message, hint=extra_hint("service")) from error
         message = f"the PostgreSQL store cannot be imported: {one_line(error, 200)}"
         raise StoreError(message, retryable=False) from error
-
-
-def _refuse_other_keys(folder: Path, store: Reader) -> None:
-    """Raise StoreError when a record that several machines share was signed with keys that are not here."""
-    if not is_there(key_path(folder)):
-        return
-    ring, last = keys.read_ring(key_path(folder)), ledger.newest_checkpoint(store)
-    if last is not None and ring.ledger is not None and last.public_key not in ring.ledger.public.keys:
-        message = f"the record was signed with other keys than those of `{key_path(folder)}`"
-        raise StoreError(message, hint=f"{_COPY}, move this file away, then {keys.SAY_LOST}")
 
 
 def record_name(folder: Path) -> str:

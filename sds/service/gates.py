@@ -91,8 +91,9 @@ def open_gates(settings: ServiceSettings, *, open_model: Callable[[], Engine], n
             return model
 
         gates = dict[str, OpenGate]()
-        for definition in definitions:
-            engine = _engine_of(definition, settings, shared_model, engines, now_ms)
+        # All engines first: a gate puts its contract in force, and no older process decides under another from then on
+        opens = [_engine_of(definition, settings, shared_model, engines, now_ms) for definition in definitions]
+        for definition, engine in zip(definitions, opens, strict=True):
             gate = Gate.load(definition, engine=engine, now_ms=now_ms)
             opened.callback(gate.close)
             gates[definition.name] = OpenGate(definition, gate)

@@ -142,7 +142,7 @@ def test_a_record_whose_keys_are_on_another_machine_is_refused(halted: Path, mon
     (halted / "kernel.key").unlink()
     if key == "another":
         keys.ledger_key(halted, head_of_nothing(), now_ms=1)
-        with pytest.raises(StoreError, match="the record was signed with other keys") as caught:
+        with pytest.raises(StoreError, match="is another record's, or older than its own: the ledger was signed with") as caught:
             paths.open_record(halted)
     else:
         with closing(paths.open_record(halted)) as store:
@@ -150,9 +150,10 @@ def test_a_record_whose_keys_are_on_another_machine_is_refused(halted: Path, mon
             assert store.halted
         with pytest.raises(StoreError, match="the record was signed with keys that are not in") as caught:
             paths.signer(halted)
-    away = ", move this file away, then " if key == "another" else ": "
-    copy = "copy kernel.key from the machine that made the record; if it is lost there, too"
-    assert f'{copy}{away}sds keys rotate --gate GATE --lost --reason "..."' == caught.value.hint
+    lost = 'sds keys rotate --gate GATE --lost --reason "..."'
+    other = "copy the key that the record's other processes use, or restore the key from a backup; if there is none, move this"
+    gone = "copy kernel.key from a machine whose processes use the record; if it is lost there, too"
+    assert (f"{other} file away, then {lost}" if key == "another" else f"{gone}: {lost}") == caught.value.hint
     replace_private_file(halted / "kernel.key", kept)
     paths.open_record(halted).close()
 

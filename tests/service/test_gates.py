@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sds.host import paths
 from sds.host.clock import now_ms
 from sds.kernel.errors import ModelError, UsageError
 from sds.service.gates import OpenGates, open_gates
@@ -70,6 +71,19 @@ def test_what_was_opened_is_closed_where_the_next_does_not_open(home: Path) -> N
     with pytest.raises(Exception, match="cannot be opened"):
         opened(settings, model)
     assert 1 == model.closed
+
+
+def test_no_contract_is_put_in_force_before_the_engines_of_all_gates_are_open(home: Path) -> None:
+    """Otherwise the processes that decide under the older contract refuse events for as long as the next gate's takes to open."""
+    settings = ServiceSettings(gates=("refund", *gates_of(home, "bridge").gates))
+
+    def fails() -> Counted:
+        assert not paths.has_record(home / "refund")
+        raise ModelError("no weights")
+
+    with pytest.raises(ModelError, match="no weights"):
+        open_gates(settings, open_model=fails, now_ms=now_ms)
+    assert not paths.has_record(home / "refund")
 
 
 def test_a_model_that_does_not_open_leaves_nothing_open(home: Path) -> None:
