@@ -5,6 +5,7 @@ The cases are made by a small engine that says what a test wants: which words a 
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable
 from contextlib import closing
