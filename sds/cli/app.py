@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import shlex
 import sqlite3
@@ -201,6 +202,7 @@ def main() -> None:
     """Run the command line, and exit: 0, `EXIT_USAGE` for a mistake of the user, `EXIT_WORLD` for a failure of the world."""
     if (columns := os.environ.get("COLUMNS", "")).isdecimal() and int(columns) < COLUMNS_MIN:
         os.environ["COLUMNS"] = str(COLUMNS_MIN)
+    _write_every_character()
     try:
         code = _run(sys.argv[1:])
         if sys.stdout is not None:  # None where it was closed, as in a daemon
@@ -215,6 +217,13 @@ def main() -> None:
         with suppress(OSError, AttributeError):
             echo("interrupted", err=True)
     sys.exit(code)
+
+
+def _write_every_character() -> None:
+    """Have any text written, in any locale: as UTF-8 to files and pipes, and escaped where a terminal cannot show it."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding=None if stream.isatty() else "utf-8", errors="backslashreplace")
 
 
 def _run(args: list[str]) -> int:

@@ -154,10 +154,12 @@ def named_model(path: Path | None) -> Iterator[None]:
 
 
 def named(text: str) -> str:
-    """Return a name as it was typed. Raises UsageError where it is not UTF-8: no record can hold it."""
-    if any("\ud800" <= char <= "\udfff" for char in text):
-        raise UsageError(f"`{text}` is not text in UTF-8", hint="type the name, or copy it from the output of `sds`")
-    return text
+    """Return a name as it was typed, in any locale. Raises UsageError where it is not UTF-8: no record can hold it."""
+    try:
+        return os.fsencode(text).decode()
+    except UnicodeError as error:
+        hint = "type the name, or copy it from the output of `sds`"
+        raise UsageError(f"`{text}` is not text in UTF-8", hint=hint) from error
 
 
 def operator() -> str:

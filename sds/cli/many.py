@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from sds.cli.common import named
 from sds.cli.render import echo, plain, print_json
 from sds.kernel.errors import SdsError, StoreError, UsageError, WorldError, cause_of
 
@@ -26,10 +27,12 @@ Report = tuple[Mapping[str, Any], str]  # of one case that was done: as JSON dat
 
 def ids_of(given: Sequence[str] | None, file: str | None, what: str) -> list[str]:
     """Return the ids that were typed, then those of the file, each once. `what`: how to type one. Empty lines and lines
-    that begin with # are left out. Raises UsageError where there is no id, or more than `IDS_MAX`.
+    that begin with # are left out. Raises UsageError where there is no id, one that is not UTF-8, or more than `IDS_MAX`.
     """
     lines = _read(file) if file is not None else []
-    found = dict.fromkeys([*(given or ()), *(line for line in map(str.strip, lines) if line and line[0] != "#")])
+    found = dict.fromkeys(
+        [*map(named, given or ()), *(line for line in map(str.strip, lines) if line and line[0] != "#")]
+    )
     if not found:
         raise UsageError("no id is given", hint=f"give {what}, or --file FILE with one id a line")
     if len(found) > IDS_MAX:

@@ -4,6 +4,8 @@
     WorldError   not your mistake: the service is full, draining or cannot be reached, or what it depends on fails.
                  `retryable` tells whether the same call may succeed later
 
+Where a gate raises a kind of these for the code (`EventError`, `StoreError`), that kind is raised.
+
 Replies are not trusted: they are read strictly, and their texts are cut to one line. None causes a traceback.
 """
 
@@ -15,12 +17,28 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from sds.kernel.canonical import one_line
-from sds.kernel.errors import NOT_AS_WRITTEN, SdsError, UsageError, WorldError
+from sds.kernel.errors import (
+    NOT_AS_WRITTEN,
+    ErasedError,
+    EventError,
+    ExecutorError,
+    ModelError,
+    SdsError,
+    StateError,
+    StoreError,
+    UsageError,
+    WorldError,
+)
 from sds.kernel.flow.states import Answer
 
 LINE_CHARS_MAX = 500
 REPLY_BYTES_MAX = 16 << 20
 _PROBLEM = "application/problem+json"
+# The errors that a gate raises with these codes
+_KINDS = {
+    each.reason_code: each for each in (EventError, ErasedError, StoreError, StateError, ModelError, ExecutorError)
+}
+_KINDS |= {"EVENT_CONFLICT": EventError}
 # Refusals before anything is done: an act of a person may be sent again after them
 _NOTHING_DONE = frozenset({(429, "RATE_LIMITED"), (503, "DRAINING"), (503, "QUEUE_FULL"), (503, "OVERLOADED")})
 # Statuses after which to try again, where a reply is no problem of the service (a load balancer's page)
@@ -118,8 +136,9 @@ def _problem(reply: HttpReply) -> SdsError:
     }
     given = said.get("retryable")
     retryable = given if isinstance(given, bool) else reply.status in _AGAIN
-    kind = UsageError if 400 <= reply.status < 500 and not retryable else WorldError
-    return kind(
+    kind: type[SdsError] = UsageError if 400 <= reply.status < 500 and not retryable else WorldError
+    named = _KINDS.get(kept["reason_code"], kind)
+    return (named if issubclass(named, kind) else kind)(
         kept["detail"] or kept["title"] or f"the service answered with status {reply.status}",
         reason_code=kept["reason_code"] or f"HTTP_{reply.status}",
         hint=kept["hint"],

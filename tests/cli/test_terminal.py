@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -38,9 +41,9 @@ def unseen(text: str) -> set[str]:
     return {char for char in text if not is_seen(char)} - {"\n"}
 
 
-def decided(cli: Cli) -> str:
+def decided(cli: Cli, trip: str = "T-1", text: str = HOSTILE) -> str:
     """Decide an event with a hostile text; return its dfid."""
-    event = {"trip_id": "T-1", "car_id": "CAR-1", "text": HOSTILE}
+    event = {"trip_id": trip, "car_id": "CAR-1", "text": text}
     Path("event.json").write_text(json.dumps(event), encoding="utf-8")
     return str(json.loads(cli.ok("decide", "./toll", "--event", "event.json"))["dfid"])
 
@@ -96,3 +99,29 @@ def test_what_is_printed_in_each_way_is_shown(capsys: pytest.CaptureFixture[str]
     printed = capsys.readouterr().out
     assert set() == unseen(printed)
     assert 4 == printed.count(ascii(HOSTILE)[1:-1])
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_every_command_writes_utf_8_to_a_pipe_in_any_locale(cli: Cli, tmp_path: Path, encoding: str) -> None:
+    trip = "T-日本"
+    dfid = decided(cli, trip, "für 🎂")
+    settings = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C", "PYTHONIOENCODING": encoding}
+
+    def said(*words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "sds.cli.app", *words],
+            env={**os.environ, **settings},
+            check=True,
+            capture_output=True,
+        )
+        return done.stdout.decode()
+
+    assert ["für 🎂", trip] == [
+        line.partition(": ")[2]
+        for line in said("audit", dfid, "--gate", "toll").splitlines()
+        if "text:" in line or "trip" in line
+    ]
+    assert trip in said("flows", "--gate", "toll")
+    assert trip == json.loads(said("escalations", "list", "--gate", "toll", "--json"))[0]["event_id"]
+    said("escalations", "resolve", dfid, "--gate", "./toll", "--abort", "--reason", "r")
+    assert f"{trip}: the texts are erased\n" == said("erase", "--event", trip, "--gate", "toll", "--reason", "r")

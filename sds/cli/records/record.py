@@ -271,8 +271,13 @@ def _show(record: dict[str, Any]) -> None:
     if order:
         facts = {k: order[k] for k in ("status", "kind", "params", "idempotency_key", "external_receipt")}
         _lines(console, "receipt", facts)
-    entries = {str(e["idx"]): f"{when(e['at_ms'])} {e['kind']} {e['entry_hash']}" for e in record["ledger"]}
-    _lines(console, "ledger", entries)
+    _lines(console, "ledger", {str(entry["idx"]): _entry(entry) for entry in record["ledger"]})
+
+
+def _entry(entry: dict[str, Any]) -> str:
+    """Return an entry of the ledger on one line, with what the executor said of the order."""
+    said = json.loads(entry["body"]).get("detail")
+    return f"{when(entry['at_ms'])} {entry['kind']} {entry['entry_hash']}" + (f"  {said}" if said else "")
 
 
 def _proposal(console: Console, proposal: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ The cases are made by a small engine that says what a test wants: which words a 
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable
 from contextlib import closing
@@ -201,6 +202,7 @@ def test_an_order_whose_end_nobody_knows_is_listed_and_settled_by_a_humans_word(
         )
         assert ("SUCCESS", "B-7") == (settled.execution, settled.reference)
     audited = cli.ok("audit", answer.dfid)
+    assert re.search(r" UNKNOWN [0-9a-f]{64}  the payment rail does not answer", audited), "what the executor said"
     assert "settled by a human's word\n  reason: the bank says so\n  who: ada" in audited
     whole(cli)
 

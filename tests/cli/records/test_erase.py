@@ -49,6 +49,7 @@ def test_what_was_done_is_told_as_json_and_what_cannot_be_done_in_one_line(recor
         (["--event", "C0", "--reason", WHY], "error: the texts of event `C0` were erased on "),
         (["--event", "C9", "--reason", WHY], "error: there is no event `C9` of gate `claims` in the record"),
         (["--event", "C1", "--reason", " "], "error: a reason is needed"),
+        (["--event", "C-\udcfc", "--reason", WHY], "error: `C-\\udcfc` is not text in UTF-8"),
     ):
         refused = shell("erase", *args, "--gate", GATE)
         assert (2, "") == (refused.returncode, refused.stdout)

@@ -57,8 +57,9 @@ def test_what_is_certainly_absent_was_not_carried_out_whatever_a_human_says(worl
     silent = Silent()
     dfid = unknown(world, silent)
     silent.known = Receipt("absent")
-    with pytest.raises(UsageError, match="the executor is certain that nothing was done"):
+    with pytest.raises(UsageError, match="the executor is certain that nothing was done") as caught:
         say(world, silent, dfid, Receipt("settled", "B-7"))
+    assert "resolve it as rejected" in caught.value.hint
     assert "FAILED" == say(world, silent, dfid, Receipt("rejected")).execution
 
 
