@@ -15,7 +15,7 @@ from sds.client.calls import Calls, Event, segment
 from sds.client.connection import TIMEOUT_S, Connection
 from sds.client.following import Following
 from sds.client.http import Collector, arguments, limits, lost
-from sds.client.replies import Changed, HttpReply, Lost, answer_of, items_of, object_of
+from sds.client.replies import Changed, HttpReply, Lost, answer_of
 from sds.client.steps import HttpRequest, Said, Steps, Wait
 from sds.kernel.flow.states import Answer
 
@@ -66,14 +66,13 @@ class AsyncDecisionClient:
 
     async def get(self, dfid: str) -> Answer:
         """Return a decision as it is now. Without the role `review`, its reasons are codes alone."""
-        found = await self._run(self._calls.one(f"/v1/decisions/{segment(dfid, 'decision')}"))
-        return answer_of(found.get("decision"))
+        return answer_of((await self.audit(dfid)).get("decision"))
 
     async def audit(self, dfid: str) -> Mapping[str, Any]:
         """Return a decision's `decision` and `audit`, and for the role `review` its whole `record` with all texts."""
         return await self._run(self._calls.one(f"/v1/decisions/{segment(dfid, 'decision')}"))
 
-    async def decisions(
+    def decisions(
         self,
         *,
         gate: str | None = None,
@@ -82,25 +81,20 @@ class AsyncDecisionClient:
         until_ms: int | None = None,
     ) -> AsyncIterator[Mapping[str, Any]]:
         """Yield decisions, newest first, without texts. Pages are fetched as needed. `state`: a flow's, such as ESCALATED."""
-        after: str | None = None
-        while True:
-            given = {"gate": gate, "state": state, "since": since_ms, "until": until_ms, "cursor": after}
-            page = await self._run(self._calls.page("/v1/decisions", "decisions", **given))
-            for item in page.items:
-                yield item
-            if (after := page.after) is None:
-                return
+        return self._listed("decisions", gate=gate, state=state, since=since_ms, until=until_ms)
 
-    async def orders(
+    def orders(
         self, gate: str, *, since_ms: int | None = None, until_ms: int | None = None
     ) -> AsyncIterator[Mapping[str, Any]]:
         """Yield the orders of a gate in a period, oldest first. Pages are fetched as needed. One that ends meanwhile comes
         again: the later one counts.
         """
+        return self._listed("orders", gate=gate, since=since_ms, until=until_ms)
+
+    async def _listed(self, what: str, **asked: str | int | None) -> AsyncIterator[Mapping[str, Any]]:
         after: str | None = None
         while True:
-            given = {"gate": gate, "since": since_ms, "until": until_ms, "cursor": after}
-            page = await self._run(self._calls.page("/v1/orders", "orders", **given))
+            page = await self._run(self._calls.page(f"/v1/{what}", what, **asked, cursor=after))
             for item in page.items:
                 yield item
             if (after := page.after) is None:
@@ -143,8 +137,7 @@ class AsyncDecisionClient:
         """Move an agent at every gate of the key that has it; return its record at the first. `move`: `suspend`, `reactivate`
         or `retire`. Raises UsageError or WorldError that names the gates where it was not moved.
         """
-        path = f"/v1/agents/{segment(agent_id, 'agent')}/{segment(move, 'move')}"
-        return object_of(await self._run(self._calls.act("POST", path, reason=reason)))
+        return await self._run(self._calls.move_agent(agent_id, move, reason=reason))
 
     async def halted(self) -> Sequence[Mapping[str, Any]]:
         """Return for each gate whether it is halted, since when, by whom and why."""
@@ -152,15 +145,11 @@ class AsyncDecisionClient:
 
     async def halt(self, *, reason: str, gate: str | None = None) -> Sequence[Mapping[str, Any]]:
         """Halt a gate, or all of the key's gates: from the next transaction on nothing is decided or sent."""
-        return items_of(
-            await self._run(self._calls.act("PUT", "/v1/halt", halted=True, reason=reason, gate=gate)), "gates"
-        )
+        return await self._run(self._calls.halt(halted=True, reason=reason, gate=gate))
 
     async def resume(self, *, reason: str, gate: str | None = None) -> Sequence[Mapping[str, Any]]:
         """Resume a gate, or all of the key's gates."""
-        return items_of(
-            await self._run(self._calls.act("PUT", "/v1/halt", halted=False, reason=reason, gate=gate)), "gates"
-        )
+        return await self._run(self._calls.halt(halted=False, reason=reason, gate=gate))
 
     async def _run(self, steps: Steps[T]) -> T:
         said: Said = None

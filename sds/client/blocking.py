@@ -14,7 +14,7 @@ from sds.client.calls import Calls, Event, segment
 from sds.client.connection import TIMEOUT_S, Connection
 from sds.client.following import Following
 from sds.client.http import Collector, arguments, limits, lost
-from sds.client.replies import Changed, HttpReply, Lost, answer_of, items_of, object_of
+from sds.client.replies import Changed, HttpReply, Lost, answer_of
 from sds.client.steps import HttpRequest, Said, Steps, Wait
 from sds.kernel.flow.states import Answer
 
@@ -68,8 +68,7 @@ class DecisionClient:
 
     def get(self, dfid: str) -> Answer:
         """Return a decision as it is now. Without the role `review`, its reasons are codes alone."""
-        found = self._run(self._calls.one(f"/v1/decisions/{segment(dfid, 'decision')}"))
-        return answer_of(found.get("decision"))
+        return answer_of(self.audit(dfid).get("decision"))
 
     def audit(self, dfid: str) -> Mapping[str, Any]:
         """Return a decision's `decision` and `audit`, and for the role `review` its whole `record` with all texts."""
@@ -84,13 +83,7 @@ class DecisionClient:
         until_ms: int | None = None,
     ) -> Iterator[Mapping[str, Any]]:
         """Yield decisions, newest first, without texts. Pages are fetched as needed. `state`: a flow's, such as ESCALATED."""
-        after: str | None = None
-        while True:
-            given = {"gate": gate, "state": state, "since": since_ms, "until": until_ms, "cursor": after}
-            page = self._run(self._calls.page("/v1/decisions", "decisions", **given))
-            yield from page.items
-            if (after := page.after) is None:
-                return
+        return self._listed("decisions", gate=gate, state=state, since=since_ms, until=until_ms)
 
     def orders(
         self, gate: str, *, since_ms: int | None = None, until_ms: int | None = None
@@ -98,10 +91,12 @@ class DecisionClient:
         """Yield the orders of a gate in a period, oldest first. Pages are fetched as needed. One that ends meanwhile comes
         again: the later one counts.
         """
+        return self._listed("orders", gate=gate, since=since_ms, until=until_ms)
+
+    def _listed(self, what: str, **asked: str | int | None) -> Iterator[Mapping[str, Any]]:
         after: str | None = None
         while True:
-            given = {"gate": gate, "since": since_ms, "until": until_ms, "cursor": after}
-            page = self._run(self._calls.page("/v1/orders", "orders", **given))
+            page = self._run(self._calls.page(f"/v1/{what}", what, **asked, cursor=after))
             yield from page.items
             if (after := page.after) is None:
                 return
@@ -146,8 +141,7 @@ class DecisionClient:
         """Move an agent at every gate of the key that has it; return its record at the first. `move`: `suspend`, `reactivate`
         or `retire`. Raises UsageError or WorldError that names the gates where it was not moved.
         """
-        path = f"/v1/agents/{segment(agent_id, 'agent')}/{segment(move, 'move')}"
-        return object_of(self._run(self._calls.act("POST", path, reason=reason)))
+        return self._run(self._calls.move_agent(agent_id, move, reason=reason))
 
     def halted(self) -> Sequence[Mapping[str, Any]]:
         """Return for each gate whether it is halted, since when, by whom and why."""
@@ -155,11 +149,11 @@ class DecisionClient:
 
     def halt(self, *, reason: str, gate: str | None = None) -> Sequence[Mapping[str, Any]]:
         """Halt a gate, or all of the key's gates: from the next transaction on nothing is decided or sent."""
-        return items_of(self._run(self._calls.act("PUT", "/v1/halt", halted=True, reason=reason, gate=gate)), "gates")
+        return self._run(self._calls.halt(halted=True, reason=reason, gate=gate))
 
     def resume(self, *, reason: str, gate: str | None = None) -> Sequence[Mapping[str, Any]]:
         """Resume a gate, or all of the key's gates."""
-        return items_of(self._run(self._calls.act("PUT", "/v1/halt", halted=False, reason=reason, gate=gate)), "gates")
+        return self._run(self._calls.halt(halted=False, reason=reason, gate=gate))
 
     def _run(self, steps: Steps[T]) -> T:
         said: Said = None

@@ -68,10 +68,15 @@ class Calls:
         """Return the object at a path."""
         return object_of((yield from self._read(path, {})))
 
-    def act(self, method: str, path: str, **given: object) -> Steps[Any]:
-        """Send an act of a person, and return the reply's JSON. What may have been done is not sent again."""
-        body = _object({name: json.dumps(value) for name, value in given.items() if value is not None})
-        return (yield from self._acted(method, path, body))
+    def halt(self, *, halted: bool, reason: str, gate: str | None) -> Steps[tuple[Mapping[str, Any], ...]]:
+        """Halt or resume a gate, or all of the key's gates."""
+        given = {"halted": halted, "reason": reason} | ({} if gate is None else {"gate": gate})
+        return items_of((yield from self._acted("PUT", "/v1/halt", json.dumps(given).encode())), "gates")
+
+    def move_agent(self, agent_id: str, move: str, *, reason: str) -> Steps[Mapping[str, Any]]:
+        """Suspend, reactivate or retire an agent."""
+        path = f"/v1/agents/{segment(agent_id, 'agent')}/{segment(move, 'move')}"
+        return object_of((yield from self._acted("POST", path, json.dumps({"reason": reason}).encode())))
 
     def resolve(self, dfid: str, decision: str, *, change: str, **given: object) -> Steps[Answer]:
         """Resolve a case. `change`: JSON text, whose numbers are sent as they are written: 150.00 keeps its two decimals."""
@@ -83,6 +88,8 @@ class Calls:
         return answer_of((yield from self._acted("POST", path, _object(fields))))
 
     def _acted(self, method: str, path: str, body: bytes) -> Steps[Any]:
+        """Send an act of a person, and return the reply's JSON. What may have been done is not sent again."""
+
         def ask(left_s: float) -> HttpRequest:
             return HttpRequest(method, path, {}, JSON, body, min(left_s, ATTEMPT_S_MAX))
 

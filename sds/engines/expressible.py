@@ -281,7 +281,7 @@ def _samples(envelope: DecisionEnvelope, rng: Random) -> Iterator[bytes]:
     """Yield decisions of every kind with every reason: with the lowest numbers, the highest, and some between."""
     for kind in envelope.kinds:
         for reason in kind.reasons:
-            for pick in (_lowest, _highest, rng.randrange):
+            for pick in (lambda _: 0, lambda count: count - 1, rng.randrange):
                 numbers = tuple(
                     (name, format_literal(b.lo + pick((b.hi - b.lo) // b.step + 1) * b.step, b.scale))
                     for name, b in kind.params
@@ -289,14 +289,6 @@ def _samples(envelope: DecisionEnvelope, rng: Random) -> Iterator[bytes]:
                 text = rng.choices(_TEXT_BYTES, k=pick(envelope.rationale_chars_max + 1))
                 rationale = bytes(text).decode() if envelope.rationale_chars_max else None
                 yield write_proposal(Proposal(kind.kind, numbers, reason, _CONTEXT_REF, rationale))
-
-
-def _lowest(_count: int) -> int:
-    return 0
-
-
-def _highest(count: int) -> int:
-    return count - 1
 
 
 def _bytes_of(nodes: Iterable[Node]) -> Iterator[int]:

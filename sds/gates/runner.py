@@ -10,7 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
@@ -88,24 +88,33 @@ def run(
 
     `on_decided` is called in this thread. Raises UsageError when there is no case.
     """
+    with watched(gate, folder, engine, chaos, limit) as (opened, source, watch):
+        cases = undecided_cases(gate, opened, folder)
+        queue, decided = _Queue(gate, opened, source), []
+        for each in queue.worked_through(cases[:limit], parallel):
+            decided.append(each)
+            on_decided(each.answer)
+        ours = [each for each in decided if not _decided_elsewhere(each.answer, watch)]
+        refuse_in_doubt(opened, gate)  # the record may have been replaced meanwhile
+        payments = payments_of(opened, gate)
+        report = _report(gate, opened, folder, ours, watch, payments)
+        report |= {"decided_elsewhere": len(decided) - len(ours), "stopped": queue.stopped}
+        answers = [each.answer for each in ours]
+        return report | (watch.chaos.report(answers, payments, opened.store) if watch.chaos else {})
+
+
+@contextmanager
+def watched(
+    gate: GateDefinition, folder: Path, engine: Engine, chaos: str | None, limit: int
+) -> Iterator[tuple[Gate, StateSource, Watch]]:
+    """Open a gate whose proposals are watched, for a block. Raises as `refuse_stopped` does."""
     contract = gate.load_contract()
     with gate.opened(folder) as (source, executor):
         watch = Watch(contract.authority, gate.demo.chaos[chaos](folder, executor, limit) if chaos else None)
         engine = watch.chaos.engine(engine) if watch.chaos else engine
         with Gate(contract, source, executor, folder=folder, engine=engine, on_reasoned=watch.reasoned) as opened:
             refuse_stopped(opened, gate)
-            cases = undecided_cases(gate, opened, folder)
-            queue, decided = _Queue(gate, opened, source), []
-            for each in queue.worked_through(cases[:limit], parallel):
-                decided.append(each)
-                on_decided(each.answer)
-            ours = [each for each in decided if not _decided_elsewhere(each.answer, watch)]
-            refuse_in_doubt(opened, gate)  # the record may have been replaced meanwhile
-            payments = payments_of(opened, gate)
-            report = _report(gate, opened, folder, ours, watch, payments)
-            report |= {"decided_elsewhere": len(decided) - len(ours), "stopped": queue.stopped}
-            answers = [each.answer for each in ours]
-            return report | (watch.chaos.report(answers, payments, opened.store) if watch.chaos else {})
+            yield opened, source, watch
 
 
 def undecided_cases(gate: GateDefinition, opened: Gate, folder: Path) -> list[QueuedCase]:

@@ -18,13 +18,12 @@ from sds.engines.protocol import Engine
 from sds.gate import Gate
 from sds.gates.runner import (
     FAULTS_SHOWN,
-    Watch,
     payments_of,
     percentiles,
     refuse_in_doubt,
-    refuse_stopped,
     undecided_cases,
     waits,
+    watched,
     wrongly_paid,
 )
 from sds.host.paths import public_keys_of
@@ -46,24 +45,20 @@ def run(
     on_decided: Callable[[SagaAnswer], None],
 ) -> dict[str, Any]:
     """Decide the next `limit` cases of the saga; return the report. Raises UsageError where fewer are left."""
-    contract = gate.load_contract()
-    with gate.opened(folder) as (source, executor):
-        watch = Watch(contract.authority, gate.demo.chaos[chaos](folder, executor, limit) if chaos else None)
-        with Gate(contract, source, executor, folder=folder, engine=engine, on_reasoned=watch.reasoned) as opened:
-            refuse_stopped(opened, gate)
-            cases = list(islice(_cases(gate, opened, folder, spec_of(contract, saga).steps[0]), limit))
-            if len(cases) < limit:
-                hint = f"sds run {gate.argument} --reset"
-                raise UsageError(f"only {len(cases)} {gate.demo.case}s for `{saga}` are left", hint=hint)
-            decided: Decided = []
-            for event in cases:
-                began = perf_counter()
-                answer = opened.decide_saga(saga, event)
-                decided.append((answer, (perf_counter() - began) * 1000))
-                on_decided(answer)
-            refuse_in_doubt(opened, gate)  # the record may have been replaced meanwhile
-            report = _report(gate, opened, folder, decided)
-            return report | {"saga": saga, "out_of_envelope": watch.out_of_envelope}
+    with watched(gate, folder, engine, chaos, limit) as (opened, _, watch):
+        cases = list(islice(_cases(gate, opened, folder, spec_of(opened.contract, saga).steps[0]), limit))
+        if len(cases) < limit:
+            hint = f"sds run {gate.argument} --reset"
+            raise UsageError(f"only {len(cases)} {gate.demo.case}s for `{saga}` are left", hint=hint)
+        decided: Decided = []
+        for event in cases:
+            began = perf_counter()
+            answer = opened.decide_saga(saga, event)
+            decided.append((answer, (perf_counter() - began) * 1000))
+            on_decided(answer)
+        refuse_in_doubt(opened, gate)  # the record may have been replaced meanwhile
+        report = _report(gate, opened, folder, decided)
+        return report | {"saga": saga, "out_of_envelope": watch.out_of_envelope}
 
 
 def _cases(gate: GateDefinition, opened: Gate, folder: Path, first: str) -> Iterator[Mapping[str, object]]:

@@ -39,20 +39,12 @@ def _more(a: int | None, b: int | None) -> Direction:
     return "wider" if (_UNLIMITED if b is None else b) > (_UNLIMITED if a is None else a) else "narrower"
 
 
-def _less(a: int, b: int) -> Direction:
+def _less(a: Any, b: Any) -> Direction:
     return "wider" if b < a else "narrower"
 
 
 def _superset(a: tuple[str, ...], b: tuple[str, ...]) -> Direction:
     return "wider" if set(b) - set(a) else "narrower" if set(a) - set(b) else "different"
-
-
-def _subset(a: tuple[str, ...], b: tuple[str, ...]) -> Direction:
-    return _superset(b, a)
-
-
-def _earlier(a: str, b: str) -> Direction:
-    return "wider" if b < a else "narrower"
 
 
 def _unclear(a: object, b: object) -> Direction:  # noqa: ARG001  it affects what may happen, in no clear direction
@@ -76,7 +68,7 @@ _RULES: tuple[tuple[str, _Rule], ...] = (
     ("gate", _unclear),
     ("agent_id", _unclear),
     ("owner", _neutral),
-    ("effective_from", _earlier),
+    ("effective_from", _less),
     ("proposal_schema", _neutral),
     ("mission", _neutral),
     ("source", _unclear),  # drawn amounts are counted by it: under another name they are forgotten
@@ -93,7 +85,7 @@ _RULES: tuple[tuple[str, _Rule], ...] = (
     ("draws_settle_in", _settles),
     ("drift.age_ms_max", _more),
     ("escalation.confidence_min_pct", _less),
-    ("escalation.always", _subset),
+    ("escalation.always", lambda a, b: _superset(b, a)),
     ("escalation.per_hour", _more),
     ("escalation.impact_high_minor", _more),
     ("escalation.pauses_agent", _less),

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from sds.cli.common import ChosenGate, JsonFlag, operator
 from sds.cli.decisions import sagas
@@ -23,7 +22,7 @@ from sds.host.interrupt import EXIT_INTERRUPTED, ends_at_once
 from sds.host.paths import decisions_path, gate_home, has_record, is_there, open_record, store_url
 from sds.host.restoring import used_alone
 from sds.kernel.envelope.envelope import format_literal
-from sds.kernel.errors import ModelError, SdsError, StoreError, UsageError, WorldError, cause_of
+from sds.kernel.errors import StoreError, UsageError, WorldError, cause_of
 from sds.kernel.flow.states import Answer
 from sds.kernel.registry import registry
 from sds.kernel.saga.state import spec_of
@@ -116,7 +115,7 @@ def _run_decisions(
     if as_json:
         print_json(report)
     wanted = chaos is not None and gate.demo.chaos[chaos].stops
-    _judge(gate, report, chaos if wanted or not report["stopped"] else None)
+    sagas.judge(gate, report, chaos if wanted or not report["stopped"] else None)
     if report["stopped"] and not wanted:
         why, hint = report["stopped"]
         what = f"{report['decisions']} of {counted(limit, gate.demo.case)}"
@@ -230,14 +229,9 @@ def _table(gate: GateDefinition, report: dict[str, Any], chaos: str | None, cons
     from sds.gates.runner import outcome_rows  # noqa: PLC0415  as above
 
     case, rows = gate.demo.case, outcome_rows(gate)
-    table = Table()
-    table.add_column("outcome")
-    table.add_column(f"{case}s", justify="right")
-    for name in (*rows, *LAST_ROWS):
-        if name in report["outcomes"] or name in rows:
-            table.add_row(name.replace("_", " "), str(report["outcomes"].get(name, 0)))
+    shown = [*rows, *(name for name in LAST_ROWS if name in report["outcomes"])]
     console.print(f"{counted(report['decisions'], case)}, decided by {report['model']}", soft_wrap=True)
-    console.print(table)
+    console.print(sagas.outcome_table(case, shown, report["outcomes"]))
     lines = [*_undecided_lines(case, report)]
     if report["decided_by_model"]:
         lines += _decided_lines(gate, report, chaos)
@@ -293,22 +287,6 @@ def totals_line(totals: Mapping[str, int], currency: str) -> str:
         money = "" if amount is None else f" ({format_literal(amount, 2)} {currency})"
         parts.append(f"{name.replace('_', ' ')}: {totals[name]}{money}")
     return "; ".join(parts)
-
-
-def _judge(gate: GateDefinition, report: dict[str, Any], chaos: str | None) -> None:
-    """Raise SdsError where a promise was broken, the model decided nothing, or the chaos did not happen."""
-    happened = gate.demo.chaos[chaos] if chaos else None
-    promises = ("out_of_envelope", "double_payouts", "record_faults", *(happened.promises if happened else ()))
-    broken = [name for name in promises if report.get(name)]
-    if broken:
-        shown = [*report["double_payout_faults"][:1], *report["record_faults"][:1]]
-        raise SdsError(f"a promise was broken: {', '.join(broken + shown)}", reason_code="PROMISE_BROKEN")
-    if report["decisions"] and not report["decided_by_model"]:
-        codes = ", ".join(sorted(report["model_failed"])) or "all of them are waiting"
-        none = f"none of {counted(report['decisions'], gate.demo.case)} was decided by {report['model']}: {codes}"
-        raise ModelError(none, hint="run sds doctor with the same options, then `sds models check PATH`")
-    if happened and (missing := happened.missing(report)):
-        raise UsageError(f"no {missing}, so this run proves nothing", hint="raise --limit")
 
 
 def _agreement(report: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from sds.kernel.saga.state import SagaAnswer
 
 ROWS = ("complete", "nothing_done", "escalated", "compensated", "dirty_with_a_human", "waiting")
 STOPPED = "stopped after {}; `sds recover` ends the flows that were under way"
-PROMISES = ("out_of_envelope", "double_payouts", "record_faults", "compensated_but_paid")
+PROMISES = ("out_of_envelope", "double_payouts", "record_faults")
 
 
 def show(
@@ -45,7 +46,7 @@ def show(
     _table(gate, report, Console(highlight=False, stderr=as_json, soft_wrap=True, markup=False))
     if as_json:
         print_json(report)
-    _judge(gate, report, chaos)
+    judge(gate, report, chaos, (*PROMISES, "compensated_but_paid"))
     refuse_waiting(gate, report, chaos)
 
 
@@ -56,17 +57,22 @@ def refuse_waiting(gate: GateDefinition, report: dict[str, Any], chaos: str | No
         raise WorldError(f"{what} were not decided: they wait", hint=f"sds flows --undecided{gate.option}")
 
 
-def _table(gate: GateDefinition, report: dict[str, Any], console: Console) -> None:
-    case = gate.demo.case
+def outcome_table(case: str, rows: Iterable[str], outcomes: Mapping[str, int]) -> Table:
+    """Return how many cases had each outcome."""
     table = Table()
     table.add_column("outcome")
     table.add_column(f"{case}s", justify="right")
-    for name in ROWS:
-        table.add_row(name.replace("_", " "), str(report["outcomes"].get(name, 0)))
+    for name in rows:
+        table.add_row(name.replace("_", " "), str(outcomes.get(name, 0)))
+    return table
+
+
+def _table(gate: GateDefinition, report: dict[str, Any], console: Console) -> None:
+    case = gate.demo.case
     console.print(
         f"{counted(report['decisions'], case)} in the steps of {report['saga']}, decided by {report['model']}"
     )
-    console.print(table)
+    console.print(outcome_table(case, ROWS, report["outcomes"]))
     chosen = ", ".join(f"{name} {count}" for name, count in sorted(report["compensations"].items())) or "nothing"
     console.print(f"half settled: {report['dirty']}; chosen from the menu: {chosen}")
     paid, back = (format_literal(report[name], 2) for name in ("paid_minor", "reversed_minor"))
@@ -80,14 +86,16 @@ def _table(gate: GateDefinition, report: dict[str, Any], console: Console) -> No
     console.print(f"to see the whole record of the last one: sds audit {report['dfids'][-1]}{gate.option}")
 
 
-def _judge(gate: GateDefinition, report: dict[str, Any], chaos: str | None) -> None:
+def judge(gate: GateDefinition, report: dict[str, Any], chaos: str | None, promises: Sequence[str] = PROMISES) -> None:
     """Raise SdsError where a promise was broken, the model decided nothing, or the chaos did not happen."""
-    broken = [name for name in PROMISES if report[name]]
-    if broken:
+    happened = gate.demo.chaos[chaos] if chaos else None
+    if broken := [name for name in (*promises, *(happened.promises if happened else ())) if report.get(name)]:
         shown = [*report["double_payout_faults"][:1], *report["record_faults"][:1]]
         raise SdsError(f"a promise was broken: {', '.join(broken + shown)}", reason_code="PROMISE_BROKEN")
-    if not report["decided_by_model"]:
-        none = f"none of {counted(report['decisions'], gate.demo.case)} was decided by {report['model']}"
+    if report["decisions"] and not report["decided_by_model"]:
+        codes = ", ".join(sorted(report.get("model_failed", ()))) or "all of them are waiting"
+        why = f": {codes}" if "model_failed" in report else ""
+        none = f"none of {counted(report['decisions'], gate.demo.case)} was decided by {report['model']}{why}"
         raise ModelError(none, hint="run sds doctor with the same options, then `sds models check PATH`")
-    if chaos and (missing := gate.demo.chaos[chaos].missing(report)):
+    if happened and (missing := happened.missing(report)):
         raise UsageError(f"no {missing}, so this run proves nothing", hint="raise --limit")

@@ -26,6 +26,7 @@ from sds.kernel.contract.types import ContradictionError
 _UNCERTAIN = frozenset({401, 403, 407, 408, 409, 425, 429})
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")
 _FIELD = re.compile(r"[A-Za-z0-9_$@-]{1,64}(\.[A-Za-z0-9_$@-]{1,64}){0,7}")
+OUTCOMES = ("settled", "rejected", "pending", "absent")
 WHOLE = "."  # names an answer that is itself a list
 _OURS = frozenset({"content-length", "content-type", "transfer-encoding", "host", "connection", "accept-encoding"})
 
@@ -118,7 +119,7 @@ class GatewayQuestion(FormPart):
     @property
     def compared(self) -> tuple[str, ...]:
         """The texts with which an answer is compared."""
-        rules = (getattr(self, outcome, ()) for outcome in ("settled", "rejected", "pending", "absent"))
+        rules = (getattr(self, outcome, ()) for outcome in OUTCOMES)
         return tuple(text for each in rules for rule in each for text in texts_in(rule.where))
 
     @model_validator(mode="after")
@@ -132,8 +133,7 @@ class GatewayQuestion(FormPart):
     def refuse_unknown(self, known: frozenset[str], *, params: bool) -> None:
         """Raise ContradictionError for a placeholder that no fact of this question fills."""
         parts: list[tuple[str, object]] = [("path", self.path), ("headers", self.headers), ("fields", self.fields)]
-        outcomes = ("settled", "rejected", "pending", "absent")
-        parts += [(outcome, [rule.where for rule in getattr(self, outcome, ())]) for outcome in outcomes]
+        parts += [(outcome, [rule.where for rule in getattr(self, outcome, ())]) for outcome in OUTCOMES]
         for name, part in parts:
             for text in texts_in(part):
                 if place := unknown_place(text, known, params=params):
@@ -145,17 +145,21 @@ class GatewayQuestion(FormPart):
                     )
                     raise ContradictionError((name,), message)
 
+    def refuse_unsent(self, what: str, done: str) -> None:
+        """Raise ContradictionError where the key is not sent, or no answer means that it was `done`."""
+        if self.key_header is None and not any("{key}" in text for text in self.texts):
+            raise ContradictionError((), f"must send {what}'s key: give `key_header`, or `{{key}}` in a field")
+        if not self.settled and not self.pending:
+            raise ContradictionError(
+                (), f"needs `settled` or `pending`: the answers that mean that {done}, or accepted"
+            )
+
 
 class OrderForm(GatewayQuestion):
     @model_validator(mode="after")
     def _facts(self) -> OrderForm:
         self.refuse_unknown(ORDER_FACTS, params=True)
-        if self.key_header is None and not any("{key}" in text for text in self.texts):
-            raise ContradictionError((), "must send the order's key: give `key_header`, or `{key}` in a field")
-        if not self.settled and not self.pending:
-            raise ContradictionError(
-                (), "needs `settled` or `pending`: the answers that mean that the order was carried out, or accepted"
-            )
+        self.refuse_unsent("the order", "the order was carried out")
         return self
 
 
@@ -199,10 +203,5 @@ class ReverseForm(GatewayQuestion):
     @model_validator(mode="after")
     def _facts(self) -> ReverseForm:
         self.refuse_unknown(REVERSAL_FACTS, params=True)
-        if self.key_header is None and not any("{key}" in text for text in self.texts):
-            raise ContradictionError((), "must send the reversal's key: give `key_header`, or `{key}` in a field")
-        if not self.settled and not self.pending:
-            raise ContradictionError(
-                (), "needs `settled` or `pending`: the answers that mean that it is undone, or accepted"
-            )
+        self.refuse_unsent("the reversal", "it is undone")
         return self

@@ -21,7 +21,7 @@ from contextlib import suppress
 from functools import partial
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Any, Self
 
 from sds.kernel.errors import ExecutorError, StateError
@@ -309,16 +309,6 @@ def _receipt(path: str, code: int, data: Mapping[str, Any], key: str) -> Receipt
     return Receipt("unknown", detail="the rail is still at work" if status == "pending" else "an unreadable answer")
 
 
-class _ReceivedSocket:
-    """A socket for `HTTPResponse` whose bytes have all arrived."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def makefile(self, _mode: str) -> io.BytesIO:
-        return io.BytesIO(self._data)
-
-
 def _exchange(
     port: int, method: str, path: str, body: Mapping[str, object] | None, deadline_s: float
 ) -> tuple[int, dict[str, Any]]:
@@ -341,7 +331,8 @@ def _exchange(
             received += part
             if len(received) > REPLY_BYTES_MAX:
                 raise ValueError("the answer is too large")
-    response = HTTPResponse(_ReceivedSocket(bytes(received)), method=method)  # type: ignore[arg-type]
+    arrived: Any = SimpleNamespace(makefile=lambda _mode: io.BytesIO(received))  # all that is asked of a socket here
+    response = HTTPResponse(arrived, method=method)
     response.begin()
     data = json.loads(response.read().decode())
     if not isinstance(data, dict):

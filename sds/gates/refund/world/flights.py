@@ -30,7 +30,6 @@ from sds.kernel.errors import StateError
 
 CONDITIONS = ("clear", "rain", "snow", "fog", "wind", "storm", "unknown")
 DELAY_MIN_KEPT = 30
-EVERY_FLIGHT = -10_000
 
 STORM_RAIN_INCH = 0.25
 SNOW_TEMP_F = 34.0
@@ -64,7 +63,7 @@ class Flight:
 def load_flights(delay_min_kept: int = DELAY_MIN_KEPT, folder: Path | None = None) -> tuple[Flight, ...]:
     """Return the flights that were cancelled, have no arrival delay, or were `delay_min_kept` minutes late at either end.
 
-    They are in the order of the file. `EVERY_FLIGHT` keeps all 336,776. Raises StateError when the data cannot be read.
+    They are in the order of the file. Raises StateError when the data cannot be read.
     """
     folder = folder or data_folder()
     try:
