@@ -297,8 +297,13 @@ class ContractFields(Section):
         return frozenset(name for name, kind in self.kinds.items() if kind.executes)
 
     @cached_property
+    def written(self) -> Mapping[str, Any]:
+        """The contract as JSON data, in the form of `form.Section`."""
+        return self.model_dump(mode="json")
+
+    @cached_property
     def hash(self) -> str:
-        return digest(self.model_dump(mode="json"))
+        return digest(self.written)
 
     @cached_property
     def mission_hash(self) -> str:

@@ -36,7 +36,7 @@ def refusal(contract: Contract, known: list[Known]) -> Refusal | None:
     """Return why this contract cannot be registered; None: it can."""
     why = _schema(contract) or next((why for each in known if (why := _against(contract, each))), None)
     registered = any(each.contract_hash == contract.hash for each in known)
-    return why if why or registered else _controls(contract.model_dump(mode="json"), ())
+    return why if why or registered else _controls(contract.written, ())
 
 
 def _controls(part: Any, place: tuple[str, ...]) -> Refusal | None:

@@ -49,7 +49,7 @@ def refusal(store: Reader, contract: Contract, now_ms: int) -> Refusal | None:
 
 def _at_odds(store: Reader, contract: Contract) -> Refusal | None:
     """Return why this contract and another gate's cannot both count what they share and one of them draws."""
-    ours = contract.model_dump(mode="json")
+    ours = contract.written
     for gate, body in store.rows(_OTHERS, (contract.agent_id,)):
         theirs = json.loads(body)
         here, there = _units(ours), _units(theirs)
@@ -71,7 +71,7 @@ def recounted(before: Mapping[str, Any], contract: Contract) -> bool:
 
 
 def _differing(counted: Mapping[str, int | None], contract: Contract) -> list[str]:
-    ours = _units(contract.model_dump(mode="json"))
+    ours = _units(contract.written)
     return [counter for counter, decimals in counted.items() if ours.get(counter, decimals) != decimals]
 
 

@@ -30,7 +30,7 @@ def refusal(
     """Return why a contract cannot follow the one that is in force; None: it can. `earlier`: all of its gate, as JSON. What the
     one in force draws from in another's place already is no matter: nothing was drawn when it was put in force.
     """
-    after = contract.model_dump(mode="json")
+    after = contract.written
     held = _HELD if contract.draws_settle_in == "source" else _DRAWN
     lost = {each for before in earlier for each in _lost(before, after) - _lost(before, in_force)}
     for was, now in sorted(lost, key=str):
@@ -47,7 +47,7 @@ def refusal(
 
 def forgets(before: Mapping[str, Any], contract: Contract) -> bool:
     """Tell whether a contract would forget what an order under an earlier one (`before`, as JSON) draws from now on."""
-    return bool(_lost(before, contract.model_dump(mode="json")))
+    return bool(_lost(before, contract.written))
 
 
 def _lost(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[Lost]:
