@@ -1,4 +1,4 @@
-"""The form of a gateway file: what is sent where, and what each answer means. library.md of the documentation describes every field.
+"""The form of a gateway file: what is sent where, and what each answer means. docs/library.md describes every field.
 
 Nothing here uses the network: a file is checked before the first order. Secrets are named, never given.
 """
