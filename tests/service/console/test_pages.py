@@ -367,7 +367,9 @@ def test_an_event_and_a_flow_are_found_by_their_ids(office: Office, ada: Visitor
     dfid = office.hand_over("C-1", compensate)
     for asked in ("C-1", dfid):
         assert f"/console/decisions/claims/{dfid}" == ada.get("/console/find", params={"q": asked}).headers["location"]
-    assert "No event and no decision that you may read" in text(ada.get("/console/find?q=C-2").text)
+    page = ada.get("/console/find?q=C-2").text
+    assert "No event and no decision that you may read" in text(page)
+    assert "<title>Nothing found" in page
     with Visitor(office) as bob:
         bob.log_in(office.key("bob", "read", gates=("holds",)))
         assert "No event and no decision that you may read" in text(bob.get("/console/find?q=C-1").text)

@@ -48,6 +48,7 @@ def test_every_mistake_is_said_first_and_leads_to_its_field_which_says_it_too(
         expect(page.locator(":focus")).to_have_id(wrong)
         expect(page.locator(":focus")).to_have_accessible_description(re.compile(re.escape(said)))
         assert [wrong] == page.locator("[aria-invalid]").evaluate_all("found => found.map(each => each.id)")
+        assert "none" != page.locator(":focus").evaluate("field => getComputedStyle(field).boxShadow")
         for name, text in typed.items():
             assert text == page.locator(f"#{form}-{name}").input_value()
 
