@@ -214,6 +214,21 @@ def test_a_healthy_service_has_no_alarm_in_eight_days_and_one_that_became_slow_h
     )
 
 
+def test_the_time_of_the_few_decisions_of_a_holiday_is_no_measure(bed: Bed, tmp_path: Path) -> None:
+    text, few = watched(bed), f"0+0.05x{WEEK - 1} {WEEK // 20}"
+    days: list[Values] = [("sds_decision_seconds_count", {}, f"{few}+10x240")]
+    for name, labels in samples(text):
+        if name == "sds_decision_seconds_bucket":
+            le = float(dict(labels)["le"])
+            days.append(
+                (name, dict(labels), f"{few}+10x240" if le >= 1 else f"{few}x240" if le >= 0.05 else f"0x{WEEK}")
+            )
+    at = [firing(minute) for minute in range(WEEK, WEEK + 240, 5)]
+    promtool(
+        tmp_path, [{"input_series": overlaid(healthy(text, WEEK + 240), days), "promql_expr_test": at}], every="5m"
+    )
+
+
 def test_a_service_that_ends_again_and_again_has_an_alarm_and_one_that_is_restarted_has_none(
     bed: Bed, tmp_path: Path
 ) -> None:
