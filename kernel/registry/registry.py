@@ -130,7 +130,9 @@ def _write_refusal(
     store: Store, entry: Mapping[str, str], refused: compatibility.Refusal, *, new: bool, now_ms: int
 ) -> None:
     """Write a failed handshake once: a process that starts over and over must not fill the ledger."""
-    body = {**entry, "refused": _text(refused.message)} | ({"was": "INITIALIZING", "status": "RETIRED"} if new else {})
+    body = {**entry, "refused": one_line(refused.message, REASON_CHARS_MAX)} | (
+        {"was": "INITIALIZING", "status": "RETIRED"} if new else {}
+    )
     text = canonical(body).decode()
     if store.row("SELECT 1 FROM ledger WHERE dfid = '' AND kind = 'REFUSED' AND body = ?", (text,)) is None:
         ledger.append(store, now_ms, "REFUSED", "", body)
@@ -228,10 +230,6 @@ def _revoke(store: Store, contract_hash: str, *, by: str, who: str, reason: str,
     store.insert("contract_revocations", contract_hash=contract_hash, **row, revoked_at_ms=now_ms)
     ledger.append(store, now_ms, "REVOKED", "", {"hash": contract_hash, "agent_id": agent_id, "by": by, **row})
     return True
-
-
-def _text(given: str) -> str:
-    return one_line(given, REASON_CHARS_MAX)
 
 
 def reason_given(given: str) -> str:

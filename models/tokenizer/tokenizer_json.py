@@ -77,7 +77,8 @@ class JsonTokenizer:
         vocab = self._tokenizer.get_vocab(with_added_tokens=True)
         if max(vocab.values(), default=0) >= self.size:
             raise BackendError(f"the tokenizer has tokens beyond the model's {self.size}")
-        plain = _byte_level if "ByteLevel" in _kinds(whole.get("decoder")) else _byte_fallback
+        kinds = {part.get("type") for part in _parts(whole.get("decoder"), "decoders")}
+        plain = _byte_level if "ByteLevel" in kinds else _byte_fallback
         spelled = [b""] * self.size
         for text, token in vocab.items():
             spelled[token] = text.encode() if token in self._added else plain(text)
@@ -138,10 +139,6 @@ def _parts(of: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
     if of is None:
         return []
     return list(of.get(name, [])) if of.get("type") == "Sequence" else [of]
-
-
-def _kinds(decoder: dict[str, Any] | None) -> set[str]:
-    return {str(part.get("type")) for part in _parts(decoder, "decoders")}
 
 
 def _byte_level(text: str) -> bytes:

@@ -21,7 +21,11 @@ def flat(command: Callable[..., None]) -> Callable[..., None]:
     parameters = [
         option
         for each in signature(command).parameters.values()
-        for option in (_options(shared[each.name]) if each.name in shared else [_option(each, hints[each.name])])
+        for option in (
+            _options(shared[each.name])
+            if each.name in shared
+            else [each.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[each.name])]
+        )
     ]
     run.__name__, run.__doc__ = command.__name__, command.__doc__
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
@@ -35,7 +39,3 @@ def _options(kind: Any) -> list[Parameter]:
         Parameter(each.name, Parameter.KEYWORD_ONLY, default=each.default, annotation=hints[each.name])
         for each in fields(kind)
     ]
-
-
-def _option(parameter: Parameter, hint: Any) -> Parameter:
-    return parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=hint)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sds.host import paths
+from sds.host.backup import refuse_damaged
 from sds.kernel.audit import verify
 from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.registry import registry
@@ -36,7 +37,7 @@ def move(folder: Path, source: Store, url: str | None, *, who: str, reason: str,
         raise UsageError(
             f"`{paths.decisions_path(folder)}` already exists", hint="move that file away, if it is not in use"
         )
-    _refuse_unsound(folder, source)
+    refuse_damaged(verify.verify(source, None, paths.public_keys_of(folder)), "sds ledger verify --gate GATE")
     with closing(paths.open_record_at(folder, url)) as target:
         if target.name == source.name:
             raise UsageError("the record is already in that store", hint="name another store with --to")
@@ -62,11 +63,6 @@ def _refuse_deciding(source: Store) -> None:
     if not source.halted:
         message = "the gate is not halted: what it pays during the move would be in one record only"
         raise UsageError(message, hint='sds halt --gate GATE --reason "..."')
-
-
-def _refuse_unsound(folder: Path, source: Store) -> None:
-    if found := verify.verify(source, None, paths.public_keys_of(folder)).faults:
-        raise StoreError(f"the record is damaged: {found[0]}", hint="sds ledger verify --gate GATE")
 
 
 def _refuse_differing(source: Store, target: Store) -> None:

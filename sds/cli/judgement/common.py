@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from sds.cli.render import Console
 from sds.definitions.definition import GateDefinition, LabelledCase
 from sds.host.paths import gate_home, make_private
+from sds.judgement.evaluation.page import number
 from sds.judgement.labels import read_labels
 from sds.kernel.contract.schema import Contract
 from sds.kernel.errors import UsageError
@@ -68,15 +69,9 @@ def progress_bar() -> Iterator[Report]:
 
 def table_lines(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
     """Return the lines of a table, its first column aligned left and the others right."""
-    cells = [[_cell(each) for each in row] for row in [head, *rows]]
+    cells = [[number(each) for each in row] for row in [head, *rows]]
     widths = [max(len(row[place]) for row in cells) for place in range(len(head))]
     return [
         "  ".join(cell.ljust(width) if not place else cell.rjust(width) for place, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip()
         for row in cells
     ]  # fmt: skip
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.3f}" if isinstance(value, float) else str(value)

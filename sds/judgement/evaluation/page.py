@@ -40,11 +40,12 @@ def page(document: Mapping[str, Any]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["number"] = _number
+    environment.filters["number"] = number
     return environment.get_template("page.html.j2").render(document=document, pictures=_pictures(document)) + "\n"
 
 
-def _number(value: object) -> str:
+def number(value: object) -> str:
+    """Return a value as a table shows it."""
     if value is None:
         return "-"
     return f"{value:.3f}" if isinstance(value, float) else str(value)
