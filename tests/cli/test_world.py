@@ -12,7 +12,7 @@ import pytest
 
 from sds.cli import common
 from sds.cli.decisions import run as runs
-from sds.gates.refund.gate import gate
+from sds.gates.refund.gate import ensure_world, gate
 from sds.host.paths import decisions_path, key_path
 from sds.kernel.errors import ModelError, SdsError, UsageError
 from sds.kernel.registry import registry
@@ -134,6 +134,8 @@ def test_a_run_that_proves_nothing_or_breaks_a_promise_fails(
 
 
 def shell_in(home: Path, path: str = "") -> Callable[..., str]:
+    ensure_world(home / "refund", claims=1)  # here the flights were read already
+
     def doctor() -> str:
         environment = os.environ.get("PYTHONPATH", "")
         with pytest.MonkeyPatch.context() as patched:
