@@ -49,7 +49,7 @@ _ANSWERED = ("settled", "rejected", "absent", "pending")  # these prove that the
 _AT_ODDS = {
     ("absent", "settled"): (
         "the executor is certain that nothing was done",
-        "sds recover; if it stays UNKNOWN, resolve it as rejected",
+        "sds recover; if it stays UNKNOWN, --rejected",
     ),
     ("pending", "rejected"): ("the executor has accepted the order, and may still carry it out", "sds recover"),
 }

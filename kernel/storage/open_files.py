@@ -26,6 +26,7 @@ class OpenFile:
         _open[id(self)] = self
 
     def is_at(self, path: Path) -> bool:
+        """Tell whether who opens the path gets this file: not after it was moved away, deleted or replaced."""
         try:
             return _file(path) == self.file
         except OSError:
