@@ -1,6 +1,7 @@
 """The console: web pages under /console for reviewers and operators (waiting cases, single decisions, live figures, halt).
 
-The server renders the pages. Without scripts a browser loses only the live page's refresh and the list's keys.
+The server renders the pages. Without scripts a browser loses the live page's refresh, the list's keys and the guards against
+sending a form twice, which the kernel has, too.
 """
 
 from __future__ import annotations

@@ -134,8 +134,8 @@ def live_page(request: Request, me: Me) -> Response:
 
 @router.get("/live/now")
 def now(request: Request) -> Response:
-    """Show the part of the live page that is refreshed, which the page asks for by itself: nobody uses the session."""
-    return render(request, "now.html", **_now(request, _session(request, used=False)))
+    """Show the parts of the live page that are refreshed, which the page asks for by itself: nobody uses the session."""
+    return render(request, "renewed.html", **_now(request, _session(request, used=False)))
 
 
 def show_live(request: Request, me: ConsoleSession, status: int = 200, **values: Any) -> Response:

@@ -45,6 +45,9 @@
       if (!answer.ok) throw new Error(answer.statusText);
       const text = await answer.text();
       const fresh = new DOMParser().parseFromString(text, "text/html").body;
+      const halted = fresh.querySelector("#halted"), shown = document.getElementById("halted");
+      halted.remove();
+      if (shown.textContent !== halted.textContent) shown.replaceChildren(...halted.childNodes); // it is said aloud
       if (!now.contains(document.activeElement)) now.replaceChildren(...fresh.childNodes);
       stale.hidden = true;
     } catch {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from sds.kernel.registry import registry
 from tests.kernel.durable import deny, refund
 from tests.service.console.browser.chromium import LogIn, Route, expect, focused
 from tests.service.console.office import ATTACK, Office
@@ -153,6 +154,21 @@ def test_the_live_page_renews_itself_and_not_while_it_is_paused(
     page.get_by_role("button", name="Pause").click()
     page.clock.run_for(3_500)
     page.get_by_role("link", name="L-2").wait_for()
+
+
+def test_a_live_page_says_once_that_a_gate_was_halted_and_no_longer_than_it_is(office: Office, log_in: LogIn) -> None:
+    page, who = log_in("ban"), {"by": "ops", "reason": "wrong fares", "now_ms": office.clock()}
+    page.clock.install()
+    page.goto("/console/live")
+    said = page.get_by_role("status").filter(has_text="Halted: holds")
+    for halted in (True, False):
+        registry.set_halted(office.holds.store, halted, **who)
+        page.clock.run_for(3_000)
+        expect(said).to_have_count(int(halted))
+        page.evaluate("document.querySelectorAll('#halted > *, #now > *').forEach(each => { each.dataset.old = 1; })")
+        page.clock.run_for(3_000)
+        expect(page.locator("#now > [data-old]")).to_have_count(0)
+        assert halted == page.locator("#halted > [data-old]").count()
 
 
 def test_a_live_page_that_gets_no_answer_says_that_its_figures_are_old(log_in: LogIn) -> None:
