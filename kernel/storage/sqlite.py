@@ -180,24 +180,19 @@ class SqliteStore(SqliteReader, Store):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             _make_private(path)
             super().__init__(connect(path))
-            self._file = OpenFile(path)
+            self.file = OpenFile(path)
         except (*_REFUSED, OSError) as error:
             raise self._unusable(error) from error
         try:
             self._prepare()
         except (*_REFUSED, StoreError) as error:
             super().close()
-            self._file.close()
+            self.file.close()
             raise self._unusable(error) from error
 
     @property
     def name(self) -> str:
         return str(self.path)
-
-    @property
-    def moved(self) -> bool:
-        """Whether the file was moved away, deleted or replaced: nobody who opens the path finds what is written now."""
-        return not self._file.is_at(self.path)
 
     def close(self) -> None:
         if self.witness is not None:
@@ -205,7 +200,7 @@ class SqliteStore(SqliteReader, Store):
         self._closed = True
         self._close_idle()
         super().close()
-        self._file.close()
+        self.file.close()
 
     def _close_idle(self) -> None:
         with suppress(IndexError):
