@@ -111,7 +111,7 @@ class Health:
             store.run(_PROBE)
         if not isinstance(store, SqliteStore):
             return OK
-        if not store.file.is_at(store.path):
+        if not store.file.is_at(store.path):  # it was moved away, deleted or replaced: nobody finds what is written now
             return StoreError.reason_code
         return "DISK_FULL" if disk_usage(store.path.parent).free < ROOM_BYTES_MIN else OK
 

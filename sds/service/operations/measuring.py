@@ -54,6 +54,7 @@ class Standing:
         metrics.in_hand.set(service.admission.in_hand)
         metrics.streams.set(self._streams.total())
         metrics.processes.set(1)
+        metrics.sampled_s.set(service.now_ms() / 1_000)
         for check, found in self._health.checks().items():
             for gate, result in [("", found)] if isinstance(found, str) else found.items():
                 metrics.check_ok.labels(check, gate).set(result == OK)

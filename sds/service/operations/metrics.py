@@ -91,6 +91,12 @@ class Metrics:
         )
         self.streams = self._gauge("sds_streams", "Open streams of changes", ())
         self.processes = self._gauge("sds_processes", "Processes that serve", ())
+        self.sampled_s = self._gauge(
+            "sds_sampled_timestamp_seconds",
+            "When the process last set its gauges, which it does every second",
+            (),
+            "livemin",
+        )
         self.check_ok = self._gauge("sds_check_ok", "1: the check of /readyz is ok", ("check", "gate"), "livemin")
 
     def _of_work(self) -> None:

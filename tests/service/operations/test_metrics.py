@@ -200,6 +200,15 @@ def test_a_check_is_ok_where_it_is_so_in_every_process_that_lives() -> None:
         assert 1 == check_of_two("1")
 
 
+def test_a_process_that_hangs_shows_by_when_it_last_set_its_gauges() -> None:
+    with shared_values():
+        hangs = of_one_process("metrics.sampled_s.set(100); import os; print(os.getpid())")
+        set_now = "metrics.sampled_s.set(200); print(metrics.render().decode())"
+        assert 100 == value(of_one_process(set_now), "sds_sampled_timestamp_seconds")
+        forget_process(int(hangs))
+        assert 200 == value(of_one_process(set_now), "sds_sampled_timestamp_seconds")
+
+
 def test_the_shared_files_have_their_room_on_the_disk_from_the_start_and_keep_what_they_use_at_the_end() -> None:
     with shared_values():
         folder = Path(os.environ["PROMETHEUS_MULTIPROC_DIR"])
