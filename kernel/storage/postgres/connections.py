@@ -247,7 +247,7 @@ class Pool:
         """Replace connections that an interrupt has lost. An interrupt in the middle of it leaves it to the next call."""
         with self._lock:
             while self._lost:
-                if self._lost[0].lent:
+                if self._lost[0].checked_out:
                     self.give_back(self._lost[0])
                 self._lost.popleft()
 

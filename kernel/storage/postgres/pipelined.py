@@ -45,16 +45,16 @@ class Connection(psycopg.Connection[Any]):
         self._numbers = count()
 
     def __del__(self, *_: Any) -> None:
-        """Keep a connection that an interrupt kept from being given back, for its pool: it would count as lent for good."""
-        if self.lent and self.lost is not None:
+        """Keep a connection that an interrupt kept from being given back, for its pool: it would count as in use for good."""
+        if self.checked_out and self.lost is not None:
             self.close()  # which ends its transaction
             self.lost.append(self)
         else:
             super().__del__()
 
     @property
-    def lent(self) -> bool:
-        """Whether its pool has lent it, and it was not given back."""
+    def checked_out(self) -> bool:
+        """Whether its pool has given it to somebody, and it was not given back."""
         return getattr(self, "_pool", None) is not None
 
     def forget_pool(self) -> None:
