@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -168,7 +170,7 @@ def set_up(db: Connection, schema: str, *, only_reads: bool = False) -> None:
     )
 
 
-def _set_up_for_writing(db: Connection, schema: str) -> None:
+def _set_up_for_writing(db: Connection, schema: str, lost: deque[Connection]) -> None:
     """Set a connection up and note its server. Raises StoreError for a standby: once promoted, it would count as another
     server on the same connection.
     """
@@ -181,7 +183,7 @@ def _set_up_for_writing(db: Connection, schema: str) -> None:
     with suppress(psycopg.DatabaseError):  # some services that speak PostgreSQL's protocol have no log files
         row = db.execute(_TIMELINE).fetchone()
         timeline = str(row[0]) if row else ""
-    db.server = Generation(began=began, timeline=timeline)
+    db.server, db.lost = Generation(began=began, timeline=timeline), lost
 
 
 def connected(url: Url, schema: str, *, only_reads: bool = False) -> Connection:
@@ -215,12 +217,13 @@ class Pool:
     """Connections that are set up, each used by one thread at a time. One that died is replaced."""
 
     def __init__(self, url: Url, schema: str) -> None:
-        self._url = url
+        self._url, self._lock = url, threading.RLock()
+        self._lost = lost = deque[Connection]()
         self._pool: ConnectionPool[Connection] = ConnectionPool(
             url.conninfo,
             connection_class=Connection,
             kwargs={"autocommit": True},
-            configure=lambda db: _set_up_for_writing(db, schema),
+            configure=lambda db: _set_up_for_writing(db, schema, lost),
             min_size=1,
             max_size=CONNECTIONS_MAX,
             num_workers=1,
@@ -231,6 +234,7 @@ class Pool:
         )
 
     def take(self) -> Connection:
+        self._replace_lost()
         try:
             return self._pool.getconn()
         except PoolTimeout as error:
@@ -239,8 +243,18 @@ class Pool:
         except PoolClosed as error:
             raise StoreError("the store cannot be read: it is closed") from error
 
+    def _replace_lost(self) -> None:
+        """Replace connections that an interrupt has lost. An interrupt in the middle of it leaves it to the next call."""
+        with self._lock:
+            while self._lost:
+                if self._lost[0].checked_out:
+                    self.give_back(self._lost[0])
+                self._lost.popleft()
+
     def give_back(self, db: Connection) -> None:
         self._pool.putconn(db)
+        if db.closed:
+            db.forget_pool()
 
     def begun(self, begin: Callable[[Connection], Any], what: str) -> tuple[Connection, Any]:
         """Return a connection, and what `begin` returned on it. When the connection had died before, another one is tried.

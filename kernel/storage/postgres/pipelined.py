@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -37,10 +38,28 @@ class Connection(psycopg.Connection[Any]):
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self.server = Generation()  # which the pool has found it to be
+        self.lost: deque[Connection] | None = None  # its pool's, of connections that nobody holds or has given back
         self.unreplicated = False  # whether a commit did not wait until the standbys had it
         self.add_notice_handler(self._noticed)
         self._statements: dict[tuple[bytes, tuple[int, ...]], bytes] = {}
         self._numbers = count()
+
+    def __del__(self, *_: Any) -> None:
+        """Keep a connection that an interrupt kept from being given back, for its pool: it would count as in use for good."""
+        if self.checked_out and self.lost is not None:
+            self.close()  # which ends its transaction
+            self.lost.append(self)
+        else:
+            super().__del__()
+
+    @property
+    def checked_out(self) -> bool:
+        """Whether its pool has given it to somebody, and it was not given back."""
+        return getattr(self, "_pool", None) is not None
+
+    def forget_pool(self) -> None:
+        """Do this to a connection that was given back closed: its pool has replaced it."""
+        self._pool = None
 
     def _noticed(self, notice: psycopg.errors.Diagnostic) -> None:
         self.unreplicated |= notice.source_function == "SyncRepWaitForLSN"

@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any
+from weakref import ref
 
 import psycopg
 
@@ -139,6 +141,17 @@ def records_in(url: str, prefix: str) -> list[str]:
         db.close()
 
 
+class _Turn:
+    """A turn to write. One that an interrupt keeps from being given back is replaced once nobody holds it."""
+
+    def __init__(self, turns: SimpleQueue[_Turn]) -> None:
+        self._turns = ref(turns)
+
+    def __del__(self) -> None:
+        if (turns := self._turns()) is not None:
+            turns.put(type(self)(turns))
+
+
 class PostgresStore(_CatalogueReader, Store):
     """The record `schema` of a database. `url`: libpq's, `postgresql://...`; its password is never shown."""
 
@@ -153,7 +166,9 @@ class PostgresStore(_CatalogueReader, Store):
         self._number = f"to_regnamespace('{schema}')::oid"  # another once the schema was made anew
         self._lock = f"SELECT pg_advisory_xact_lock({self._lock_number}), {self._number}"
         self._own = threading.local()
-        self._writers = threading.Semaphore(WRITERS_MAX)
+        self._turns = SimpleQueue[_Turn]()
+        for _ in range(WRITERS_MAX):
+            self._turns.put(_Turn(self._turns))
         self._prepare()
         self._pool = Pool(self._url, schema)
 
@@ -231,20 +246,23 @@ class PostgresStore(_CatalogueReader, Store):
         return found
 
     def _transaction_of_thread(self) -> Transaction | None:
-        return getattr(self._own, "transaction", None)
+        own: Callable[[], Transaction | None] | None = getattr(self._own, "transaction", None)
+        return own() if own is not None else None
 
     @contextmanager
     def transaction(self, first: str = "", values: Row = (), *, durable: bool = True) -> Iterator[list[Row]]:
         if self._transaction_of_thread() is not None:
             raise StoreError(f"{NO_WRITE}: cannot start a transaction within a transaction")
-        if not self._writers.acquire(timeout=TURN_S):
-            raise StoreError(f"{NO_WRITE}: too many threads wait to write")
+        try:
+            turn = self._turns.get(timeout=TURN_S)
+        except Empty:
+            raise StoreError(f"{NO_WRITE}: too many threads wait to write") from None
         try:
             begin = partial(self._begin, first=first, values=values, durable=durable)
             db, (generation, found) = self._pool.begun(begin, NO_WRITE)
             own = Transaction(db, generation)
             try:
-                self._own.transaction = own
+                self._own.transaction = ref(own)  # one that an interrupt keeps from being ended ends with its block
                 yield found
                 own.commit()
             except BaseException:
@@ -254,7 +272,7 @@ class PostgresStore(_CatalogueReader, Store):
                 self._own.transaction = None
                 self._pool.give_back(db)
         finally:
-            self._writers.release()
+            self._turns.put(turn)
 
     def _begin(self, db: Connection, first: str, values: Row, *, durable: bool) -> tuple[Generation, list[Row]]:
         """Begin a transaction, take the record's lock, and read `first`, in one round trip."""

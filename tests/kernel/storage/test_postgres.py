@@ -221,8 +221,9 @@ def test_a_commit_whose_end_is_unknown_is_an_error_and_the_record_tells(store: P
         with store.transaction():
             put(store, drawn=9)
             assert [9] == drawn(store)  # nothing waits any more: the commit goes alone
-            own = store._own.transaction
-            own._db = LosesReply(own._db)
+            own = store._transaction_of_thread()
+            assert own is not None
+            own._db = LosesReply(own._db)  # type: ignore[assignment]
 
     with pytest.raises(StoreError, match="lost during the commit: the record shows whether it was made"):
         lost()
