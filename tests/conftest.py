@@ -15,6 +15,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from sds.definitions import registry
+from sds.gates.fraud import gate as fraud
+from sds.gates.fraud.rows import Row, rows
 from sds.gates.refund import gate, labels
 from sds.gates.refund.world.flights import load_flights
 from sds.kernel.contract import expressions, schema
@@ -108,6 +110,20 @@ def flights_read_once() -> Iterator[None]:
         patched.setattr(gate, "load_flights", read)
         patched.setattr(labels, "load_flights", read)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def worlds_made_soon() -> Iterator[None]:
+    """Give a gate's demo a tenth of its claims, the first ones, and generate payments once a process: both take seconds."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(gate.ensure_world.__kwdefaults__, "claims", gate.CLAIMS // 10)
+        patched.setattr(fraud, "rows", made_rows)
+        yield
+
+
+@lru_cache(1)
+def made_rows(part: str, *, seed: int) -> list[Row]:
+    return list(rows(part, seed=seed))
 
 
 @pytest.fixture(scope="session", autouse=True)

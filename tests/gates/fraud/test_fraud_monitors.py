@@ -44,6 +44,12 @@ def fitted() -> Iterator[Judgement]:
         yield found
 
 
+@pytest.fixture(scope="module")
+def judge(fitted: Judgement) -> Judge:
+    """One for all tests: it reads a text once."""
+    return Judge(CONTRACT, Readings(CONTRACT, fitted.readers))
+
+
 @pytest.fixture
 def fraud(folder: Path) -> Iterator[Gate]:
     with opened(folder, Greedy("ALLOW")) as found:
@@ -79,13 +85,14 @@ def crossed(fraud: Gate, decisions: Iterable[MonitoredDecision]) -> list[str]:
     return [crossing.text for each in found for crossing in (*each.stops, *each.warnings)]
 
 
-def judged(rows: Iterable[Row], fitted: Judgement) -> list[MonitoredDecision]:
-    judge = Judge(CONTRACT, Readings(CONTRACT, fitted.readers))
+def judged(rows: Iterable[Row], judge: Judge, fitted: Judgement) -> list[MonitoredDecision]:
     return [as_monitored(judge.judge(labelled_case(row)), fitted) for row in rows]
 
 
-def test_payments_as_they_come_cross_nothing(fraud: Gate, fitted: Judgement, test_rows: list[Row]) -> None:
-    assert [] == crossed(fraud, judged(test_rows[: scale(1_500, 4_000)], fitted))
+def test_payments_as_they_come_cross_nothing(
+    fraud: Gate, judge: Judge, fitted: Judgement, test_rows: list[Row]
+) -> None:
+    assert [] == crossed(fraud, judged(test_rows[: scale(1_500, 4_000)], judge, fitted))
 
 
 def test_what_the_monitor_of_notes_expects_is_what_the_fit_found(fitted: Judgement) -> None:
@@ -96,9 +103,10 @@ def test_what_the_monitor_of_notes_expects_is_what_the_fit_found(fitted: Judgeme
     assert shift < float(monitor.warn or 0) / 2
 
 
-def test_the_queue_of_the_demo_stops_nothing(fraud: Gate, fitted: Judgement) -> None:
+def test_the_queue_of_the_demo_stops_nothing(fraud: Gate, judge: Judge, fitted: Judgement) -> None:
     """Its frauds are eight times as frequent: whoever labelled all of it would be warned, and only of that."""
-    assert {"labels"} >= {text.split()[1].rstrip(":") for text in crossed(fraud, judged(queued_rows(SEED), fitted))}
+    found = crossed(fraud, judged(queued_rows(SEED), judge, fitted))
+    assert {"labels"} >= {text.split()[1].rstrip(":") for text in found}
 
 
 @pytest.mark.parametrize(
