@@ -8,7 +8,8 @@
                       check), commit, dispatch, answer (reading it from the record, and all that is in no other stage)
     language_model    with `--with-model`: 20 more cases, each by the policy and by the embedded language model, in turn
 
-The gate's own queue, fitted readers and executor, the record on this disk. A text of so many tokens is made of the queue's
+The gate's own queue, fitted readers and executor, the record on this disk; orders of a gate of your own are settled by a
+stand-in. A text of so many tokens is made of the queue's
 words, padded with full stops. A case whose envelope leaves nothing to decide is not read and does not count, nor do the
 first 16 (`WARM_UP`) of each measurement; of the language model's cases the first 64 (`EARLIER`) do not count.
 
@@ -31,9 +32,9 @@ from typing import Any
 from unittest.mock import patch
 
 from sds.benchmarks.lib.measuring import Parser, Report, Say, existing, machine, main, summary, versions, whole_number
+from sds.benchmarks.lib.orders import without_orders
 from sds.benchmarks.lib.packets import EARLIER
 from sds.definitions.definition import DEFAULT, GateDefinition, QueuedCase
-from sds.definitions.registry import find
 from sds.engines.factory import open_engine
 from sds.gate import Gate
 from sds.host.clock import now_ms
@@ -227,7 +228,7 @@ def _options(parser: Parser) -> None:
 
 def _run(asked: argparse.Namespace, say: Say) -> Report:
     with tempfile.TemporaryDirectory(dir=asked.folder, prefix=".bench-") as folder:
-        return run(find(asked.gate), Path(folder), asked.n, N_MODEL * asked.with_model, say)
+        return run(without_orders(asked.gate), Path(folder), asked.n, N_MODEL * asked.with_model, say)
 
 
 def _show(report: Report) -> None:

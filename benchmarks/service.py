@@ -10,7 +10,7 @@
 
 Each event is decided twice, in two records over the same world, one right after the other; which comes first alternates.
 The first 16 (`WARM_UP`) of each measurement do not count. One request is sent at a time: `python -m tests.load` measures a
-service under load. The service runs in a process of its own, with readers and executor of its own.
+service under load. The service runs in a process of its own, with readers and executor of its own. Orders of a gate of your own are settled by a stand-in.
 
 Predicted before measuring: HTTP adds 1.0 ms at most, and a duplicate takes 2.0 ms at most. With `http.client`, which was
 used at first, HTTP added more: that client sends head and body in two writes, and the service reads twice.
@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from sds.benchmarks.lib.measuring import Parser, Report, Say, existing, machine, main, summary, versions, whole_number
+from sds.benchmarks.lib.orders import argument_of, without_orders
 from sds.client import DecisionClient
 from sds.definitions.definition import DEFAULT, GateDefinition
 from sds.definitions.registry import find
@@ -141,8 +142,9 @@ def run(definition: GateDefinition, folder: Path, n: int) -> Report:
         )
     paired, others = events[: WARM_UP + n], events[WARM_UP + n : 2 * (WARM_UP + n)]
     with ExitStack() as opened:
-        gate = opened.enter_context(Gate.load(definition, folder=folder / "in_process"))
-        host, port, key, _ = opened.enter_context(served(definition.argument, folder / "served"))
+        gate = opened.enter_context(Gate.load(without_orders(definition), folder=folder / "in_process"))
+        argument = argument_of(definition, folder / "gate")
+        host, port, key, _ = opened.enter_context(served(argument, folder / "served"))
         connection = opened.enter_context(socket.create_connection((host, port), STARTED_S_MAX))
         client = opened.enter_context(DecisionClient(f"http://{host}:{port}", key))
 

@@ -132,7 +132,7 @@ class Wholeness:
         orders = f"{unknown} order{'' if unknown == 1 else 's'}"
         why = (
             f"the outside has {orders} that this record does not know: the record was restored from a backup, or"
-            f" another program orders there (sds reconcile {self._gate} --adopt)"
+            " another program orders there (sds reconcile --adopt)"
         )
         return Doubt(RECORD_BEHIND, why)
 

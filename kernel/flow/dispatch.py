@@ -47,11 +47,8 @@ _DOUBTED = {FORGOTTEN: "executor.key_forgotten", ACCEPTED_BEFORE: "executor.acce
 _ANSWERED = ("settled", "rejected", "absent", "pending")  # these prove that the executor answers
 # What a human may not state (second) of an order of which the executor says otherwise (first).
 _AT_ODDS = {
-    ("absent", "settled"): (
-        "the executor is certain that nothing was done",
-        "sds recover; if it stays UNKNOWN, --rejected",
-    ),
-    ("pending", "rejected"): ("the executor has accepted the order, and may still carry it out", "sds recover"),
+    ("absent", "settled"): "the executor is certain that nothing was done",
+    ("pending", "rejected"): "the executor has accepted the order, and may still carry it out",
 }
 
 
@@ -272,8 +269,9 @@ class Dispatcher:
             known = self._void(intent)
         if known.status == "pending":  # remembered, though the human is refused
             self.settle(intent, known)
-        if (at_odds := _AT_ODDS.get((known.status, stated.status))) is not None:
-            raise UsageError(at_odds[0], hint=at_odds[1], dfid=intent.dfid)
+        if (why := _AT_ODDS.get((known.status, stated.status))) is not None:
+            ended = "; if it stays UNKNOWN, resolve it as rejected" if known.status == "absent" else ""
+            raise UsageError(why, hint=f"sds recover{ended}", dfid=intent.dfid)
         if known.status in ("settled", "rejected"):
             return self.settle(intent, known)
         return self.settle(intent, cleaned(stated), by=by)

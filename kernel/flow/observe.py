@@ -109,6 +109,9 @@ class Observer:
             read = self._source.read(key)
             if read is None:
                 return None, ["there is no state under this key"]
+            found: object = read
+            if not isinstance(found, StateRead) or not isinstance(found.version, str):
+                return None, ["state cannot be read: the source returned no StateRead whose version is text"]
             version = str.encode(read.version).decode()
             if "\0" in version:  # PostgreSQL keeps no such text
                 return None, ["state cannot be read: its version has the character U+0000"]

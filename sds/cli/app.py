@@ -296,6 +296,8 @@ def _is_of_full_disk(error: BaseException | None) -> bool:
 def _mend(error: SdsError, named: str) -> str:
     """Return the hint for an error that has none of its own; "" where there is none. `named`: the command that was typed."""
     if isinstance(error, WorldError):
+        if isinstance(error.__cause__, OSError) and (mend := MACHINE_MENDS.get(error.__cause__.errno or 0)):
+            return mend
         return next(mend for kind, mend in WORLD_MENDS.items() if isinstance(error, kind))
     if isinstance(error.__cause__, OSError):
         return _PATH_MENDS.get(error.__cause__.errno or 0, "check the path")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -18,7 +19,7 @@ from sds.cli import app as cli
 from sds.cli.common import read_event_text
 from sds.cli.records import record
 from sds.host.paths import open_record
-from sds.kernel.errors import EventError, SdsError, WorldError
+from sds.kernel.errors import EventError, SdsError, StoreError, WorldError
 from tests.cli.conftest import ROOT, Shell
 
 COMMAND = [sys.executable, "-m", "sds.cli.app"]
@@ -202,6 +203,12 @@ def test_what_the_machine_refuses_is_said_with_its_mend(
     assert 1 == ended.value.code
     assert first == f"error: the operating system refused: {said[0]}"
     assert second.startswith(f"mend:  {said[1]}")
+
+
+def test_a_store_that_the_machine_refuses_has_the_machines_mend() -> None:
+    error = StoreError("`service.db` cannot be used: permission denied")
+    error.__cause__ = PermissionError(13, "Permission denied")
+    assert cli.MACHINE_MENDS[errno.EACCES] == cli._mend(error, "sds keys add")
 
 
 @pytest.mark.parametrize("where", ["/dev/full", "a pipe that nobody reads"])

@@ -14,17 +14,7 @@ from sds.client import DecisionClient
 from sds.client.calls import DEADLINE
 from sds.client.replies import LINE_CHARS_MAX, REPLY_BYTES_MAX
 from sds.client.steps import BACKOFF_S_MAX, TRIES_MAX
-from sds.kernel.errors import (
-    ErasedError,
-    EventError,
-    ExecutorError,
-    ModelError,
-    SdsError,
-    StateError,
-    StoreError,
-    UsageError,
-    WorldError,
-)
+from sds.kernel.errors import EventError, SdsError, UsageError, WorldError
 from sds.kernel.flow.states import Answer
 from tests.client.services import ANSWER, EVENT, KEY, Service, decided, problem
 
@@ -128,28 +118,6 @@ def test_a_mistake_is_raised_at_once(reply: httpx2.Response, decide: Decide) -> 
     assert json.loads(reply.content)["reason_code"] == caught.value.reason_code
     assert not caught.value.retryable
     assert [] == service.clock.waits
-
-
-@pytest.mark.parametrize(
-    ("status", "code", "kind"),
-    [
-        (400, "EVENT_INVALID", EventError),
-        (422, "EVENT_CONFLICT", EventError),
-        (410, "ERASED", ErasedError),
-        (503, "STORE_UNAVAILABLE", StoreError),
-        (503, "MODEL_UNAVAILABLE", ModelError),
-        (503, "STATE_UNAVAILABLE", StateError),
-        (503, "EXECUTOR_REFUSED", ExecutorError),
-        (503, "EVENT_INVALID", WorldError),
-        (400, "STORE_UNAVAILABLE", UsageError),
-    ],
-)
-def test_an_error_is_of_the_kind_that_a_gate_raises_with_its_code(
-    status: int, code: str, kind: type[SdsError], decide: Decide
-) -> None:
-    with pytest.raises(SdsError) as caught:
-        decide(Service(problem(status, code)), "toll", EVENT)
-    assert (kind, code) == (type(caught.value), caught.value.reason_code)
 
 
 def test_what_is_not_on_record_yet_is_said_at_once_for_it_may_never_be() -> None:

@@ -289,8 +289,10 @@ def _proposal(console: Console, proposal: dict[str, Any]) -> None:
     if isinstance(alternatives, str):
         console.print(f"alternatives: {alternatives}")
     for choice in alternatives if isinstance(alternatives, list) else ():
-        shares = ", ".join(f"{label} {p:.3f}" for label, p in choice["probabilities"].items())
-        _lines(console, f"alternatives of {choice['choice']} (Z {choice['z']:.3g})", {choice["chosen"]: shares})
+        likeliest = sorted(choice["probabilities"].items(), key=lambda share: -share[1])
+        shares = ", ".join(f"{label} {p:.3f}" for label, p in likeliest)
+        said = f"alternatives of {choice['choice']} ({choice['z']:.3g} of the unmasked probability)"
+        _lines(console, said, {choice["chosen"]: shares})
 
 
 def _rationale(record: dict[str, Any]) -> dict[str, Any]:

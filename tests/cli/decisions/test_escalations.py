@@ -202,6 +202,8 @@ def test_an_order_whose_end_nobody_knows_is_listed_and_settled_by_a_humans_word(
         )
         assert ("SUCCESS", "B-7") == (settled.execution, settled.reference)
     audited = cli.ok("audit", answer.dfid)
+    said = "alternatives of action (1 of the unmasked probability)\n  REFUND_TICKET: REFUND_TICKET 0.750, DENY 0.250"
+    assert said in audited
     assert re.search(r" UNKNOWN [0-9a-f]{64}  the payment rail does not answer", audited), "what the executor said"
     assert "settled by a human's word\n  reason: the bank says so\n  who: ada" in audited
     whole(cli)

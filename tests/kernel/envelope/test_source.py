@@ -59,6 +59,14 @@ def test_a_source_that_returns_no_state_leaves_only_the_human(
     assert ("ESCALATED", "ESCALATED_BY_RULE") == (answer.state, answer.reason_code)
 
 
+@pytest.mark.parametrize("read", [{"ticket.open_minor": 5}, StateRead({}, 7)])  # type: ignore[arg-type]
+def test_a_source_that_returns_another_type_is_told_what_to_return(
+    world: World, read: object, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(world.tickets, "read", lambda _key: read)
+    assert "state cannot be read: the source returned no StateRead whose version is text" == world.packet().notes[0]
+
+
 def test_a_version_that_only_one_of_the_stores_could_keep_is_no_state(world: World, monkeypatch: pytest.MonkeyPatch):
     found = world.tickets.read("T1")
     assert found is not None

@@ -95,7 +95,7 @@ def test_where_the_executor_lists_nothing_is_ordered_until_the_rest_is_taken_ove
     answer = world.kernel.decide(refused, refund()(refused))
     assert ("ABORTED", "RECORD_BEHIND", True) == (answer.state, answer.tag, answer.retryable)
     unknown = f"the outside has {lost} orders that this record does not know"
-    why = "the record was restored from a backup, or another program orders there (sds reconcile claims --adopt)"
+    why = "the record was restored from a backup, or another program orders there (sds reconcile --adopt)"
     assert (f"gate 6: RECORD_BEHIND: {unknown}: {why}",) == answer.reasons
     assert sent == len(rail.sent)
 
