@@ -142,7 +142,9 @@ def test_a_record_whose_keys_are_on_another_machine_is_refused(halted: Path, mon
     (halted / "kernel.key").unlink()
     if key == "another":
         keys.ledger_key(halted, head_of_nothing(), now_ms=1)
-        with pytest.raises(StoreError, match="is another record's, or older than its own: the ledger was signed with") as caught:
+        with pytest.raises(
+            StoreError, match="is another record's, or older than its own: the ledger was signed with"
+        ) as caught:
             paths.open_record(halted)
     else:
         with closing(paths.open_record(halted)) as store:
