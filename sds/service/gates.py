@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import cache
 
@@ -13,7 +13,9 @@ from sds.definitions.registry import find
 from sds.engines.protocol import Engine
 from sds.gate import Gate
 from sds.host import paths
-from sds.kernel.errors import UsageError
+from sds.host.keys import refuse_other_keys
+from sds.kernel.errors import SdsError, UsageError
+from sds.kernel.registry import registry
 from sds.opening import decisions_at_once
 from sds.policy.opening import open_policy
 from sds.service.settings import ServiceSettings
@@ -91,14 +93,29 @@ def open_gates(settings: ServiceSettings, *, open_model: Callable[[], Engine], n
             return model
 
         gates = dict[str, OpenGate]()
-        # All engines first: a gate puts its contract in force, and no older process decides under another from then on
-        opens = [_engine_of(definition, settings, shared_model, engines, now_ms) for definition in definitions]
-        for definition, engine in zip(definitions, opens, strict=True):
-            gate = Gate.load(definition, engine=engine, now_ms=now_ms)
+        # A gate that opens puts its contract in force, and no process with an older one decides from then on. So all engines
+        # are opened before it, and a gate that would be refused comes first.
+        opens = {each.name: _engine_of(each, settings, shared_model, engines, now_ms) for each in definitions}
+        for definition in sorted(definitions, key=lambda each: not _would_be_refused(each, now_ms)):
+            gate = Gate.load(definition, engine=opens[definition.name], now_ms=now_ms)
             opened.callback(gate.close)
             gates[definition.name] = OpenGate(definition, gate)
         opened.pop_all()
-    return OpenGates(gates, engines.close)
+    return OpenGates({name: gates[name] for name in names}, engines.close)
+
+
+def _would_be_refused(definition: GateDefinition, now_ms: Callable[[], int]) -> bool:
+    """Tell whether a gate's record has other keys than are here, or would not take the gate's contract. Writes nothing."""
+    folder = paths.gate_home(definition.name)
+    try:
+        record = paths.look_at_record(folder)
+        if record is None:
+            return False
+        with closing(record):
+            refuse_other_keys(folder, record)
+            return registry.refusal(record, definition.load_contract(), now_ms=now_ms()) is not None
+    except SdsError:
+        return True
 
 
 def _engine_of(

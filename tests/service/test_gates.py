@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from sds.host import paths
 from sds.host.clock import now_ms
-from sds.kernel.errors import ModelError, UsageError
+from sds.kernel.errors import ContractError, ModelError, UsageError
 from sds.service.gates import OpenGates, open_gates
 from sds.service.settings import ServiceSettings
 from tests.gates.own import GATE, written
@@ -84,6 +85,22 @@ def test_no_contract_is_put_in_force_before_the_engines_of_all_gates_are_open(ho
     with pytest.raises(ModelError, match="no weights"):
         open_gates(settings, open_model=fails, now_ms=now_ms)
     assert not paths.has_record(home / "refund")
+
+
+def test_a_gate_that_is_refused_keeps_the_contract_of_no_other_gate_from_those_that_serve(home: Path) -> None:
+    """Otherwise nobody decides for the other gate: processes with its older contract stop, and this one does not start."""
+    settings = gates_of(home, "bridge", "tunnel")
+    opened(settings, Counted()).close()
+    raised = written(
+        home / "code" / "bridge", GATE.replace("toll", "bridge").replace("version: 1.0.0", "version: 2.0.0")
+    )
+    altered = written(home / "code" / "tunnel", GATE.replace("toll", "tunnel").replace("max_minor: 1", "max_minor: 2"))
+    with pytest.raises(ContractError, match=r"version `1.0.0` differs from the registered `1.0.0` but is not higher"):
+        opened(ServiceSettings(gates=(str(raised), str(altered))), Counted())
+    with closing(paths.open_record(home / "bridge")) as record:
+        assert ["1.0.0"] == [version for (version,) in record.rows("SELECT version FROM contracts")]
+    with closing(paths.open_record(home / "tunnel")) as record:
+        assert 1 == record.value("SELECT count(*) FROM ledger WHERE kind = 'REFUSED'")
 
 
 def test_a_model_that_does_not_open_leaves_nothing_open(home: Path) -> None:
