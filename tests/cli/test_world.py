@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sds.cli import common
-from sds.cli.decisions import run as runs
+from sds.cli.decisions import run as runs, sagas
 from sds.gates.refund.gate import ensure_world, gate
 from sds.host.paths import decisions_path, key_path
 from sds.kernel.errors import ModelError, SdsError, UsageError
@@ -128,9 +128,9 @@ GOOD = {
 def test_a_run_that_proves_nothing_or_breaks_a_promise_fails(
     changed: dict[str, object], error: type[SdsError], message: str
 ) -> None:
-    runs._judge(gate, GOOD, "drift")
+    sagas.judge(gate, GOOD, "drift")
     with pytest.raises(error, match=message):
-        runs._judge(gate, GOOD | changed, "drift")
+        sagas.judge(gate, GOOD | changed, "drift")
 
 
 def shell_in(home: Path, path: str = "") -> Callable[..., str]:

@@ -14,7 +14,7 @@ from sds.client import DecisionClient
 from sds.client.calls import DEADLINE
 from sds.client.replies import LINE_CHARS_MAX, REPLY_BYTES_MAX
 from sds.client.steps import BACKOFF_S_MAX, TRIES_MAX
-from sds.kernel.errors import EventError, SdsError, UsageError, WorldError
+from sds.kernel.errors import EventError, UsageError, WorldError
 from sds.kernel.flow.states import Answer
 from tests.client.services import ANSWER, EVENT, KEY, Service, decided, problem
 
