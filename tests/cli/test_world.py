@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from sds.cli import common
-from sds.cli.decisions import run as runs, sagas
+from sds.cli.decisions import run as runs
+from sds.cli.decisions import sagas
 from sds.gates.refund.gate import ensure_world, gate
 from sds.host.paths import decisions_path, key_path
 from sds.kernel.errors import ModelError, SdsError, UsageError
