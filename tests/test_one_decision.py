@@ -33,8 +33,10 @@ class Trace:
     def __call__(self, frame: FrameType, event: str, argument: object) -> None:
         if self.on and event == "call":
             path = Path(frame.f_code.co_filename).resolve()  # through the links in `sds/`
-            if path.is_file() and path.is_relative_to(HOUSE) and not {"tests", ".venv"} & set(path.parts):
-                self.files.setdefault(str(path.relative_to(HOUSE)))
+            if path.is_file() and path.is_relative_to(HOUSE):
+                file = path.relative_to(HOUSE)
+                if file.parts[0] not in ("tests", ".venv"):
+                    self.files.setdefault(str(file))
 
 
 @pytest.fixture

@@ -170,16 +170,11 @@ def test_what_is_no_http_behind_a_request_takes_no_answer_from_it(home: Path) ->
     assert 1 == found.count(b"HTTP/1.1 ")
 
 
-def test_no_more_requests_than_a_few_wait_behind_one_that_is_answered(home: Path) -> None:
+@pytest.mark.parametrize("asked", [b"", b"Connection: Upgrade\r\nUpgrade: h2c\r\n"])
+def test_no_more_requests_than_a_few_wait_behind_one_that_is_answered(home: Path, asked: bytes) -> None:
+    """Nor where they ask for another protocol: they are answered as any."""
     with on_socket(home) as service, service.connect() as connection:
-        connection.sendall((GET + b"\r\n") * 5_000)
-        found = answer(connection)
-    assert connections.WAITING_MAX + 1 == found.count(b"HTTP/1.1 200 ")
-
-
-def test_many_who_ask_for_another_protocol_at_once_are_answered_as_any(home: Path) -> None:
-    with on_socket(home) as service, service.connect() as connection:
-        connection.sendall((GET + b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n") * 2_000)
+        connection.sendall((GET + asked + b"\r\n") * 2_000)
         found = answer(connection)
     assert connections.WAITING_MAX + 1 == found.count(b"HTTP/1.1 200 ")
 
