@@ -9,9 +9,9 @@
     language_model    with `--with-model`: 20 more cases, each by the policy and by the embedded language model, in turn
 
 The gate's own queue, fitted readers and executor, the record on this disk; orders of a gate of your own are settled by a
-stand-in. A text of so many tokens is made of the queue's
-words, padded with full stops. A case whose envelope leaves nothing to decide is not read and does not count, nor do the
-first 16 (`WARM_UP`) of each measurement; of the language model's cases the first 64 (`EARLIER`) do not count.
+stand-in. A text of so many tokens is made of the queue's words, padded with full stops. A case whose envelope leaves nothing
+to decide is not read and does not count, nor do the first 16 (`WARM_UP`) of each measurement; of the language model's cases
+the first 64 (`EARLIER`) do not count.
 
 Predicted before measuring: the stage `read` takes as long as the same readers take alone for the same texts;
 `read_over_alone` is what it takes within a decision over that.

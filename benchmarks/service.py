@@ -10,7 +10,8 @@
 
 Each event is decided twice, in two records over the same world, one right after the other; which comes first alternates.
 The first 16 (`WARM_UP`) of each measurement do not count. One request is sent at a time: `python -m tests.load` measures a
-service under load. The service runs in a process of its own, with readers and executor of its own. Orders of a gate of your own are settled by a stand-in.
+service under load. The service runs in a process of its own, with readers and executor of its own. Orders of a gate of your
+own are settled by a stand-in.
 
 Predicted before measuring: HTTP adds 1.0 ms at most, and a duplicate takes 2.0 ms at most. With `http.client`, which was
 used at first, HTTP added more: that client sends head and body in two writes, and the service reads twice.
