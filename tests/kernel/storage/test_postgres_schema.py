@@ -94,6 +94,7 @@ def test_a_server_that_was_long_away_is_found_although_nobody_asks(
     with TemporaryDirectory() as folder:
         (way := Path(folder, ".s.PGSQL.5432")).symlink_to(host / way.name)
         with closing(PostgresStore(f"postgresql://postgres@/postgres?host={folder}", schema)) as store:
+            store.value("SELECT 1")  # the pool opens its first connection in a thread of its own
             way.unlink()
             by_hand(f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = '{schema}'")
             with pytest.raises(StoreError, match="gives no connection within"):
