@@ -97,9 +97,8 @@ def test_a_server_that_was_long_away_is_found_although_nobody_asks(
             way.unlink()
             ended = f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = '{schema}'"
             with pytest.raises(StoreError, match="gives no connection within"):
-                for _ in range(100):  # the pool may still have been opening its first connection
-                    by_hand(ended)
-                    store.value("SELECT 1")
+                # The pool may still have been opening its first connection
+                all((by_hand(ended), store.value("SELECT 1")) for _ in range(100))
             given_up = (caplog.text.count("reconnection attempt") >= 8 or time.sleep(0.1) for _ in range(100))
             assert any(given_up), "the pool gave up for good"
             way.symlink_to(host / way.name)
