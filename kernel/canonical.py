@@ -31,7 +31,7 @@ _UNSEEN = re.compile(
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _NOT_ASCII = re.compile(r"[^\n -~]")
 # Latin letters that Unicode does not take apart, and marks of typography, in ASCII
-_PLAIN = {
+_UNACCENTED = {
     **dict.fromkeys("\u2018\u2019\u201a\u201b\u2032", "'"), **dict.fromkeys("\u201c\u201d\u201e\u201f\xab\xbb\u2033", '"'),
     **dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212", "-"), "…": "...", "€": "EUR", "\u0131": "i",
     "ß": "ss", "ẞ": "SS", "æ": "ae", "Æ": "AE", "œ": "oe", "Œ": "OE", "ø": "o", "Ø": "O", "ł": "l", "Ł": "L",
@@ -91,19 +91,19 @@ def flow_id(gate: str, event_id: str, body_hash: str, restarts: int) -> str:
     return str(uuid.UUID(int=(named & ~_VERSION & ~_VARIANT) | 0x8 << 76 | 0b10 << 62))
 
 
-def plain(text: str) -> str:
+def unaccented(text: str) -> str:
     """Return a text with its Latin letters and its marks of typography in ASCII: `café` as `cafe`. What else it holds stays.
 
     Each character stands for itself, so a text may be cut before or after.
     """
-    return text if text.isascii() else "".join(map(_plain, text))
+    return text if text.isascii() else "".join(map(_unaccented, text))
 
 
-def _plain(char: str) -> str:
+def _unaccented(char: str) -> str:
     letter = unicodedata.normalize("NFD", char)[0]
     if letter.isascii() and letter.isalpha():
         return letter
-    return "" if "\u0300" <= char <= "\u036f" else _PLAIN.get(char, char)
+    return "" if "\u0300" <= char <= "\u036f" else _UNACCENTED.get(char, char)
 
 
 def check_identifier(name: str, text: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sds.kernel.canonical import canonical, plain, sha256_hex
+from sds.kernel.canonical import canonical, sha256_hex, unaccented
 from sds.kernel.contract.expressions import BOOL, INT, STRING, Checked, Kind, Tree, cel, typed_expression, variable
 from sds.kernel.contract.sections import ContractFields, KindSpec
 from sds.kernel.contract.types import Levels
@@ -115,7 +115,7 @@ def show(spec: FieldSpec, value: Value) -> str:
         return "yes" if value else "no"
     if isinstance(value, int):
         return format_literal(value, spec.scale)
-    return _SHOWN.sub("?", plain(value))
+    return _SHOWN.sub("?", unaccented(value))
 
 
 def level(levels: Levels, value: Value) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
-from sds.kernel.canonical import plain
+from sds.kernel.canonical import unaccented
 from sds.kernel.contract.compiler import Rules, Snapshot, level, show, take_snapshot
 from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.context import Artifact
@@ -145,7 +145,7 @@ def evidence_text(contract: Contract, evidence: str) -> str:
 
     Latin letters lose their accents; what is no Latin letter, and has no mark like it in ASCII, is a blank.
     """
-    return _UNPRINTABLE.sub(" ", plain(evidence))[: contract.event.evidence_chars_max]
+    return _UNPRINTABLE.sub(" ", unaccented(evidence))[: contract.event.evidence_chars_max]
 
 
 def with_feedback(packet: DecisionPacket, feedback: str) -> DecisionPacket:
@@ -217,13 +217,13 @@ def _numbered(kind: str, numbers: list[tuple[str, str]], *, alone: bool) -> str:
 
 def findings(text: str) -> tuple[str, ...]:
     """Return the names of the injection patterns found in the first `INJECTION_CHARS_MAX` characters, as a model reads them."""
-    head = plain(text[:INJECTION_CHARS_MAX])
+    head = unaccented(text[:INJECTION_CHARS_MAX])
     return tuple(name for name, pattern in _COMPILED if pattern.search(head))
 
 
 def passages(text: str) -> tuple[tuple[int, int, tuple[str, ...]], ...]:
     """Return where these patterns lie, in order and without overlaps: (start, end, the names of the patterns there)."""
-    parts = [plain(char) for char in text[:INJECTION_CHARS_MAX]]
+    parts = [unaccented(char) for char in text[:INJECTION_CHARS_MAX]]
     head, ends = "".join(parts), [0, *accumulate(map(len, parts))]
     found = sorted(
         (bisect_right(ends, m.start()) - 1, bisect_left(ends, m.end()), name)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sds.definitions.definition import LabelledCase
-from sds.kernel.canonical import digest, no_number, one_line, plain
+from sds.kernel.canonical import digest, no_number, one_line, unaccented
 from sds.kernel.contract.compiler import Rules
 from sds.kernel.contract.schema import Contract
 from sds.kernel.envelope.envelope import ESCALATE
@@ -60,12 +60,9 @@ def parse_labels(contract: Contract, files: Iterable[tuple[str, bytes]]) -> list
 
 
 def with_lost_letters(contract: Contract, cases: Iterable[LabelledCase]) -> list[LabelledCase]:
-    """Return the cases of whose texts a reader does not see every letter: one that has no Latin letter is a blank."""
-    return [
-        case
-        for case in cases
-        if any(char.isalpha() and not char.isascii() for char in plain(case.text[: contract.event.evidence_chars_max]))
-    ]
+    """Return the cases of whose texts a reader does not see every letter: one that is not Latin is read as a blank."""
+    most = contract.event.evidence_chars_max
+    return [case for case in cases if not all(c.isascii() or not c.isalpha() for c in unaccented(case.text[:most]))]
 
 
 def label_line(case: LabelledCase, gate: str) -> str:
