@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from tests.service.console.browser.chromium import LogIn
 
-WAIT_MS = 10_000
-
 
 @pytest.fixture(scope="module")
 def office(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Office]:
@@ -53,6 +51,8 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def log_in(office: Office, address: str, browser: Browser) -> Iterator[LogIn]:
     """Return what logs somebody in, in a browser of their own. What a page says on its console is a failure."""
+    from tests.service.console.browser.chromium import WAIT_MS  # where there is a browser
+
     contexts, said = [], list[str]()
 
     def opened(name: str, *roles: str, **how: object) -> Page:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from sds.kernel.registry import registry
 from tests.kernel.durable import deny, refund
-from tests.service.console.browser.chromium import LogIn, Route, expect, focused
+from tests.service.console.browser.chromium import LogIn, Route, drawn, expect, focused
 from tests.service.console.office import ATTACK, Office
 
 
@@ -27,7 +27,7 @@ def test_a_case_is_found_and_overridden_by_keyboard_alone(office: Office, addres
     while focused(page) != "Take this case":
         page.keyboard.press("Tab")
     page.keyboard.press("Enter")
-    page.get_by_text("You took this case").wait_for()
+    drawn(page, "You took this case")
     page.keyboard.press("Tab")
     assert "Give it back" == focused(page)
     while focused(page) != "override-reason":
@@ -70,7 +70,7 @@ def test_a_second_tab_that_looked_earlier_is_refused_and_shown_what_changed(offi
     page.get_by_role("button", name="Override").click()
     page.get_by_role("alert").wait_for()
     assert "the state has moved" in page.get_by_role("alert").inner_text()
-    assert "refused" == focused(page)
+    expect(page.locator(":focus")).to_have_id("refused")
     row = page.get_by_role("row", name="ticket.refundable_minor")
     assert ["200.00 EUR", "200.00 EUR", "90.00 EUR changed since you looked"] == [
         " ".join(cell.split()) for cell in row.get_by_role("cell").all_inner_texts()
@@ -241,8 +241,7 @@ def test_a_reason_outlives_the_session_in_which_it_was_typed(office: Office, log
     page.get_by_role("button", name="Abort").click()
     page.get_by_label("Key", exact=True).fill(office.key("young"))
     page.keyboard.press("Enter")
-    page.get_by_role("alert").wait_for()
-    assert "refused" == focused(page)
+    expect(page.locator(":focus")).to_have_id("refused")
     assert "withdrawn by phone" == page.locator("#abort-reason").input_value()
     page.get_by_role("button", name="Abort").click()
     page.get_by_text("ABORT by young").first.wait_for()
