@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
+from functools import lru_cache
 from zoneinfo import ZoneInfo
 
 from sds.kernel.canonical import digest
@@ -29,6 +30,7 @@ AHEAD_MS = BACK_MS + MINUTE_MS  # a later clock's, and what is carried over, whi
 LENGTH_MS = {"hour": 3_600_000, "day": 86_400_000}
 WINDOW_MS_MAX = 2 * LENGTH_MS["day"]  # more than the longest day of any zone
 _MINUTE_CHARS = len("2013-12-02T16:05")
+_NO_DATETIME = (ValueError, OverflowError, OSError)  # what `datetime` raises of a time that no calendar has
 
 # An order that was certainly rejected, or that has been taken back, is not counted.
 COUNTED = (
@@ -104,17 +106,31 @@ def _minutes(gate: str, limit: SpendLimit, who: str) -> str:
     return f"{gate}/{limit.name}/~/{who}/"
 
 
-def _moment(at_ms: int, zone: tzinfo) -> datetime:
-    """Return a time as a datetime. Raises StoreError when no calendar has it, which no clock has written then."""
-    try:
-        return datetime.fromtimestamp(at_ms / 1000, zone)
-    except (ValueError, OverflowError, OSError) as error:
-        what = f"the record has a time that no calendar has: {at_ms} ms"
-        raise StoreError(what, hint="sds ledger verify", retryable=False) from error
+def _no_calendar(at_ms: int) -> StoreError:
+    """Return what is said of a time that no calendar has, which no clock has written then."""
+    what = f"the record has a time that no calendar has: {at_ms} ms"
+    return StoreError(what, hint="sds ledger verify", retryable=False)
 
 
 def _minute(at_ms: int) -> str:
-    return _moment(at_ms, UTC).isoformat()[:_MINUTE_CHARS]
+    """Return the minute of a time, as text. Raises StoreError: no calendar has it."""
+    try:
+        return _minute_text(at_ms // MINUTE_MS)
+    except _NO_DATETIME as error:
+        raise _no_calendar(at_ms) from error
+
+
+@lru_cache(maxsize=256)
+def _minute_text(minute: int) -> str:
+    return datetime.fromtimestamp(minute * MINUTE_MS / 1000, UTC).isoformat()[:_MINUTE_CHARS]
+
+
+def _local(at_ms: int, zone: tzinfo) -> datetime:
+    """Return a time as a datetime of a zone. Raises StoreError: no calendar has it."""
+    try:
+        return datetime.fromtimestamp(at_ms / 1000, zone)
+    except _NO_DATETIME as error:
+        raise _no_calendar(at_ms) from error
 
 
 def window(limit: SpendLimit, at_ms: int) -> str:
@@ -123,7 +139,7 @@ def window(limit: SpendLimit, at_ms: int) -> str:
     """
     if limit.timezone is None:
         return _minute(at_ms)[: 13 if limit.window == "hour" else 10]
-    local = _moment(at_ms, ZoneInfo(limit.timezone))
+    local = _local(at_ms, ZoneInfo(limit.timezone))
     return f"{local:%Y-%m-%dT%H%z}@{limit.timezone}" if limit.window == "hour" else f"{local:%Y-%m-%d}@{limit.timezone}"
 
 

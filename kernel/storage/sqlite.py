@@ -269,6 +269,7 @@ class SqliteStore(SqliteReader, Store):
 
     def _prepare(self) -> None:
         """Set the connection up, and make or upgrade the record in one transaction. Raises StoreError."""
+        self._db.execute("PRAGMA page_size=2048")  # a commit writes whole pages; files of before keep theirs of 4096
         mode = self._write_ahead()
         if mode != "wal":
             raise StoreError(f"its file system offers no write-ahead log (journal mode {mode})")
