@@ -79,7 +79,8 @@ def doctor(options: EngineOptions = NO_OPTIONS, gate: OpenedGate = "refund") -> 
             echo(plain(f"ok    {name}: {check()}"))
         except SdsError as error:
             failed += 1
-            hint = at_gate(error.hint, app, ["doctor", "--gate", gate])
+            of_all = check is _store  # which looks at the records of all gates
+            hint = error.hint if of_all else at_gate(error.hint, app, ["doctor", "--gate", gate])
             said = f"FAIL  {name}: {error}{f' ({hint})' if hint else ''}"
             echo(without_password(plain(said)))
         except ImportError as error:  # PackageNotFoundError is one, too
