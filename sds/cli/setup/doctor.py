@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sds.cli.app import app
-from sds.cli.common import OpenedGate, defined, recorded
+from sds.cli.common import OpenedGate, defined, named_model, recorded
 from sds.cli.engines import NO_OPTIONS, EngineOptions, check_asked, opened_engine
 from sds.cli.hints import at_gate
 from sds.cli.render import counted, echo, plain, without_password
@@ -97,7 +97,8 @@ def _versions() -> str:
 
     extras = [each for each in BACKENDS.values() if each.extra]
     optional = [f"{each.distribution} {found}" for each in extras if (found := each.version())]
-    named = {record.library for record in records(model_cache())}
+    with named_model(None):
+        named = {record.library for record in records(model_cache())}
     optional += [
         f"a model was prepared for {each.title}, which is not installed ({each.install_hint})"
         for each in extras
