@@ -52,6 +52,7 @@ class Gate:
     None: the embedded model. `readers`: made by `sds fit` for a contract with a policy; None: the model reads. A given
     `engine` decides even where there is a policy, and stays yours to close. Opening a gate registers its contract.
     `threads` decide submitted events, of which `queue_max` may wait; the default is a few more than the engine has slots.
+    Unless `register`, the gate takes nothing until `register()` is called.
     """
 
     def __init__(
@@ -68,11 +69,12 @@ class Gate:
         threads: int | None = None,
         queue_max: int = QUEUE_MAX,
         now_ms: Callable[[], int] = now_ms,
+        register: bool = True,
     ) -> None:
         self.contract = load_contract(contract) if isinstance(contract, Path) else contract
         opening.check_given(self.contract, source, executor, engine, on_reasoned)
         self._now_ms = now_ms = clock_given(now_ms)
-        self._closed, self._process = False, os.getpid()
+        self._closed, self._process = True, os.getpid()  # until its contract is in force
         folder, model = opening.paths_given(folder, model)
         paths.make_private(folder, hint="set `folder` to a folder that exists or can be made")
         with ExitStack() as opened:
@@ -80,31 +82,27 @@ class Gate:
             self.engine = engine or opening.open_deciding(self.contract, model, readers, now_ms=now_ms)
             opened.callback(self.engine.close if engine is None else lambda: None)
             opening.check_deciding(self.engine, self.contract, self._log.write)
-            writer = opening.rationale_writer(self.engine, self.contract)
-            self._open_record(folder, opened)
-            registry.register(self.store, self.contract, by="operator", now_ms=now_ms())
-            refuse_other_keys(folder, self.store)  # again: another process may have signed a fresh record by now
-            context, log = opening.context_of(self.contract, self.store, self.engine.count_tokens), self._log.write
-            parts = (self.contract, self.store, source, executor, self._signer)
-            self._kernel = Kernel(*parts, now_ms=now_ms, log=log, context=context)
-            self._on_reasoned, self._on_decided = on_reasoned, self._after_decision(writer, opened)
-            self._locks = KeyLocks()
-            self.breaker = Breaker(whole_ms=self.contract.budget.ttl_ms, now_ms=now_ms, log=log)
-            self._stream = self._stream_of(self._kernel)
+            self._writer = opening.rationale_writer(self.engine, self.contract)
+            self.store, signer = opening.open_record(folder, opened)
+            self._folder, self._parts = folder, (self.contract, self.store, source, executor, signer)
+            self._on_reasoned, self._locks = on_reasoned, KeyLocks()
+            self.breaker = Breaker(whole_ms=self.contract.budget.ttl_ms, now_ms=now_ms, log=self._log.write)
             threads = opening.decisions_at_once(self.engine) if threads is None else threads
             self._submissions = Submissions(self._decide_call, threads=threads, queue_max=queue_max, now_ms=now_ms)
+            self._closing = opened
+            if register:
+                self.register()
             self._closing = opened.pop_all()
 
-    def _open_record(self, folder: Path, opened: ExitStack) -> None:
-        """Open record and signer, last of what may be refused: it raises the number of an older record's schema.
-
-        Raises StoreError where the record is not what its keys have signed.
-        """
-        self.store = paths.open_record(folder)
-        opened.callback(self.store.close)
-        refuse_other_keys(folder, self.store)
-        self._signer = paths.signer(folder)
-        paths.refuse_altered(folder, self.store)
+    def register(self) -> None:
+        """Put the contract in force, once, and take events from now on. Raises ContractError where the record refuses it."""
+        registry.register(self.store, self.contract, by="operator", now_ms=self._now_ms())
+        refuse_other_keys(self._folder, self.store)  # again: another process may have signed a fresh record by now
+        context, log = opening.context_of(self.contract, self.store, self.engine.count_tokens), self._log.write
+        self._kernel = Kernel(*self._parts, now_ms=self._now_ms, log=log, context=context)
+        self._on_decided = self._after_decision(self._writer, self._closing)
+        self._stream = self._stream_of(self._kernel)
+        self._closed = False
 
     def _decide_call(self, call: Call) -> Answer:
         assert call.event is not None  # noqa: S101  submitted calls have one

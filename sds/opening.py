@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from os import PathLike
 from pathlib import Path
 
 from sds.definitions.definition import check_parts
 from sds.engines.protocol import Checks, Engine, Explains, HasLanguageModel, Logs
+from sds.host import paths
+from sds.host.keys import refuse_other_keys
 from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.context import ContextReader, NoContext
 from sds.kernel.errors import UsageError
 from sds.kernel.flow.dispatch import Log
-from sds.kernel.storage.store import Reader
+from sds.kernel.storage.keyring import Signer
+from sds.kernel.storage.store import Reader, Store
 
 THREADS_BESIDE = 2  # more than the engine has slots: these read state, wait for the disk, or send orders
 
@@ -90,6 +94,19 @@ def check_deciding(engine: Engine, contract: Contract, log: Log) -> None:
         log("engine.notice", {"notice": notice})
     if isinstance(engine, Checks):
         engine.check_contract(contract)
+
+
+def open_record(folder: Path, opened: ExitStack) -> tuple[Store, Signer]:
+    """Open a gate's record and signer, last of what may be refused: it raises the number of an older record's schema.
+
+    Raises StoreError where the record is not what its keys have signed.
+    """
+    store = paths.open_record(folder)
+    opened.callback(store.close)
+    refuse_other_keys(folder, store)
+    signer = paths.signer(folder)
+    paths.refuse_altered(folder, store)
+    return store, signer
 
 
 def rationale_writer(engine: Engine, contract: Contract) -> Explains | None:

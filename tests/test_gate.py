@@ -184,6 +184,18 @@ def test_paths_may_be_texts(parts: tuple[Tickets, Rail], tmp_path: Path, tiny: L
     assert (tmp_path / "gate" / "decisions.db").exists()
 
 
+def test_a_gate_takes_nothing_before_its_contract_is_in_force(parts: tuple[Tickets, Rail], tmp_path: Path) -> None:
+    parts[0].put("T1")
+    event = {"claim_id": "C1", "ticket_id": "T1", "text": "please"}
+    with Gate(contract(), *parts, folder=tmp_path / "gate", engine=Greedy(), register=False) as gate:
+        for asked in (gate.decide, gate.submit, gate.known, gate.preview):
+            with pytest.raises(UsageError, match="the gate is closed"):
+                asked(event)
+        assert 0 == gate.store.value("SELECT (SELECT count(*) FROM contracts) + (SELECT count(*) FROM decision_flows)")
+        gate.register()
+        assert "CLOSED" == gate.decide(event).state
+
+
 def test_an_agent_whose_work_is_done_asks_through_its_gate_to_be_retired(
     parts: tuple[Tickets, Rail], tmp_path: Path, tiny: LlamaBackend
 ) -> None:

@@ -46,7 +46,8 @@ def models_in(folder: Path) -> list[Path]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise BackendError(f"`{folder}` cannot be read: {cause_of(error)}") from error
+        hint = "check that this user may read it, or set SDS_MODELS to another folder"
+        raise BackendError(f"`{folder}` cannot be read: {cause_of(error)}", hint=hint) from error
     if len(found) > MODELS_MAX:
         raise BackendError(f"`{folder}` holds more than {MODELS_MAX} models")
     return sorted(found)
@@ -168,9 +169,16 @@ def record_path(cache: Path, sha256: str, layers: int | None) -> Path:
 
 
 def records(cache: Path) -> list[Record]:
-    """Return the readable records in the cache, by name; whether the weights are whole is not checked."""
+    """Return the readable records in the cache, by name; whether the weights are whole is not checked. The cache may be missing."""
     found = []
-    for path in sorted(cache.glob("*.json"))[:PREPARED_MAX]:
+    try:
+        paths = sorted(each for each in cache.iterdir() if each.suffix == ".json")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        hint = "check that this user may read it, or set SDS_CACHE to another folder"
+        raise BackendError(f"`{cache}` cannot be read: {cause_of(error)}", hint=hint) from error
+    for path in paths[:PREPARED_MAX]:
         try:
             found.append(read_record(path))
         except BackendError:

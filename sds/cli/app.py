@@ -5,12 +5,10 @@ from __future__ import annotations
 import errno
 import io
 import os
-import shlex
 import sqlite3
 import sys
 import traceback
 from contextlib import suppress
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +61,7 @@ MACHINE_MENDS = {
 _RIGHTS = "check that this user has the rights to it"
 _PATH_MENDS = dict.fromkeys((errno.EACCES, errno.EPERM), _RIGHTS)
 _FULL_DATABASE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)
-A_GOOD_EVENT = "sds events GATE --limit 1 > event.json; sds ... --event event.json"
+A_GOOD_EVENT = "sds events GATE --limit 1 > event.json; {} GATE --event event.json"
 _NO_THREAD = "can't start new thread"  # the message of Python's RuntimeError
 # The base class of errors in the words typed; its module depends on typer's version
 _TyperError: type[Exception] = typer.BadParameter.__mro__[2]
@@ -241,8 +239,10 @@ def _run(args: list[str]) -> int:
     except _TyperError as error:
         return _say_usage(error, named)
     except SdsError as error:
-        error.hint = _NO_ROOM if _is_of_full_disk(error) else _at_gate(error.hint, args)
-        return _say(error, _mend(error, named))
+        from sds.cli.hints import at_gate  # noqa: PLC0415  `sds --help` needs no gate
+
+        error.hint = _NO_ROOM if _is_of_full_disk(error) else at_gate(error.hint or _mend(error, named), app, args)
+        return _say(error)
     except SystemExit as end:  # rich exits where its output's reader is gone
         if isinstance(end.__context__, BrokenPipeError):
             return _reader_gone()
@@ -264,22 +264,6 @@ def _named(args: list[str]) -> str:
     return f"sds {group}" if group in COMMANDS else "sds"
 
 
-def _at_gate(hint: str, args: list[str]) -> str:
-    """Return a hint that is one command, with the option `--gate` that was typed: the kernel's hints name no gate."""
-    gate = next((each for before, each in pairwise(args) if before == "--gate"), "")
-    gate = gate or next((each.removeprefix("--gate=") for each in args if each.startswith("--gate=")), "")
-    name, *words = hint.split() or [""]
-    if not gate or name != "sds":
-        return hint
-    command: Any = typer.main.get_command(app)
-    while words and words[0] in getattr(command, "commands", ()):
-        command = command.commands[words.pop(0)]
-    takes = {option for each in command.params for option in each.opts}
-    unknown = [each for each in words if each.startswith("--") and each not in takes]
-    is_command = "--gate" in takes and len(words) <= 1 and not unknown
-    return f"{hint} --gate {shlex.quote(gate)}" if is_command else hint
-
-
 def _is_of_full_disk(error: BaseException | None) -> bool:
     """Tell whether an error came of a full disk, whatever it was reported as."""
     seen = set[int]()
@@ -295,6 +279,8 @@ def _is_of_full_disk(error: BaseException | None) -> bool:
 
 def _mend(error: SdsError, named: str) -> str:
     """Return the hint for an error that has none of its own; "" where there is none. `named`: the command that was typed."""
+    if isinstance(error, EventError) and not error.dfid:
+        return A_GOOD_EVENT.format(named)
     if isinstance(error, WorldError):
         if isinstance(error.__cause__, OSError) and (mend := MACHINE_MENDS.get(error.__cause__.errno or 0)):
             return mend
@@ -361,13 +347,12 @@ def _say_usage(error: Any, named: str) -> int:
     return int(error.exit_code)
 
 
-def _say(error: SdsError, otherwise: str = "") -> int:
-    """Print an error with its hint, `otherwise` where it has none, and its dfid; return the exit code.
+def _say(error: SdsError) -> int:
+    """Print an error with its hint, where it has one, and its dfid; return the exit code.
 
     The code is the same where the output cannot be written.
     """
-    hint = error.hint or (A_GOOD_EVENT if isinstance(error, EventError) and not error.dfid else otherwise)
-    said = {"error:": error, "mend: ": hint, "dfid: ": error.dfid}
+    said = {"error:": error, "mend: ": error.hint, "dfid: ": error.dfid}
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
     with suppress(OSError, SystemExit):  # rich exits where its output's reader is gone
         for what, text in said.items():

@@ -92,16 +92,34 @@ def open_gates(settings: ServiceSettings, *, open_model: Callable[[], Engine], n
             engines.callback(model.close)
             return model
 
-        gates = dict[str, OpenGate]()
-        # A gate that opens puts its contract in force, and no process with an older one decides from then on. So all engines
-        # are opened before it, and a gate that would be refused comes first.
-        opens = {each.name: _engine_of(each, settings, shared_model, engines, now_ms) for each in definitions}
-        for definition in sorted(definitions, key=lambda each: not _would_be_refused(each, now_ms)):
-            gate = Gate.load(definition, engine=opens[definition.name], now_ms=now_ms)
-            opened.callback(gate.close)
-            gates[definition.name] = OpenGate(definition, gate)
+        # A contract that is put in force ends the decisions of every process with an older one. So all that may fail comes first:
+        # engines, sources, executors, then records, which opening may raise to a newer schema, and contracts that are refused.
+        engine_of = {each.name: _engine_of(each, settings, shared_model, engines, now_ms) for each in definitions}
+        gates = _opened(definitions, engine_of, opened, now_ms)
+        for each in gates.values():
+            each.gate.register()
         opened.pop_all()
     return OpenGates({name: gates[name] for name in names}, engines.close)
+
+
+def _opened(
+    definitions: list[GateDefinition], engine_of: Mapping[str, Engine], opened: ExitStack, now_ms: Callable[[], int]
+) -> dict[str, OpenGate]:
+    """Return open gates, without putting their contracts in force. Raises ContractError where a record refuses one."""
+    closing_of = {each.name: opened.enter_context(ExitStack()) for each in definitions}
+    parts = [closing_of[each.name].enter_context(each.opened(paths.gate_home(each.name))) for each in definitions]
+    parts_of = dict(zip(closing_of, parts, strict=True))
+    gates = dict[str, OpenGate]()
+    for definition in sorted(definitions, key=lambda each: not _would_be_refused(each, now_ms)):
+        name, contract = definition.name, definition.load_contract()
+        folder, engine = paths.gate_home(name), engine_of[name]
+        gate = Gate(contract, *parts_of[name], folder=folder, engine=engine, now_ms=now_ms, register=False)
+        gate.on_close(closing_of[name].close)
+        opened.callback(gate.close)
+        if registry.refusal(gate.store, contract, now_ms=now_ms()) is not None:
+            gate.register()  # raises, and writes the refusal
+        gates[name] = OpenGate(definition, gate)
+    return gates
 
 
 def _would_be_refused(definition: GateDefinition, now_ms: Callable[[], int]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sqlite3
 from contextlib import nullcontext
 from functools import partial
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from sds.cli.app import app
 from sds.cli.decisions import decide, run
+from sds.cli.hints import at_gate
 from sds.engines.queueing import QueueTimeoutError
 from sds.kernel.decision.packet import DecisionPacket
 from tests.cli.conftest import Cli
@@ -120,7 +123,11 @@ def test_a_human_is_told_what_to_type_for_a_gate_of_this_path(cli: Cli, monkeypa
         (("agents", "show", "none"), "sds agents list --gate ./toll"),
         (("agents", "revoke", "toll-agent", "9.9.9", "--reason", "x"), "sds agents show toll-agent --gate ./toll"),
         (("erase", "--event", "none", "--reason", "x"), "sds flows --gate ./toll"),
-        (("audit", " "), "sds flows lists them"),
+        (("audit", " "), "sds flows --gate ./toll lists them"),
+        (("keys", "rotate", "--lost", "--reason", "x"), 'sds keys rotate --gate ./toll --reason "..."'),
+        (("record", "move", "--to", "sqlite", "--reason", "x"), 'sds halt --gate ./toll --reason "..."'),
+        (("reconcile", "--adopt"), 'sds reconcile ./toll --adopt --reason "..."'),
+        (("decide", "--event", "-"), "sds events ./toll --limit 1 > event.json; sds decide ./toll --event event.json"),
     ],
 )
 def test_a_hint_that_is_a_command_works_on_the_gate_that_was_typed(cli: Cli, typed: tuple[str, ...], mend: str) -> None:
@@ -128,6 +135,55 @@ def test_a_hint_that_is_a_command_works_on_the_gate_that_was_typed(cli: Cli, typ
     for option in (("--gate", "./toll"), ("--gate=./toll",)):
         code, _, err = cli(*typed, *option)
         assert (2, f"mend:  {mend}") == (code, err.splitlines()[1])
+
+
+@pytest.mark.parametrize(
+    "path", ["../my tolls/toll", "../my tolls/toll/", "../my tolls/../my tolls/toll/gate.py", None]
+)
+def test_hints_work_as_they_are_printed_for_a_gate_at_any_path(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, path: str | None
+) -> None:
+    folder = written(Path("my tolls/toll")).parent.resolve()
+    Path("elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    gate = path or str(folder)
+    cli.ok("run", gate, "--limit", "1")
+    cli.ok("agents", "suspend", "toll-agent", "--gate", gate, "--reason", "a test")
+    for typed in (
+        ("run", gate),
+        ("escalations", "show", "none", "--gate", gate),
+        ("retry", "none", "--gate", gate),
+        ("reconcile", gate, "--adopt"),
+        ("keys", "rotate", "--lost", "--reason", "x", "--gate", gate),
+        ("audit", "none", "--gate", gate),
+    ):
+        code, _, err = cli(*typed)
+        assert (2, "mend:  sds ") == (code, err.splitlines()[1][:11]), err
+        cli.ok(*shlex.split(err.splitlines()[1])[2:])
+    backup = str(cli.folder.parent / "monday")
+    cli.ok("backup", "--gate", gate, "--to", backup)
+    for line in cli.ok("restore", "--gate", gate, "--from", backup).splitlines():
+        if line.startswith("  sds "):
+            cli.ok(*shlex.split(line, comments=True)[1:])
+
+
+def test_a_hint_of_the_kernel_names_the_gate_by_its_path(cli: Cli) -> None:
+    cli.ok("run", "./toll", "--limit", "1")
+    for hint, mend in (
+        ('sds reconcile toll --adopt --reason "..."', 'sds reconcile ./toll --adopt --reason "..."'),
+        (
+            "run `sds ledger verify`, and restore a backup",
+            "run `sds ledger verify --gate ./toll`, and restore a backup",
+        ),
+        ("look again: sds escalations show 1", "look again: sds escalations show --gate ./toll 1"),
+        ("sds agents show x --gate ./toll", "sds agents show x --gate ./toll"),
+        ("sds models list", "sds models list"),
+        ("name a folder that sds backup made", "name a folder that sds backup made"),
+        ("sds run --help", "sds run --help"),
+    ):
+        assert mend == at_gate(hint, app, ["escalations", "resolve", "1", "--override", "--gate", "./toll"])
+    assert "sds keys rotate --gate refund" == at_gate("sds keys rotate --gate GATE", app, ["keys", "show"])
+    assert "sds audit 1" == at_gate("sds audit 1", app, ["audit", "1", "--gate", "refund"])
 
 
 def test_a_halt_takes_the_name_and_runs_no_code_of_the_gate(cli: Cli) -> None:

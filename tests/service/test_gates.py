@@ -103,6 +103,57 @@ def test_a_gate_that_is_refused_keeps_the_contract_of_no_other_gate_from_those_t
         assert 1 == record.value("SELECT count(*) FROM ledger WHERE kind = 'REFUSED'")
 
 
+@pytest.mark.parametrize(
+    ("sound", "broken", "said"),
+    [
+        ("(Toll(), Toll())", "open(folder / 'fines.db')", "`open` of gate `tunnel` failed"),
+        ("(Toll(), Toll())", "(Toll(), object())", "the executor must be"),
+        (
+            "    idempotent = True\n",
+            "    idempotent = True\n    def check_contract(self, contract): raise UsageError('nobody waives')\n",
+            "nobody waives",
+        ),
+    ],
+)
+def test_no_contract_is_put_in_force_before_the_sources_and_executors_of_all_gates_are_open(
+    home: Path, sound: str, broken: str, said: str
+) -> None:
+    bridge = GATE.replace("toll", "bridge")
+    tunnel = GATE.replace("toll", "tunnel").replace(sound, broken).replace("sds import", "sds import UsageError,")
+    settings = [str(written(home / name, code).parent) for name, code in (("bridge", bridge), ("tunnel", tunnel))]
+    with pytest.raises(UsageError, match=said):
+        opened(ServiceSettings(gates=tuple(settings)), Counted())
+    assert not paths.has_record(home / "bridge") or 0 == contracts_in(home / "bridge")
+
+
+def test_no_contract_is_put_in_force_before_the_records_of_all_gates_are_open(home: Path) -> None:
+    settings = gates_of(home, "bridge", "tunnel")
+    (home / "tunnel" / "log.jsonl").mkdir()
+    with pytest.raises(Exception, match=r"log\.jsonl"):
+        opened(settings, Counted())
+    assert not paths.has_record(home / "bridge") or 0 == contracts_in(home / "bridge")
+
+
+def contracts_in(folder: Path) -> int:
+    with closing(paths.open_record(folder)) as record:
+        return int(record.value("SELECT count(*) FROM contracts"))
+
+
+def test_sources_and_executors_are_closed_with_their_gates_and_where_another_does_not_open(home: Path) -> None:
+    closes = f"""    idempotent = True
+    def close(self):
+        with open({str(home / "closed")!r}, "a") as file: file.write("x")
+"""
+    bridge = GATE.replace("toll", "bridge").replace("    idempotent = True\n", closes)
+    tunnel = GATE.replace("toll", "tunnel").replace("lambda folder: (Toll(), Toll())", "lambda folder: 1 / 0")
+    good, bad = (str(written(home / name, code).parent) for name, code in (("bridge", bridge), ("tunnel", tunnel)))
+    opened(ServiceSettings(gates=(good,)), Counted()).close()
+    assert "xx" == (home / "closed").read_text(encoding="utf-8")
+    with pytest.raises(UsageError, match="division by zero"):
+        opened(ServiceSettings(gates=(good, bad)), Counted())
+    assert "xxxx" == (home / "closed").read_text(encoding="utf-8")
+
+
 def test_a_model_that_does_not_open_leaves_nothing_open(home: Path) -> None:
     def fails() -> Counted:
         raise ModelError("no weights")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -9,10 +10,10 @@ from typing import Annotated
 
 import typer
 
-from sds.cli.common import GateOption, JsonFlag, open_store, written
+from sds.cli.common import GateOption, JsonFlag, OpenedGate, as_name, open_store, written
 from sds.cli.render import print_either
 from sds.definitions.definition import NAME
-from sds.definitions.registry import installed
+from sds.definitions.registry import installed, is_path
 from sds.host.backup import BackupManifest, back_up
 from sds.host.clock import now_ms, when
 from sds.host.keys import KEY_FILE, read_public
@@ -48,7 +49,7 @@ def backup(
 
 def restore(
     source: Annotated[Path, typer.Option("--from", help="The folder or .tar file that `sds backup` made.")],
-    gate: GateOption = "refund",
+    gate: OpenedGate = "refund",
     public_key: Annotated[
         Path | None,
         typer.Option(
@@ -64,21 +65,24 @@ def restore(
 
     Example: sds restore --gate refund --from backups/refund-2026-11-27
     """
-    if not NAME.fullmatch(gate):
-        raise UsageError(f"`{gate}` is not the name of a gate", hint="write a name_in_lower_case")
+    name = as_name(gate)
+    if not NAME.fullmatch(name):
+        raise UsageError(f"`{name}` is not the name of a gate", hint="write a name_in_lower_case")
     public = read_public(public_key) if public_key is not None else None
-    done = put_back(source, gate_home(gate), gate=gate, public=public)
-    print_either(as_json, {**done.manifest.model_dump(mode="json"), "has_key": done.has_key}, _restored(gate, done))
+    done = put_back(source, gate_home(name), gate=name, public=public)
+    print_either(
+        as_json, {**done.manifest.model_dump(mode="json"), "has_key": done.has_key}, _restored(name, gate, done)
+    )
 
 
-def _restored(gate: str, done: Restored) -> Iterator[str]:
+def _restored(gate: str, typed: str, done: Restored) -> Iterator[str]:
     yield f"{gate}: {_what(done.manifest)}, is in `{gate_home(gate)}`"
     if not done.has_key:
         yield f"put `{gate_home(gate) / KEY_FILE}` back, too: until then no text can be read and nothing can be decided"
     yield "halts, suspensions, revocations and erasures since then are undone: repeat them first"
     yield "the record lacks the decisions since then; so that nothing is paid twice, do this now, in this order:"
-    definition = gate if gate in installed() else "PATH"
-    if definition != gate:
+    definition = shlex.quote(typed) if typed in installed() or is_path(typed) else "PATH"
+    if definition == "PATH":
         yield f"  (PATH: the path of the definition of `{gate}`, because no gate of this name is installed)"
     yield f"  sds recover --gate {definition}"
     yield f'  sds reconcile {definition} --adopt --reason "restored"     # if the executor offers a statement'

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from contextlib import closing
 from typing import Annotated
 
 import typer
 
-from sds.cli.common import GateOption, JsonFlag, Reason, open_store, operator
+from sds.cli.common import GateOption, JsonFlag, OpenedGate, Reason, as_name, open_store, operator
 from sds.cli.render import counted, echo, print_either
 from sds.host import keys as rings
 from sds.host.clock import now_ms, when
@@ -40,7 +41,7 @@ def show(gate: GateOption = "refund", as_json: JsonFlag = False) -> None:
 
 def rotate(
     reason: Reason,
-    gate: GateOption = "refund",
+    gate: OpenedGate = "refund",
     lost: Annotated[
         bool, typer.Option("--lost", help="The old keys are lost for good. Orders in flight go to a human.")
     ] = False,
@@ -49,8 +50,9 @@ def rotate(
 
     Example: sds keys rotate --reason "once a year"
     """
-    folder = gate_home(gate)
-    with closing(open_store(gate)) as store:
+    name = as_name(gate)
+    folder = gate_home(name)
+    with closing(open_store(name)) as store:
         made = rotated(folder, store, who=operator(), reason=reason, now_ms=now_ms(), lost=lost)
     signing, verifying = counted(made.orders, "key"), counted(made.ledger, "key")
     echo(f"orders: {signing}; ledger: {verifying}, signing with {made.ledger_key[:16]}")
@@ -60,7 +62,7 @@ def rotate(
     if lost:
         echo(
             "orders in flight that the lost key signed stay UNKNOWN: run sds recover, then sds escalations list,"
-            f" both with --gate {gate}"
+            f" both with --gate {shlex.quote(gate)}"
         )
     if lost and made.taken_from is None:
         echo("no public key was found: the public keys in the record are trusted")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -111,7 +112,7 @@ def serve(
     )
     says = f"serving {', '.join(find(each).name for each in gate)}"
     if not dev:
-        _refuse_without_key(store)
+        _refuse_without_key(store, " ".join(f"--gate {shlex.quote(each)}" for each in gate))
     with serving.bound(settings.host, settings.port) as listener:
         says = f"{says} at {serving.address_of(listener)}"
         started = partial(echo, says + (f"\nkey (until this ends): {key}" if key else ""), err=True)
@@ -121,14 +122,15 @@ def serve(
             Supervisor(settings, listener, started).run()
 
 
-def _refuse_without_key(store: str) -> None:
+def _refuse_without_key(store: str, gates: str) -> None:
     """Raise UsageError where the service's database has no valid key, so that nobody could ask for anything."""
     from sds.service import callers, database  # noqa: PLC0415
 
     opened = database.open_database(store)
     try:
         if not any(key.revoked_at_ms is None for key in callers.stored_keys(opened)):
-            hint = "sds keys add NAME --role submit,read --gate all; or, for this machine only: sds serve --dev"
+            hint = "sds keys add NAME --role submit,read --gate all; or, for this machine only: "
+            hint += f"sds serve {gates} --dev"
             raise UsageError("there is no valid key, so no request would be answered", hint=hint)
     finally:
         opened.close()

@@ -24,6 +24,7 @@ from sds.cli.common import (
     operator,
 )
 from sds.cli.render import echo, plain, print_either
+from sds.definitions.registry import find
 from sds.gates.opening import sample_reads
 from sds.host.clock import now_ms, when
 from sds.host.paths import gate_home, make_private, open_record
@@ -42,7 +43,25 @@ SEED = 1  # of the search for snapshots, so that equal files give equal answers
 READS_MAX = 200
 _SIGNS = {"wider": "+", "narrower": "-", "different": "~"}
 
-ContractFile = Annotated[Path, typer.Argument(help="The contract, a YAML file.", metavar="FILE")]
+
+def contract_file(given: Path) -> Path:
+    """Return a contract's file: the given one, or that of the gate at this path. Raises UsageError."""
+    if not given.is_dir() and given.suffix != ".py":
+        return given
+    gate = find(given)
+    if isinstance(gate.contract, Path):
+        return gate.contract
+    raise UsageError(f"the contract of gate `{gate.name}` has no file of its own", hint="name a YAML file")
+
+
+ContractFile = Annotated[
+    Path,
+    typer.Argument(
+        help="The contract's YAML file, or the path of a gate that has one.", metavar="FILE", callback=contract_file
+    ),
+]
+OldContract = Annotated[Path, typer.Argument(help="The old contract.", metavar="A", callback=contract_file)]
+NewContract = Annotated[Path, typer.Argument(help="The new contract.", metavar="B", callback=contract_file)]
 
 
 def check(
@@ -74,8 +93,8 @@ def check(
 
 
 def compare(
-    a: Annotated[Path, typer.Argument(help="The old contract.", metavar="A")],
-    b: Annotated[Path, typer.Argument(help="The new contract.", metavar="B")],
+    a: OldContract,
+    b: NewContract,
     gate: Annotated[str | None, typer.Option("--gate", help="Also try this gate's state.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -106,6 +125,7 @@ def register(
 
     Example: sds contracts register contract.yaml --reason "vouchers up to 200" --acknowledge
     """
+    registry.reason_given(reason)
     contract, _ = _load(file, sha256)
     if gate is not None:
         _refuse_other_gate(contract, as_name(gate))
@@ -117,9 +137,11 @@ def register(
         delta = diff(known, contract, _rng()) if known else None
         if delta is not None and not as_json:
             echo("\n".join(map(plain, _diff_lines(delta))))
-        if delta is not None and delta.more and not acknowledge:
+        refused = registry.refusal(store, contract, now_ms=now_ms())
+        if delta is not None and delta.more and not acknowledge and refused is None:
             message = f"the contract permits more than the registered version `{known.version if known else ''}`"
             raise UsageError(f"{message}: {', '.join(delta.more)}", hint="read the difference, then add --acknowledge")
+        # raises, and writes the refusal, where there is one
         registry.register(store, contract, by="operator", now_ms=now_ms(), who=operator(), reason=reason)
     facts = {"gate": contract.gate, "version": contract.version, "contract_hash": contract.hash}
     line = f"{contract.gate}: version {contract.version} is in force ({contract.hash[:12]})"

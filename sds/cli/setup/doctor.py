@@ -13,8 +13,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sds.cli.common import OpenedGate, defined, recorded
+from sds.cli.app import app
+from sds.cli.common import OpenedGate, defined, named_model, recorded
 from sds.cli.engines import NO_OPTIONS, EngineOptions, check_asked, opened_engine
+from sds.cli.hints import at_gate
 from sds.cli.render import counted, echo, plain, without_password
 from sds.definitions.definition import GateDefinition
 from sds.definitions.registry import installed
@@ -77,7 +79,9 @@ def doctor(options: EngineOptions = NO_OPTIONS, gate: OpenedGate = "refund") -> 
             echo(plain(f"ok    {name}: {check()}"))
         except SdsError as error:
             failed += 1
-            said = f"FAIL  {name}: {error}{f' ({error.hint})' if error.hint else ''}"
+            of_all = check is _store  # which looks at the records of all gates
+            hint = error.hint if of_all else at_gate(error.hint, app, ["doctor", "--gate", gate])
+            said = f"FAIL  {name}: {error}{f' ({hint})' if hint else ''}"
             echo(without_password(plain(said)))
         except ImportError as error:  # PackageNotFoundError is one, too
             failed += 1
@@ -93,7 +97,8 @@ def _versions() -> str:
 
     extras = [each for each in BACKENDS.values() if each.extra]
     optional = [f"{each.distribution} {found}" for each in extras if (found := each.version())]
-    named = {record.library for record in records(model_cache())}
+    with named_model(None):
+        named = {record.library for record in records(model_cache())}
     optional += [
         f"a model was prepared for {each.title}, which is not installed ({each.install_hint})"
         for each in extras

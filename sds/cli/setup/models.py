@@ -20,7 +20,7 @@ from sds.definitions.registry import find
 from sds.host.paths import home, model_cache
 from sds.kernel.canonical import one_line
 from sds.kernel.contract.schema import load_contract
-from sds.kernel.errors import ModelError, UsageError
+from sds.kernel.errors import ModelError, UsageError, cause_of
 
 if TYPE_CHECKING:
     from sds.models.catalog.catalog import Measured, Prepared, Record
@@ -48,11 +48,12 @@ def list_models(as_json: JsonFlag = False) -> None:
             if not found:
                 raise
             echo(f"note: {error}", err=True)
+        prepared = [_listed(record) for record in catalog.records(model_cache()) if record.file]
     listed = [
         {"from": whence, "form": "checkpoint folder" if path.is_dir() else "GGUF", "path": str(path)}
         for whence, path in found
     ]
-    listed += [_listed(record) for record in catalog.records(model_cache()) if record.file]
+    listed += prepared
     made = [f"  ({each['made_from']})" if "made_from" in each else "" for each in listed]
     lines = (
         f"{each['from']:8}  {each['form']:17}  {each['path']}{how}" for each, how in zip(listed, made, strict=True)
@@ -71,7 +72,8 @@ def show(path: PathArgument, as_json: JsonFlag = False) -> None:
     with named_model(path), inspect_model(existing(path)) as model:
         card = asdict(model.card)
     sha256 = card["sha256"]
-    prepared = (record for record in records(model_cache()) if sha256 in (record.source.sha256, record.sha256))
+    with named_model(None):
+        prepared = [record for record in records(model_cache()) if sha256 in (record.source.sha256, record.sha256)]
     card["prepared"] = [_prepared_line(record, sha256) for record in prepared]
     lines = (f"{name:20}  {one_line(str(value), LINE_CHARS_MAX)}" for name, value in _shown(card).items())
     print_either(as_json, card, lines)
@@ -199,7 +201,12 @@ def _prepared_line(record: Record, sha256: str) -> str:
 
 def _folder() -> Path:
     named = os.environ.get("SDS_MODELS")
-    if named and not Path(named).is_dir():
+    try:
+        is_none = bool(named) and not Path(named or "").is_dir()
+    except OSError as error:
+        hint = "set it to a folder that this user may read, or unset it"
+        raise UsageError(f"SDS_MODELS is `{named}`, which cannot be read: {cause_of(error)}", hint=hint) from error
+    if is_none:
         raise UsageError(f"SDS_MODELS is `{named}`, which is not a folder", hint="set it to a folder, or unset it")
     return Path(named) if named else home() / "models"
 

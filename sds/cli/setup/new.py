@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -42,9 +43,9 @@ def new(
     except OSError as error:
         raise UsageError(f"`{into}` cannot be written: {cause_of(error)}") from error
     echo(f"`{into}` holds {', '.join(FILES.values())}")
-    where = into if into.is_absolute() else f"./{into}"
+    where = shlex.quote(str(into) if into.is_absolute() else f"./{into}")
     echo(f"try it:   sds run {where} --limit 3")
-    echo(f"check it: sds contracts check {where}/contract.yaml; pytest {where}")
+    echo(f"check it: sds contracts check {where}; pytest {where}")
 
 
 def _write(name: str, into: Path) -> None:

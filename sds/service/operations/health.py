@@ -4,7 +4,8 @@
 - store: it takes a write; a file is still at its path, and its disk has ROOM_BYTES_MIN left, since the probe's small write
   fits on a full disk
 - clock: within a second of the store's clock; for a file, at most a second before the last ledger entry
-- contract: the record has no newer version than this process decides under; until it is replaced, events go elsewhere
+- contract: the record has no newer version than this process decides under; until it is replaced, events go elsewhere. While
+  another gate of the process has none either, the process stays ready: it refuses the events of this gate alone
 - record: it has all orders that its executor lists; a restored record orders nothing until they are adopted
 - language_model: that of a policy is not down. Its readers decide without it, so the process stays ready
 - draining: SIGTERM has not come
@@ -84,9 +85,14 @@ class Health:
 
     @staticmethod
     def ready(checks: Mapping[str, str | Mapping[str, str]]) -> bool:
-        """Tell whether the process should get requests: every check is ok, or that of a policy's language model alone is not."""
-        needed = [each for check, each in checks.items() if check != LANGUAGE_MODEL]
-        return all(each == OK if isinstance(each, str) else {*each.values()} <= {OK} for each in needed)
+        """Tell whether the process should get requests: every check is ok, but for that of a policy's language model, and that of
+        the contracts of some gates, not all, which are superseded.
+        """
+        needed = {check: {each} if isinstance(each, str) else {*each.values()} for check, each in checks.items()}
+        needed.pop(LANGUAGE_MODEL, None)
+        if OK in needed["contract"]:
+            needed["contract"].discard(CONTRACT_SUPERSEDED)
+        return all(results <= {OK} for results in needed.values())
 
     @staticmethod
     def probe_language_model(each: OpenGate) -> None:

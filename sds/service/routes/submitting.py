@@ -28,6 +28,7 @@ GRACE_MS = 100  # time after its deadline for a decision to report that the dead
 _OK = 200
 SUPERSEDED = "the record has a newer version of the gate's contract than this process: nothing was written"
 SUPERSEDED_S = 1.0  # `Retry-After` of what another process may take at once
+ELSEWHERE = {"Connection": "close"}  # else a caller that keeps its connection asks this process again
 # other reasons than its deadline why a flow ended NOT_DECIDED
 _NOT_FOR_TIME = {
     "DRAINING": "the service is being stopped",
@@ -175,7 +176,7 @@ def _admitted(service: Service, request: DecisionRequest, claim: KeyClaim | None
     process's contract is superseded: it could only hand the event to a human.
     """
     if request.gate.name in service.superseded:
-        raise Problem("NOT_READY", SUPERSEDED, retry_after_s=SUPERSEDED_S)
+        raise Problem("NOT_READY", SUPERSEDED, retry_after_s=SUPERSEDED_S, headers=ELSEWHERE)
     if wait_ms := request.gate.gate.breaker.wait_ms:
         raise Problem("MODEL_UNAVAILABLE", "the model is down: nothing was written", retry_after_s=wait_ms / 1_000)
     leave = service.admission.enter(request.gate.name, request.left_ms)

@@ -179,7 +179,8 @@ class Server(uvicorn.Server):
 def bound(host: str, port: int) -> socket.socket:
     """Return a bound socket that child processes can inherit; port 0 takes any free one. Raises SdsError.
 
-    It refuses connections until `listen`: else a request would wait until the gates are open.
+    It refuses connections until `listen`: else a request would wait until the gates are open. Until then no other process can
+    bind its port either.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # with the protocol named: otherwise asyncio does not set TCP_NODELAY, and answers wait 40 ms for Nagle's algorithm
@@ -187,6 +188,9 @@ def bound(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
+        listener.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 0
+        )  # else others with this option could bind it, too
         listener.set_inheritable(True)
     except OSError as error:
         listener.close()
@@ -197,6 +201,8 @@ def bound(host: str, port: int) -> socket.socket:
 def listen(listener: socket.socket) -> None:
     """Take connections from now on. Raises SdsError where another process has begun to listen on the port meanwhile."""
     try:
+        # connections inherit it: once they are closed, the next service can bind the port at once
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.listen(BACKLOG)
     except OSError as error:
         host, port = listener.getsockname()[:2]

@@ -112,8 +112,10 @@ def test_a_lost_key_is_told_by_every_command_that_needs_it_and_the_way_forward_i
             done.returncode,
             done.stderr.splitlines()[0],
         )
-        assert 'sds keys rotate --gate GATE --lost --reason "..."' in done.stderr
-    assert f"FAIL  store: the key `{key}` is gone" in sds("doctor", "--model", "README.md").stdout
+        assert 'sds keys rotate --gate claims --lost --reason "..."' in done.stderr
+    found = sds("doctor", "--model", "README.md").stdout
+    assert f"FAIL  store: the key `{key}` is gone" in found
+    assert "keys rotate --gate GATE" in found, "the check is of every record, not of the gate that was named"
     said = sds.ok("keys", "rotate", "--lost", "--reason", "the disk died", *HERE)
     assert "orders in flight that the lost key signed stay UNKNOWN" in said
     assert "0 faults" in sds.ok("ledger", "verify", *HERE)

@@ -35,7 +35,7 @@ def sds(tmp_path: Path, gate: str) -> Shell:
 def test_a_gate_is_halted_moved_and_resumed_elsewhere(sds: Shell, gate: str, monkeypatch: pytest.MonkeyPatch) -> None:
     here = ("--gate", gate)
     refused = sds("record", "move", "--to", server_url(), *WHY, *here)
-    assert (2, 'mend:  sds halt --gate GATE --reason "..."') == (refused.returncode, refused.stderr.splitlines()[1])
+    assert (2, f'mend:  sds halt --gate {gate} --reason "..."') == (refused.returncode, refused.stderr.splitlines()[1])
     sds.ok("halt", *here, *WHY)
     moved = json.loads(sds.ok("record", "move", "--to", server_url(), "--json", *WHY, *here))
     assert moved["to"].endswith(f", schema sds_{gate}")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import ROOT, Shell
+from tests.gates import own
 from tests.kernel import world
 
 REFUND = ROOT / "sds" / "gates" / "refund" / "contract.yaml"
@@ -133,6 +134,31 @@ def test_a_contract_that_permits_more_is_registered_only_with_an_acknowledgement
     older = home("contracts", "register", first, "--reason", "back")
     assert 2 == older.returncode
     assert "version `1.0.0` differs from the registered `1.1.0` but is not higher" in older.stderr
+
+
+def test_what_cannot_be_registered_is_refused_before_an_acknowledgement_is_asked_for(
+    home: Shell, tmp_path: Path
+) -> None:
+    same_version = written(tmp_path, WIDER[1], name="wider.yaml")
+    home.ok("contracts", "register", written(tmp_path), "--reason", "first")
+    refused = home("contracts", "register", same_version, "--reason", "more")
+    assert "version `1.0.0` differs from the registered `1.0.0` but is not higher" in refused.stderr
+    assert "+ PAY amount: " in refused.stdout
+    unsaid = home("contracts", "register", written(tmp_path, *WIDER, name="wider.yaml"), "--reason", " ")
+    assert "error: a reason is needed" == unsaid.stderr.splitlines()[0]
+
+
+def test_a_contract_is_named_by_the_path_of_its_gate(home: Shell, tmp_path: Path) -> None:
+    folder = tmp_path / "my gate"
+    home.ok("new", "parking", "--folder", str(folder))
+    file = f"{folder.resolve()}/contract.yaml"
+    assert file == home.json("contracts", "check", f"{folder}/", "--json")["file"]
+    assert file == home.json("contracts", "check", str(folder / "gate.py"), "--json")["file"]
+    assert [] == home.json("contracts", "diff", str(folder), file, "--json")["more"]
+    assert "parking: version " in home.ok("contracts", "register", str(folder), "--reason", "first")
+    unsaid = home("contracts", "check", str(own.written(tmp_path / "toll")))
+    assert "error: the contract of gate `toll` has no file of its own" == unsaid.stderr.splitlines()[0]
+    assert f"there is no gate at `{tmp_path}`" in home("contracts", "check", str(tmp_path)).stderr
 
 
 def test_who_registers_a_contract_before_its_day_is_told_that_a_human_decides_until_then(

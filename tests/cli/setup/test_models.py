@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +14,7 @@ import pytest
 
 from sds.models.catalog import prepare
 from sds.models.catalog.catalog import embedded_model
-from tests.cli.conftest import Shell
+from tests.cli.conftest import ROOT, Shell
 from tests.models.catalog.preparing import OPENVINO_WINS, flip, in_openvino, preparation
 from tests.small_models import sentencepiece_gguf
 
@@ -97,6 +101,33 @@ def test_a_mistake_is_answered_in_one_line(shell: Shell, args: tuple[str, ...], 
     assert (code, "") == (done.returncode, done.stdout), done.stderr
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("setpriv") is None, reason="only root can give up its right to read everything"
+)
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ({"SDS_HOME": "."}, ("models", "set SDS_MODELS to another folder")),
+        ({"SDS_MODELS": "shut/x"}, ("shut/x", "set it to a folder that this user may read, or unset it")),
+        ({"SDS_CACHE": "shut"}, ("shut/models", "set SDS_CACHE to another folder")),
+    ],
+)
+def test_a_folder_that_this_user_may_not_read_is_named_with_the_variable_to_set(
+    tmp_path: Path, named: dict[str, str], said: tuple[str, str]
+) -> None:
+    for folder in ("models", "shut"):
+        (tmp_path / folder).mkdir(mode=0o000)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "300", "SDS_HOME": "home"} | named
+    command = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", sys.executable, "-m", "sds.cli.app"]
+    done = subprocess.run(
+        [*command, "models", "list"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    error, mend = done.stderr.splitlines()
+    assert f"`{said[0]}`" in error
+    assert "cannot be read: permission denied" in error
+    assert said[1] in mend
 
 
 def test_a_models_folder_that_is_none_is_named(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

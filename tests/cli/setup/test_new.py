@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +41,13 @@ def test_a_new_gate_decides_at_once_and_its_contract_has_no_findings(cli: Cli) -
     assert "no findings" in cli.ok(
         "contracts", "check", "fraud_watch/contract.yaml", "--source", "./fraud_watch", "--strict"
     )
+
+
+def test_what_it_prints_to_type_works_for_a_folder_with_a_blank_in_its_name(cli: Cli) -> None:
+    tried, checked = cli.ok("new", "cards", "--folder", "my gates/cards").splitlines()[1:]
+    assert "try it:   sds run './my gates/cards' --limit 3" == tried
+    assert "check it: sds contracts check './my gates/cards'; pytest './my gates/cards'" == checked
+    assert "no findings" in cli.ok(*shlex.split(checked.split(";")[0])[3:])
 
 
 def test_nobody_else_can_write_what_a_new_gate_decides_with(cli: Cli) -> None:

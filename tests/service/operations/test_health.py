@@ -12,16 +12,20 @@ from typing import Any
 
 import pytest
 
+from sds.definitions.registry import find
 from sds.engines.breaker import FAILURES_MAX, PROBE_MS
+from sds.gate import Gate
 from sds.host.clock import now_ms
 from sds.kernel.errors import ModelError, StoreError
 from sds.kernel.executor.wholeness import RECORD_BEHIND, Doubt
 from sds.kernel.registry import registry
 from sds.kernel.storage.sqlite import SqliteStore
+from sds.service.gates import OpenGate, OpenGates
 from sds.service.operations import health
 from sds.service.operations.health import Health
+from tests.gates.own import GATE, written
 from tests.kernel.durable import proposal
-from tests.proposers import Says, WithLanguageModel
+from tests.proposers import Greedy, Says, WithLanguageModel
 from tests.service.operations.waiting import wait_until
 from tests.service.testbed import EVENT, Bed, check, opened_bed
 
@@ -152,9 +156,7 @@ def test_a_record_that_is_behind_the_outside_is_not_ready(bed: Bed, monkeypatch:
 def test_a_process_whose_contract_is_superseded_is_not_ready_and_begins_no_event(bed: Bed) -> None:
     decided = bed.post()
     assert 200 == looked(bed).status_code
-    terms = bed.gate.contract
-    newer = terms.model_copy(update={"version": terms.version + "9"})
-    registry.register(bed.gate.store, newer, by="operator", now_ms=now_ms())
+    supersede(bed.gate)
     not_ready(bed, "contract", {"toll": "CONTRACT_SUPERSEDED"})
     refused = bed.post({**EVENT, "trip_id": "T-2"})
     assert (503, "NOT_READY", True) == (refused.status_code, refused.json()["reason_code"], refused.json()["retryable"])
@@ -163,11 +165,32 @@ def test_a_process_whose_contract_is_superseded_is_not_ready_and_begins_no_event
     assert (200, decided.content) == (again.status_code, again.content)
 
 
+def test_a_process_stays_ready_for_its_other_gates_where_the_contract_of_one_is_superseded(home: Path) -> None:
+    """Else nobody decides for the others until the process with the newer contract is ready."""
+    code = GATE.replace("gate: toll", "gate: ferry").replace('name="toll"', 'name="ferry"') + f"# {home}\n"
+    definition, ferry_event = find(written(home / "ferry_gate", code)), {**EVENT, "trip_id": "F-1"}
+    with opened_bed(home) as bed, Gate.load(definition, engine=Greedy("WAIVE")) as ferry:
+        bed.service.gates = OpenGates({**bed.gates, "ferry": OpenGate(definition, ferry)})
+        supersede(bed.gate)
+        answer = looked(bed)
+        assert (200, "ready") == (answer.status_code, answer.json()["status"])
+        assert {"toll": "CONTRACT_SUPERSEDED", "ferry": "ok"} == answer.json()["checks"]["contract"]
+        refused = bed.post()
+        assert (503, "NOT_READY") == (refused.status_code, refused.json()["reason_code"])
+        assert ("close", "1") == tuple(refused.headers[name] for name in ("connection", "retry-after"))
+        assert 200 == bed.post(ferry_event, gate="ferry").status_code
+        supersede(ferry)
+        not_ready(bed, "contract", {"toll": "CONTRACT_SUPERSEDED", "ferry": "CONTRACT_SUPERSEDED"})
+
+
+def supersede(gate: Gate) -> None:
+    newer = gate.contract.model_copy(update={"version": gate.contract.version + "9"})
+    registry.register(gate.store, newer, by="operator", now_ms=now_ms())
+
+
 def test_of_the_events_that_come_before_the_probe_only_the_first_is_handed_to_a_human(home: Path) -> None:
     with opened_bed(home, Says(proposal("DENY", "NO_REASON")), probe_every_s=3_600.0) as bed:
-        terms = bed.gate.contract
-        newer = terms.model_copy(update={"version": terms.version + "9"})
-        registry.register(bed.gate.store, newer, by="operator", now_ms=now_ms())
+        supersede(bed.gate)
         first = bed.post().json()
         assert ("ESCALATED", "CONTRACT_REVOKED") == (first["state"], first["reason_code"])
         assert "NOT_READY" == bed.post({**EVENT, "trip_id": "T-2"}).json()["reason_code"]

@@ -272,12 +272,24 @@ def test_connections_are_refused_until_the_gates_are_open(home: Path, monkeypatc
     assert [errno.ECONNREFUSED] == errors
 
 
-def test_of_two_that_start_on_one_port_the_second_to_be_ready_is_refused() -> None:
-    with bound("127.0.0.1", 0) as first, bound(*first.getsockname()) as second:
-        listen(first)
-        with pytest.raises(SdsError, match=r"^the service cannot listen on `127.0.0.1:\d+`: ") as refused:
-            listen(second)
+def test_of_two_that_start_on_one_port_the_second_is_refused_before_anything_is_opened() -> None:
+    with (
+        bound("127.0.0.1", 0) as first,
+        pytest.raises(SdsError, match=r"^the service cannot listen on `.*`: ") as refused,
+    ):
+        bound(*first.getsockname())
     assert "choose another port with --port" == refused.value.hint
+
+
+def test_the_port_of_a_service_that_has_ended_is_free_at_once_and_held_again() -> None:
+    with bound("127.0.0.1", 0) as listener:
+        address = listener.getsockname()
+        listen(listener)
+        with socket.create_connection(address) as client:
+            listener.accept()[0].close()  # the service's end of the connection waits for late packets from now on
+            assert b"" == client.recv(1)
+    with bound(*address), pytest.raises(SdsError, match="cannot listen"):
+        bound(*address)
 
 
 @pytest.mark.parametrize("host", ["300.1.1.1", "192.0.2.1"])
