@@ -166,18 +166,9 @@ class RailProcess:
     def executor(self, version_of: Callable[[str], str | None] | None = None) -> RailExecutor:
         return RailExecutor(self.port, version_of)
 
-    def misbehave(
-        self,
-        *,
-        lose_reply: float = 0.0,
-        fail: float = 0.0,
-        drop_before: float = 0.0,
-        delay_ms: int = 0,
-        seed: int = 0,
-    ) -> None:
-        """Set the faults from now on; without arguments, none."""
-        faults = {"lose_reply": lose_reply, "fail": fail, "drop_before": drop_before}
-        _control(partial(_exchange, self.port), "POST", "/faults", {**faults, "delay_ms": delay_ms, "seed": seed})
+    def misbehave(self, **faults: float) -> None:
+        """Set the faults of the sandbox gateway from now on; without arguments, none."""
+        _control(partial(_exchange, self.port), "POST", "/faults", faults)
 
 
 class RailExecutor:

@@ -1,6 +1,6 @@
 """The payment rail's memory: one durable row for every idempotency key that it has ever answered for.
 
-The rail plays a system that belongs to somebody else, so it imports nothing of this project.
+The rail plays a system that belongs to somebody else, so it imports nothing that decides.
 """
 
 from __future__ import annotations

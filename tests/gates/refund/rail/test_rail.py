@@ -84,7 +84,7 @@ class TestIdempotency:
 
 class TestFaults:
     def test_a_lost_reply_is_unknown_and_then_found_settled(self, rail: RailProcess) -> None:
-        rail.misbehave(lose_reply=1.0)
+        rail.misbehave(lose_replies=1.0)
         lost = pay(rail.executor(), "lost")
 
         assert "unknown" == lost.status
@@ -94,13 +94,13 @@ class TestFaults:
         assert 1 == payouts(rail, "TKT-lost")["settled"]
 
     def test_a_dropped_order_is_unknown_and_then_absent(self, rail: RailProcess) -> None:
-        rail.misbehave(drop_before=1.0)
+        rail.misbehave(drop=1.0)
 
         assert "unknown" == pay(rail.executor(), "dropped").status
         assert "absent" == rail.executor().lookup(key_of("dropped"), SOON_S).status
 
     def test_a_declined_payment_is_rejected_for_good(self, rail: RailProcess) -> None:
-        rail.misbehave(fail=1.0)
+        rail.misbehave(refuse=1.0)
         declined = pay(rail.executor(), "declined")
         rail.misbehave()
 
@@ -138,7 +138,7 @@ class TestFaults:
 
     def test_faults_are_drawn_from_their_seed(self, rail: RailProcess) -> None:
         def run(prefix: str, seed: int) -> list[str]:
-            rail.misbehave(lose_reply=0.3, fail=0.3, drop_before=0.3, seed=seed)
+            rail.misbehave(lose_replies=0.3, refuse=0.3, drop=0.3, seed=seed)
             return [pay(rail.executor(), f"{prefix}-{n}").status for n in range(40)]
 
         first, second, other = run("a", 5), run("b", 5), run("c", 6)
@@ -146,7 +146,7 @@ class TestFaults:
         assert {"settled", "rejected", "unknown"} == set(first)
 
     def test_whatever_the_rail_does_nothing_is_paid_twice(self, rail: RailProcess) -> None:
-        rail.misbehave(lose_reply=0.3, drop_before=0.3, fail=0.1, delay_ms=2, seed=1)
+        rail.misbehave(lose_replies=0.3, drop=0.3, refuse=0.1, delay_ms=2, seed=1)
 
         def until_known(n: int) -> str:
             while (receipt := pay(rail.executor(), f"storm-{n}")).status == "unknown":
@@ -262,11 +262,11 @@ class TestMalformedInput:
     @pytest.mark.parametrize(
         "body",
         [
-            {"fail": 2},
-            {"fail": "1"},
-            {"fail": True},
+            {"refuse": 2},
+            {"refuse": "often"},
+            {"refuse": True},
             {"delay_ms": -1},
-            {"delay_ms": 10**9},
+            {"delay_ms": 10**11},
             {"seed": 0.5},
             {"no": 1},
             [],

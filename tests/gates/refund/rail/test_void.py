@@ -65,7 +65,7 @@ def test_a_key_that_has_paid_stays_settled(rail: RailProcess) -> None:
 
 
 def test_a_key_that_was_declined_stays_declined(rail: RailProcess) -> None:
-    rail.misbehave(fail=1.0)
+    rail.misbehave(refuse=1.0)
     declined = pay(rail.executor(), "no")
 
     assert declined == rail.executor().void(key_of("no"), SOON_S)
