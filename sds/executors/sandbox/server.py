@@ -14,6 +14,7 @@ With a token, each request needs `Authorization: Bearer TOKEN`. Faults apply onl
 
 from __future__ import annotations
 
+import json
 import ssl
 import time
 from dataclasses import asdict
@@ -21,8 +22,9 @@ from hmac import compare_digest
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from sds.executors.sandbox.books import Books, KeyAnswer
+from sds.executors.sandbox.books import Books
 from sds.executors.sandbox.faults import Fate, GatewayFaults
+from sds.executors.sandbox.keyed_book import Answer
 from sds.executors.sandbox.loopback import JsonHandler, LoopbackServer
 
 BODY_BYTES_MAX = 64 * 1024
@@ -154,7 +156,7 @@ class _Handler(JsonHandler):
         at_work = self.server.is_at_work(key)
         found = self.server.books.find(key)  # read second: an order that ended in between is in the books
         if at_work and found.status == "absent":
-            self.answer(200, KeyAnswer("pending").as_data(key))
+            self.answer(200, _as_data(Answer("pending"), key))
         else:
             self._reply(drawn, _CODES[found.status], found, key)
 
@@ -162,12 +164,12 @@ class _Handler(JsonHandler):
         if self.server.begin(key):
             return True
         self.answer(
-            _CODES["pending"], KeyAnswer("pending", detail="another request with this key is under way").as_data(key)
+            _CODES["pending"], _as_data(Answer("pending", detail="another request with this key is under way"), key)
         )
         return False
 
-    def _reply(self, drawn: Fate, code: int, found: KeyAnswer, key: str) -> None:
-        self.reply(drawn, code, found.as_data(key), replayed=found.replayed)
+    def _reply(self, drawn: Fate, code: int, found: Answer, key: str) -> None:
+        self.reply(drawn, code, _as_data(found, key), replayed=found.replayed)
 
     def _statement(self, asked: dict[str, list[str]]) -> None:
         try:
@@ -178,3 +180,11 @@ class _Handler(JsonHandler):
             self.malformed(400, "`since`, `until` (milliseconds) and `after` must be whole numbers")
             return
         self.answer(200, {"lines": lines, "next": str(lines[-1]["number"]) if lines else None})
+
+
+def _as_data(found: Answer, key: str) -> dict[str, object]:
+    named = {"id": found.reference} if found.reference else {}
+    order = json.loads(found.order[0]) if found.order else {}
+    ordered = {name: order[name] for name in ("amount", "currency") if name in order}
+    detail = {"detail": found.detail} if found.detail else {}
+    return {"key": key, "status": found.status, **named, **ordered, **detail}

@@ -38,9 +38,10 @@ from threading import Condition, Thread
 from typing import Any
 
 from sds.executors.sandbox.faults import GatewayFaults
+from sds.executors.sandbox.keyed_book import Answer
 from sds.executors.sandbox.loopback import JsonHandler, LoopbackServer
 
-from .store import Answer, PayoutStore, is_key, parse_order
+from .store import PayoutStore, is_key, parse_order
 
 BODY_BYTES_MAX = 4096
 CONNECTIONS_MAX = 256
@@ -180,7 +181,7 @@ class Handler(JsonHandler):
         certain = self.server.arrivals.certain(self.client_address[-1], key)
         answer = (self.server.store.find if what == "pay" else self.server.store.reverted)(key)
         status = "pending" if answer.status == "absent" and not certain else answer.status
-        self.answer(200, {**asdict(answer), "status": status, "key": key})
+        self.answer(200, _as_data(answer, key) | {"status": status})
 
     def _carry_out(self, key: str, work: Callable[[bool], Answer]) -> None:
         """Do work that moves money, with the faults drawn for it."""
@@ -193,7 +194,7 @@ class Handler(JsonHandler):
             answer = work(drawn.refuse)
         finally:
             self.server.arrivals.done(key)
-        self.reply(drawn, 409 if answer.status == "conflict" else 200, {**asdict(answer), "key": key})
+        self.reply(drawn, 409 if answer.status == "conflict" else 200, _as_data(answer, key))
 
     def _void(self, key: str) -> None:
         # An order for this key that no thread works on yet will find it void, whenever it arrived.
@@ -201,7 +202,11 @@ class Handler(JsonHandler):
         working = self.server.arrivals.working_on(key)
         answer = self.server.store.find(key) if working else self.server.store.void(key)
         status = "pending" if answer.status == "absent" else answer.status
-        self.answer(200, {**asdict(answer), "status": status, "key": key})
+        self.answer(200, _as_data(answer, key) | {"status": status})
+
+
+def _as_data(answer: Answer, key: str) -> dict[str, str]:
+    return {"key": key, "status": answer.status, "reference": answer.reference, "detail": answer.detail}
 
 
 def _numbers(path: str) -> tuple[int, int, int] | None:
