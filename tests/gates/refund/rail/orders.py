@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import socket
+from pathlib import Path
 
-from sds.gates.refund.rail.client import RailExecutor
+from sds.gates.refund.rail.client import RailExecutor, RailProcess
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
 
 SOON_S = 5.0
@@ -21,6 +22,17 @@ def intent_for(name: str, amount: int = 25_000, kind: str = "COMPENSATE") -> Exe
 
 def pay(executor: RailExecutor, name: str, amount: int = 25_000, deadline_s: float = SOON_S) -> Receipt:
     return executor.dispatch(intent_for(name, amount), key_of(name), deadline_s)
+
+
+class Elsewhere(RailProcess):
+    """What listens on a port, and was not started here."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(Path("elsewhere"))
+        self.port = port
+
+    def running_port(self, within_s: float) -> int:
+        return self.port
 
 
 def raw(port: int, data: bytes) -> bytes:
