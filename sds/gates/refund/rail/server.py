@@ -14,7 +14,7 @@ HTTP on 127.0.0.1 only, one request a connection, bodies in JSON:
     GET  /statement/SINCE/UNTIL/N
                          the next orders answered in this time span (milliseconds since 1970), after number N, each in its
                          current state: settled, rejected or reverted; an empty list after the last
-    POST /faults         those of the sandbox gateway, from now on, for payments and reversals
+    POST /faults         those of the sandbox gateway, but accept-ms and forget-keys-ms: from now on, for payments and reversals
 
 It prints one JSON line with its port when it is ready. It exits when its standard input closes, so an orphan cannot go
 on paying.
@@ -25,6 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sqlite3
 import sys
 import time
@@ -45,9 +46,9 @@ from .store import PayoutStore, is_key, parse_order
 
 BODY_BYTES_MAX = 4096
 CONNECTIONS_MAX = 256
-NUMBER_DIGITS_MAX = 18
 REQUEST_S = 5.0
 SETTLING_S = 0.05
+_SPAN = re.compile(r"([0-9]{1,18})/([0-9]{1,18})/([0-9]{1,18})")  # since, until, and the number after which to go on
 _DECLINED = Answer("rejected", detail="the rail declined to take it back")
 
 
@@ -142,8 +143,9 @@ class Handler(JsonHandler):
     def do_GET(self) -> None:  # noqa: N802  the base class's name
         self.server.arrivals.was_read(self.client_address[-1])
         what, _, name = self.path.removeprefix("/").partition("/")
-        if what == "statement" and (asked := _numbers(name)) is not None:
-            self.answer(200, {"lines": [asdict(line) for line in self.server.store.statement(*asked)]})
+        if what == "statement" and (asked := _SPAN.fullmatch(name)):
+            lines = self.server.store.statement(*map(int, asked.groups()))
+            self.answer(200, {"lines": [asdict(line) for line in lines]})
         elif what in {"pay", "revert"} and is_key(name):
             self._look_up(what, name)
         else:
@@ -207,15 +209,6 @@ class Handler(JsonHandler):
 
 def _as_data(answer: Answer, key: str) -> dict[str, str]:
     return {"key": key, "status": answer.status, "reference": answer.reference, "detail": answer.detail}
-
-
-def _numbers(path: str) -> tuple[int, int, int] | None:
-    """Return since, until, and the number after which to go on; None for anything else."""
-    parts = path.split("/")
-    if len(parts) != 3 or not all(p.isascii() and p.isdigit() and len(p) <= NUMBER_DIGITS_MAX for p in parts):
-        return None
-    since_ms, until_ms, after = map(int, parts)
-    return since_ms, until_ms, after
 
 
 def _stop_with_input(server: RailServer) -> None:
