@@ -21,7 +21,7 @@ from sds.gates.refund.rail.client import RailProcess
 from sds.gates.refund.rail.server import BODY_BYTES_MAX
 from sds.kernel.errors import ExecutorError
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
-from tests.gates.refund.rail.orders import SOON_S, Elsewhere, intent_for, key_of, pay, post, raw
+from tests.gates.refund.rail.orders import SOON_S, elsewhere, intent_for, key_of, pay, post, raw
 from tests.gates.refund.rail.payouts import payouts
 
 
@@ -202,7 +202,7 @@ class TestProcess:
         os.kill(parent.pid, signal.SIGKILL)
         parent.wait()
         parent.stdout.close()
-        executor, ends = Elsewhere(port).executor(), time.monotonic() + SOON_S
+        executor, ends = elsewhere(port), time.monotonic() + SOON_S
         while executor.lookup(key_of("x"), 0.5).status == "absent" and time.monotonic() < ends:
             time.sleep(0.02)
 
