@@ -18,8 +18,9 @@ from unittest.mock import patch
 import httpx2
 
 from sds.executors import http
-from sds.executors.sandbox.books import Books, KeyAnswer
+from sds.executors.sandbox.books import Books
 from sds.executors.sandbox.faults import parse_faults
+from sds.executors.sandbox.keyed_book import Answer
 from sds.executors.sandbox.server import GatewayServer
 from sds.kernel.executor.protocol import ExecutionIntent
 
@@ -51,7 +52,7 @@ def held(gateway: GatewayServer) -> Iterator[None]:
     """Let a gateway take orders and carry none out, until the block ends."""
     let_go, pay = Event(), gateway.books.pay
 
-    def later(*order: Any, **how: Any) -> KeyAnswer:
+    def later(*order: Any, **how: Any) -> Answer:
         let_go.wait(READY_S)
         return pay(*order, **how)
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 
 import httpx2
 import pytest
 
+from sds.executors.sandbox.books import Books
 from sds.executors.sandbox.faults import GatewayFaults, fate, parse_faults, read_faults
 from sds.kernel.errors import UsageError
 from tests.executors.gateways import asked, held, in_process, in_thread
@@ -105,6 +108,12 @@ def test_an_order_is_only_accepted_for_a_while_and_then_has_its_end(tmp_path: Pa
         assert "accepted" == line["status"]
         asked(gateway.url, "POST", "/faults", {})
         assert "settled" == asked(gateway.url, "GET", "/payments/k-1")[1]["status"]
+
+
+def test_an_order_is_settled_also_while_the_clock_is_behind_it(tmp_path: Path) -> None:
+    ticks = count(10, -1)
+    with closing(Books(tmp_path / "gateway.db", lambda: next(ticks))) as books:
+        assert "settled" == books.pay("k-1", ORDER).status == books.find("k-1").status
 
 
 def test_the_statement_comes_in_pages(tmp_path: Path) -> None:

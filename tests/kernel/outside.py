@@ -12,7 +12,7 @@ from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
 
-from sds.gates.refund.rail.store import Answer as RailAnswer
+from sds.executors.sandbox.keyed_book import Answer as RailAnswer
 from sds.gates.refund.rail.store import Order, PayoutStore
 from sds.kernel.envelope.state import StateRead, Value
 from sds.kernel.errors import StateError

@@ -17,120 +17,99 @@ from __future__ import annotations
 import json
 import ssl
 import time
-from collections import Counter
-from contextlib import suppress
 from dataclasses import asdict
 from hmac import compare_digest
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socketserver import TCPServer
-from threading import Lock
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from sds.executors.sandbox.books import Books, KeyAnswer
-from sds.executors.sandbox.faults import Fate, GatewayFaults, fate, read_faults
-from sds.kernel.errors import UsageError
+from sds.executors.sandbox.books import Books
+from sds.executors.sandbox.faults import Fate, GatewayFaults
+from sds.executors.sandbox.keyed_book import Answer
+from sds.executors.sandbox.loopback import JsonHandler, LoopbackServer
 
 BODY_BYTES_MAX = 64 * 1024
 KEY_CHARS_MAX = 255
 IDLE_S = 30.0
-AGAIN_S = 0.02  # before a reply is sent again: the client may have sent its next question by then
 BACKLOG = 512
 
 _CODES = {"settled": 200, "rejected": 200, "accepted": 200, "absent": 404, "conflict": 422, "pending": 409}
 
 
-class GatewayServer(ThreadingHTTPServer):
-    """One gateway over its books. Port 0 takes any free one. `tls`: the context for HTTPS; None: HTTP."""
+class GatewayServer(LoopbackServer):
+    """One gateway over its books. `tls`: the context for HTTPS; None: HTTP."""
 
-    daemon_threads = True
     request_queue_size = BACKLOG
 
     def __init__(
         self, port: int, books: Books, faults: GatewayFaults, *, token: str = "", tls: ssl.SSLContext | None = None
     ) -> None:
-        super().__init__(("127.0.0.1", port), _Handler)
+        super().__init__(port, _Handler)
         if tls is not None:
             self.socket = tls.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
         self.books, self.token, self.scheme = books, token, "https" if tls else "http"
-        self._lock, self._turns, self._at_work = Lock(), Counter[str](), set[str]()
+        self._at_work = set[str]()
         self.misbehave(faults)
 
     @property
     def url(self) -> str:
         return f"{self.scheme}://127.0.0.1:{self.server_port}"
 
-    def server_bind(self) -> None:
-        TCPServer.server_bind(self)  # not HTTPServer's, which asks the name service for a host name
-        self.server_name, self.server_port = "127.0.0.1", self.server_address[1]
-
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Print nothing: a gateway must expect clients that go away or do not speak TLS."""
 
     def misbehave(self, faults: GatewayFaults) -> None:
-        self.faults, self.books.forget_ms, self.books.accept_ms = faults, faults.forget_keys_ms, faults.accept_ms
-
-    def fate(self, key: str) -> Fate:
-        with self._lock:
-            self._turns[key] += 1
-            turn = self._turns[key]
-        return fate(self.faults, key, turn)
+        super().misbehave(faults)
+        self.books.forget_ms, self.books.accept_ms = faults.forget_keys_ms, faults.accept_ms
 
     def begin(self, key: str) -> bool:
         """Return whether this is the only request at work on `key`; `end` ends it."""
-        with self._lock:
+        with self.lock:
             free = key not in self._at_work
             self._at_work.add(key)
         return free
 
     def end(self, key: str) -> None:
-        with self._lock:
+        with self.lock:
             self._at_work.discard(key)
 
     def is_at_work(self, key: str) -> bool:
-        with self._lock:
+        with self.lock:
             return key in self._at_work
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(JsonHandler):
     server: GatewayServer
     protocol_version = "HTTP/1.1"
     timeout = IDLE_S
-    disable_nagle_algorithm = True  # head and body are two writes: the second would wait 40 ms for an acknowledgement
-    error_content_type = "application/json"
-    error_message_format = '{"status":"malformed","detail":"%(code)d"}'
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802  the base class's name
         parts, asked = self._parts()
         if not self._is_authorized():
             return
         if parts == ["payments"]:
-            self._answer(200, self.server.books.totals())
+            self.answer(200, self.server.books.totals())
         elif parts == ["faults"]:
-            self._answer(200, asdict(self.server.faults))
+            self.answer(200, asdict(self.server.faults))
         elif parts == ["statement"]:
             self._statement(asked)
         elif len(parts) == 2 and parts[0] == "payments":
             self._look_up(parts[1])
         else:
-            self._malformed(404, "there is no such address")
+            self.malformed(404, "there is no such address")
 
-    def do_POST(self) -> None:
+    def do_POST(self) -> None:  # noqa: N802  as above
         parts, _ = self._parts()
-        body = self._body()
+        body = self.body(BODY_BYTES_MAX)
         if not self._is_authorized():
             return
         if parts == ["payments"]:
             self._pay(body)
         elif parts == ["faults"]:
-            self._misbehave(body)
+            self.misbehave(body)
         elif len(parts) == 3 and parts[0] == "payments" and parts[2] == "void":
             self._void(parts[1])
         else:
-            self._malformed(404, "there is no such address")
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  the base class's name
-        """Print nothing."""
+            self.malformed(404, "there is no such address")
 
     def _parts(self) -> tuple[list[str], dict[str, list[str]]]:
         url = urlsplit(self.path)
@@ -141,26 +120,16 @@ class _Handler(BaseHTTPRequestHandler):
         given = self.headers.get("Authorization", "").encode("latin-1", "replace")
         if not self.server.token or compare_digest(wanted, given):
             return True
-        self._malformed(401, "the bearer token is missing or wrong")
+        self.malformed(401, "the bearer token is missing or wrong")
         return False
-
-    def _body(self) -> object:
-        length = self.headers.get("Content-Length", "0")
-        if not (length.isascii() and length.isdigit()) or len(length) > 9 or int(length) > BODY_BYTES_MAX:
-            self.close_connection = True
-            return None
-        try:
-            return json.loads(self.rfile.read(int(length)).decode() or "null")
-        except (ValueError, RecursionError):
-            return None
 
     def _pay(self, order: object) -> None:
         key = self.headers.get("Idempotency-Key", "")
         if not 0 < len(key) <= KEY_CHARS_MAX or not isinstance(order, dict) or type(order.get("amount", 0)) is not int:
-            self._malformed(400, "an order must be a JSON object with a whole `amount`, and needs an Idempotency-Key")
+            self.malformed(400, "an order must be a JSON object with a whole `amount`, and needs an Idempotency-Key")
             return
         drawn = self.server.fate(key)
-        if self._fails_before_work(drawn) or not self._begin_alone(key):
+        if self.fails_before_work(drawn) or not self._begin_alone(key):
             return
         try:
             time.sleep(drawn.delay_ms / 1000)
@@ -172,7 +141,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _void(self, key: str) -> None:
         drawn = self.server.fate(key)
-        if self._fails_before_work(drawn) or not self._begin_alone(key):
+        if self.fails_before_work(drawn) or not self._begin_alone(key):
             return
         try:
             found = self.server.books.void(key)
@@ -182,42 +151,25 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _look_up(self, key: str) -> None:
         drawn = self.server.fate(key)
-        if self._fails_before_work(drawn):
+        if self.fails_before_work(drawn):
             return
         at_work = self.server.is_at_work(key)
         found = self.server.books.find(key)  # read second: an order that ended in between is in the books
         if at_work and found.status == "absent":
-            self._answer(200, KeyAnswer("pending").as_data(key))
+            self.answer(200, _as_data(Answer("pending"), key))
         else:
             self._reply(drawn, _CODES[found.status], found, key)
 
     def _begin_alone(self, key: str) -> bool:
         if self.server.begin(key):
             return True
-        self._answer(
-            _CODES["pending"], KeyAnswer("pending", detail="another request with this key is under way").as_data(key)
+        self.answer(
+            _CODES["pending"], _as_data(Answer("pending", detail="another request with this key is under way"), key)
         )
         return False
 
-    def _fails_before_work(self, drawn: Fate) -> bool:
-        if drawn.down:
-            self._answer(503, {"status": "down"})
-        elif drawn.fail_before:
-            self._answer(500, {"status": "failed"})
-        elif drawn.drop:
-            self.close_connection = True
-        return drawn.down or drawn.fail_before or drawn.drop
-
-    def _reply(self, drawn: Fate, code: int, found: KeyAnswer, key: str) -> None:
-        if drawn.lose:
-            self.close_connection = True
-        elif drawn.fail_after:
-            self._answer(500, {"status": "failed"})
-        else:
-            self._answer(code, found.as_data(key), replayed=found.replayed, cut=drawn.cut)
-            if drawn.twice:
-                time.sleep(AGAIN_S)
-                self._answer(code, found.as_data(key), replayed=found.replayed)
+    def _reply(self, drawn: Fate, code: int, found: Answer, key: str) -> None:
+        self.reply(drawn, code, _as_data(found, key), replayed=found.replayed)
 
     def _statement(self, asked: dict[str, list[str]]) -> None:
         try:
@@ -225,29 +177,14 @@ class _Handler(BaseHTTPRequestHandler):
             after = int(asked.get("after", ["0"])[0] or 0)
             lines = self.server.books.statement(since_ms, until_ms, after)
         except (KeyError, ValueError, OverflowError):
-            self._malformed(400, "`since`, `until` (milliseconds) and `after` must be whole numbers")
+            self.malformed(400, "`since`, `until` (milliseconds) and `after` must be whole numbers")
             return
-        self._answer(200, {"lines": lines, "next": str(lines[-1]["number"]) if lines else None})
+        self.answer(200, {"lines": lines, "next": str(lines[-1]["number"]) if lines else None})
 
-    def _misbehave(self, body: object) -> None:
-        try:
-            self.server.misbehave(read_faults(body if isinstance(body, dict) else {"": body}))
-        except UsageError as error:
-            self._malformed(400, str(error))
-            return
-        self._answer(200, asdict(self.server.faults))
 
-    def _malformed(self, code: int, detail: str) -> None:
-        self._answer(code, {"status": "malformed", "detail": detail})
-
-    def _answer(self, code: int, data: object, *, replayed: bool = False, cut: bool = False) -> None:
-        body = json.dumps(data).encode()
-        with suppress(OSError):
-            self.send_response(code)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            if replayed:
-                self.send_header("Idempotent-Replayed", "true")
-            self.end_headers()
-            self.wfile.write(body[: len(body) // 2] if cut else body)
-        self.close_connection = self.close_connection or cut
+def _as_data(found: Answer, key: str) -> dict[str, object]:
+    named = {"id": found.reference} if found.reference else {}
+    order = json.loads(found.order[0]) if found.order else {}
+    ordered = {name: order[name] for name in ("amount", "currency") if name in order}
+    detail = {"detail": found.detail} if found.detail else {}
+    return {"key": key, "status": found.status, **named, **ordered, **detail}

@@ -163,7 +163,7 @@ class FailSecond(Chaos):
 
     def reasoned(self, packet: DecisionPacket, data: bytes) -> None:  # noqa: ARG002
         rail: RailProcess = self.executor.process  # type: ignore[attr-defined]  # the refund gate's own executor
-        rail.misbehave(fail=1.0 if packet.event_id.endswith(SECOND) else 0.0)
+        rail.misbehave(refuse=1.0 if packet.event_id.endswith(SECOND) else 0.0)
 
     @staticmethod
     def missing(report: Mapping[str, Any]) -> str:

@@ -6,7 +6,6 @@ one stopped.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -55,33 +54,15 @@ def load_refund_contract() -> Contract:
     return released_contract(CONTRACT)
 
 
-class Rail(RailExecutor):
-    """Pays through a payment rail in its own process. Starts it, restarts it when it dies or hangs, and stops it in `close`."""
-
-    def __init__(self, db: Path, version_of: Callable[[str], str | None]) -> None:
-        self.process = RailProcess(db)
-        self.process.start()
-        super().__init__(self.process.port, version_of)
-
-    def port_within(self, within_s: float) -> int:
-        """Return the port of the process, which is restarted where it has died or hangs."""
-        return self.process.running_port(within_s)
-
-    def was_late(self) -> None:
-        self.process.was_late()
-
-    def close(self) -> None:
-        self.process.stop()
-
-
 def _source(folder: Path) -> TicketSource:
     ensure_world(folder)
     return TicketSource(airline_path(folder))
 
 
-def _open(folder: Path) -> tuple[TicketSource, Rail]:
-    source = _source(folder)
-    return source, Rail(folder / RAIL, source.version)
+def _open(folder: Path) -> tuple[TicketSource, RailExecutor]:
+    source, process = _source(folder), RailProcess(folder / RAIL)
+    process.start()
+    return source, process.executor(source.version)
 
 
 def _queue(folder: Path) -> list[QueuedCase]:

@@ -51,7 +51,7 @@ def test_whatever_the_rail_does_nothing_is_paid_twice_and_recovery_settles_the_r
     gate: tuple[Gate, RailProcess], folder: Path
 ) -> None:
     opened, rail = gate
-    rail.misbehave(lose_reply=0.4, fail=0.1, drop_before=0.2, seed=7)
+    rail.misbehave(lose_replies=0.4, refuse=0.1, drop=0.2, seed=7)
     answers = [opened.decide(claim.event) for claim in undecided(opened, folder)[:30]]
     rail.misbehave()
     left = opened.recover()

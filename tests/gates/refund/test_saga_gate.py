@@ -117,7 +117,7 @@ def test_the_ticket_can_be_refunded_again_once_its_refund_was_taken_back(desk: D
 def test_a_reversal_whose_reply_is_lost_is_looked_up_and_happens_once(desk: Desk) -> None:
     reasoned = desk.watch.reasoned
     desk.gate._on_reasoned = lambda packet, data: (
-        desk.rail.misbehave(lose_reply=1.0) if packet.event_id.endswith("/compensation") else reasoned(packet, data)
+        desk.rail.misbehave(lose_replies=1.0) if packet.event_id.endswith("/compensation") else reasoned(packet, data)
     )
     before = payouts(desk.rail)["reversed"]
     found = desk.decide()
@@ -186,7 +186,7 @@ def test_what_was_never_paid_cannot_be_taken_back(rail: RailProcess) -> None:
     assert refused == executor.revert(key_of("never"), SOON_S)
     executor.void(key_of("void-before"), SOON_S)
     assert refused == executor.revert(key_of("void-before"), SOON_S)
-    rail.misbehave(fail=1.0)
+    rail.misbehave(refuse=1.0)
     pay(executor, "declined-before")
     rail.misbehave()
     assert refused == executor.revert(key_of("declined-before"), SOON_S)
@@ -195,7 +195,7 @@ def test_what_was_never_paid_cannot_be_taken_back(rail: RailProcess) -> None:
 def test_a_rail_that_declines_a_reversal_has_reversed_nothing(rail: RailProcess) -> None:
     executor = rail.executor()
     pay(executor, "kept")
-    rail.misbehave(fail=1.0)
+    rail.misbehave(refuse=1.0)
     assert "rejected" == executor.revert(key_of("kept"), SOON_S).status
     assert "absent" == executor.reverted(key_of("kept"), SOON_S).status
 

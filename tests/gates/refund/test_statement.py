@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from sds.executors.sandbox.keyed_book import PAGE_LINES
 from sds.gates.opening import recovery_kernel
 from sds.gates.refund.chaos import Drift
 from sds.gates.refund.gate import airline_path, ensure_world, gate, read_queue
 from sds.gates.refund.rail.client import RailProcess
-from sds.gates.refund.rail.store import PAGE_LINES, Line, Order, PayoutStore
+from sds.gates.refund.rail.store import Line, Order, PayoutStore
 from sds.gates.refund.source import TicketSource
 from sds.gates.runner import payments_of, wrongly_paid
 from sds.host.clock import now_ms

@@ -164,24 +164,16 @@ class RailProcess:
                 pipe.close()
 
     def executor(self, version_of: Callable[[str], str | None] | None = None) -> RailExecutor:
-        return RailExecutor(self.port, version_of)
+        return RailExecutor(self, version_of)
 
-    def misbehave(
-        self,
-        *,
-        lose_reply: float = 0.0,
-        fail: float = 0.0,
-        drop_before: float = 0.0,
-        delay_ms: int = 0,
-        seed: int = 0,
-    ) -> None:
-        """Set the faults from now on; without arguments, none."""
-        faults = {"lose_reply": lose_reply, "fail": fail, "drop_before": drop_before}
-        _control(partial(_exchange, self.port), "POST", "/faults", {**faults, "delay_ms": delay_ms, "seed": seed})
+    def misbehave(self, **faults: float) -> None:
+        """Set the faults of the sandbox gateway from now on; without arguments, none."""
+        _control(partial(_exchange, self.port), "POST", "/faults", faults)
 
 
 class RailExecutor:
-    """Pays through the rail on `port`. Safe in several threads. Idempotent, because the rail honours keys.
+    """Pays through a rail, which is restarted where it has died or hangs. Safe in several threads. Idempotent, because
+    the rail honours keys.
 
     `version_of` (the state source's) is the precondition on state that the rail does not own: an intent whose ticket
     has moved is refused before it is sent. A move between that check and the payment is not noticed.
@@ -189,15 +181,9 @@ class RailExecutor:
 
     idempotent = True
 
-    def __init__(self, port: int, version_of: Callable[[str], str | None] | None = None) -> None:
-        self._port, self._version_of = port, version_of
-
-    def port_within(self, within_s: float) -> int:  # noqa: ARG002  it is always there
-        """Return the rail's port within `within_s` seconds. Raises ExecutorError where there is none."""
-        return self._port
-
-    def was_late(self) -> None:
-        """Called when an exchange had no answer in time."""
+    def __init__(self, process: RailProcess, version_of: Callable[[str], str | None] | None = None) -> None:
+        self.process, self._version_of = process, version_of
+        self.close = process.stop
 
     def dispatch(self, intent: ExecutionIntent, key: str, deadline_s: float) -> Receipt:
         """Pay the intent's amount under `key`."""
@@ -260,11 +246,11 @@ class RailExecutor:
     ) -> tuple[int, dict[str, Any]]:
         """Call `_exchange` on the rail's current port. Raises ExecutorError where it has none."""
         ends_s = time.monotonic() + deadline_s
-        port = self.port_within(deadline_s)
+        port = self.process.running_port(deadline_s)
         try:
             return _exchange(port, method, path, body, ends_s - time.monotonic())
         except TimeoutError:
-            self.was_late()
+            self.process.was_late()
             raise
 
 

@@ -14,8 +14,7 @@ HTTP on 127.0.0.1 only, one request a connection, bodies in JSON:
     GET  /statement/SINCE/UNTIL/N
                          the next orders answered in this time span (milliseconds since 1970), after number N, each in its
                          current state: settled, rejected or reverted; an empty list after the last
-    POST /faults         {"lose_reply","fail","drop_before": 0..1, "delay_ms", "seed"}: from now on, lose replies after
-                         the work is done, decline, close the connection before any work, wait before the work
+    POST /faults         those of the sandbox gateway, but accept-ms and forget-keys-ms: from now on, for payments and reversals
 
 It prints one JSON line with its port when it is ready. It exits when its standard input closes, so an orphan cannot go
 on paying.
@@ -26,58 +25,31 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sqlite3
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import asdict
 from pathlib import Path
-from random import Random
 from socket import socket
-from socketserver import TCPServer
 from threading import Condition, Thread
 from typing import Any
 
-from .store import Answer, PayoutStore, is_key, parse_order
+from sds.executors.sandbox.faults import GatewayFaults
+from sds.executors.sandbox.keyed_book import Answer
+from sds.executors.sandbox.loopback import JsonHandler, LoopbackServer
+
+from .store import PayoutStore, is_key, parse_order
 
 BODY_BYTES_MAX = 4096
 CONNECTIONS_MAX = 256
-DELAY_MS_MAX = 60_000
-NUMBER_DIGITS_MAX = 18
 REQUEST_S = 5.0
 SETTLING_S = 0.05
+_SPAN = re.compile(r"([0-9]{1,18})/([0-9]{1,18})/([0-9]{1,18})")  # since, until, and the number after which to go on
 _DECLINED = Answer("rejected", detail="the rail declined to take it back")
-
-
-@dataclass(frozen=True, slots=True)
-class Faults:
-    """How the rail misbehaves: probabilities between 0 and 1, a delay, and the seed of the draws."""
-
-    lose_reply: float = 0.0
-    fail: float = 0.0
-    drop_before: float = 0.0
-    delay_ms: int = 0
-    seed: int = 0
-
-
-def parse_faults(data: object) -> Faults | str:
-    """Return the faults, or one line that says what is wrong with them. A fault that is not named is off."""
-    names = {field.name for field in fields(Faults)}
-    if not isinstance(data, dict) or not set(data) <= names:
-        return f"choose faults from: {', '.join(sorted(names))}"
-    for name in ("lose_reply", "fail", "drop_before"):
-        value = data.get(name, 0.0)
-        if type(value) not in {int, float} or not 0 <= value <= 1:
-            return f"{name} is not between 0 and 1"
-    if type(data.get("seed", 0)) is not int:
-        return "seed is not an integer"
-    delay_ms = data.get("delay_ms", 0)
-    if type(delay_ms) is not int or not 0 <= delay_ms <= DELAY_MS_MAX:
-        return f"delay_ms is not an integer between 0 and {DELAY_MS_MAX}"
-    return Faults(**data)
 
 
 class Arrivals:
@@ -93,7 +65,6 @@ class Arrivals:
         self._open: set[int] = set()
         self._unread: set[int] = set()
         self._working: Counter[str] = Counter()
-        self._faults, self._rng = Faults(), Random(0)  # noqa: S311 - faults are to be repeatable, not secret
 
     def arrive(self) -> int:
         with self._changed:
@@ -134,29 +105,19 @@ class Arrivals:
             self._changed.wait_for(lambda: min(self._unread, default=number) >= number, SETTLING_S)
             return min(self._unread, default=number) >= number and not self._working[key]
 
-    def misbehave(self, faults: Faults) -> None:
-        with self._changed:
-            self._faults, self._rng = faults, Random(faults.seed)  # noqa: S311
 
-    def draw(self) -> tuple[bool, bool, bool, int]:
-        """Draw the faults of one order: (drop before, fail, lose the reply, delay in milliseconds)."""
-        with self._changed:
-            drop, fail, lose = (self._rng.random() for _ in range(3))
-            faults = self._faults
-        return drop < faults.drop_before, fail < faults.fail, lose < faults.lose_reply, faults.delay_ms
-
-
-class RailServer(ThreadingHTTPServer):
-    daemon_threads = True
+class RailServer(LoopbackServer):
     request_queue_size = CONNECTIONS_MAX
 
     def __init__(self, port: int, store: PayoutStore) -> None:
-        super().__init__(("127.0.0.1", port), Handler)
+        super().__init__(port, Handler)
         self.store, self.arrivals = store, Arrivals()
 
-    def server_bind(self) -> None:
-        TCPServer.server_bind(self)  # not HTTPServer's, which asks the name service for a host name
-        self.server_name, self.server_port = "127.0.0.1", self.server_address[1]
+    def misbehave(self, faults: GatewayFaults) -> None:
+        """Set the faults: an order's fate depends on their seed, and on how many orders came since."""
+        with self.lock:
+            self.faults = faults
+            self.turns.clear()
 
     def get_request(self) -> tuple[socket, Any]:
         connection, address = super().get_request()
@@ -173,79 +134,69 @@ class RailServer(ThreadingHTTPServer):
         sys.stderr.write(f"rail: {type(sys.exception()).__name__} while answering\n")
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(JsonHandler):
     """Reads one request and answers it. A malformed request gets a 4xx and pays nothing."""
 
     server: RailServer
     timeout = REQUEST_S
-    error_message_format = '{"status":"malformed","detail":"%(code)d"}'
-    error_content_type = "application/json"
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802  the base class's name
         self.server.arrivals.was_read(self.client_address[-1])
         what, _, name = self.path.removeprefix("/").partition("/")
-        if what == "statement" and (asked := _numbers(name)) is not None:
-            self._answer(200, {"lines": [asdict(line) for line in self.server.store.statement(*asked)]})
+        if what == "statement" and (asked := _SPAN.fullmatch(name)):
+            lines = self.server.store.statement(*map(int, asked.groups()))
+            self.answer(200, {"lines": [asdict(line) for line in lines]})
         elif what in {"pay", "revert"} and is_key(name):
             self._look_up(what, name)
         else:
-            self._malformed("no such path")
+            self.malformed(400, "no such path")
 
-    def do_POST(self) -> None:
-        data = self._body()
+    def do_POST(self) -> None:  # noqa: N802  as above
+        data = self.body(BODY_BYTES_MAX) if self.headers.get_content_type() == "application/json" else None
         if self.path == "/pay":
             order = parse_order(data)
             if isinstance(order, str):
-                self._malformed(order)
+                self.malformed(400, order)
             else:
-                self._carry_out(order.key, lambda fail: self.server.store.pay(order, refuse=fail))
+                self._carry_out(order.key, lambda refuse: self.server.store.pay(order, refuse=refuse))
         elif self.path in {"/void", "/revert"}:
             key = data.get("key") if isinstance(data, dict) and set(data) == {"key"} else None
             if not is_key(key):
-                self._malformed(f"a {self.path[1:]} has exactly: key")
+                self.malformed(400, f"a {self.path[1:]} has exactly: key")
                 return
             if self.path == "/void":
                 self._void(str(key))
             else:
-                self._carry_out(str(key), lambda fail: _DECLINED if fail else self.server.store.revert(str(key)))
+                self._carry_out(str(key), lambda refuse: _DECLINED if refuse else self.server.store.revert(str(key)))
         elif self.path == "/faults":
-            faults = parse_faults(data)
-            if isinstance(faults, str):
-                self._malformed(faults)
-                return
-            self.server.arrivals.misbehave(faults)
-            self._answer(200, asdict(faults))
+            self.misbehave(data)
         else:
-            self._malformed("no such order")
+            self.malformed(400, "no such order")
 
     def finish(self) -> None:
         with suppress(OSError):  # the client may be gone
             super().finish()
         self.server.arrivals.leave(self.client_address[-1])
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name is the base class's
-        """Print nothing: the rail's record is its file."""
-
     def _look_up(self, what: str, key: str) -> None:
         # The file is read second: an order that commits in between is found there.
         certain = self.server.arrivals.certain(self.client_address[-1], key)
         answer = (self.server.store.find if what == "pay" else self.server.store.reverted)(key)
         status = "pending" if answer.status == "absent" and not certain else answer.status
-        self._answer(200, {**asdict(answer), "status": status, "key": key})
+        self.answer(200, _as_data(answer, key) | {"status": status})
 
     def _carry_out(self, key: str, work: Callable[[bool], Answer]) -> None:
         """Do work that moves money, with the faults drawn for it."""
-        drop, fail, lose, delay_ms = self.server.arrivals.draw()
-        if drop:
+        drawn = self.server.fate("")
+        if self.fails_before_work(drawn):
             return
         self.server.arrivals.was_read(self.client_address[-1], key)
         try:
-            time.sleep(delay_ms / 1000)
-            answer = work(fail)
+            time.sleep(drawn.delay_ms / 1000)
+            answer = work(drawn.refuse)
         finally:
             self.server.arrivals.done(key)
-        if not lose:
-            self._answer(409 if answer.status == "conflict" else 200, {**asdict(answer), "key": key})
+        self.reply(drawn, 409 if answer.status == "conflict" else 200, _as_data(answer, key))
 
     def _void(self, key: str) -> None:
         # An order for this key that no thread works on yet will find it void, whenever it arrived.
@@ -253,40 +204,11 @@ class Handler(BaseHTTPRequestHandler):
         working = self.server.arrivals.working_on(key)
         answer = self.server.store.find(key) if working else self.server.store.void(key)
         status = "pending" if answer.status == "absent" else answer.status
-        self._answer(200, {**asdict(answer), "status": status, "key": key})
-
-    def _body(self) -> object:
-        """Return the parsed body; None without a usable one."""
-        length = self.headers.get("Content-Length", "")
-        if self.headers.get_content_type() != "application/json" or not length.isascii() or not length.isdigit():
-            return None
-        if len(length) > 9 or int(length) > BODY_BYTES_MAX:
-            return None
-        try:
-            return json.loads(self.rfile.read(int(length)).decode())
-        except (ValueError, RecursionError):
-            return None
-
-    def _malformed(self, detail: str) -> None:
-        self._answer(400, {"status": "malformed", "detail": detail})
-
-    def _answer(self, code: int, data: object) -> None:
-        body = json.dumps(data).encode()
-        with suppress(OSError):
-            self.send_response(code)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+        self.answer(200, _as_data(answer, key) | {"status": status})
 
 
-def _numbers(path: str) -> tuple[int, int, int] | None:
-    """Return since, until, and the number after which to go on; None for anything else."""
-    parts = path.split("/")
-    if len(parts) != 3 or not all(p.isascii() and p.isdigit() and len(p) <= NUMBER_DIGITS_MAX for p in parts):
-        return None
-    since_ms, until_ms, after = map(int, parts)
-    return since_ms, until_ms, after
+def _as_data(answer: Answer, key: str) -> dict[str, str]:
+    return {"key": key, "status": answer.status, "reference": answer.reference, "detail": answer.detail}
 
 
 def _stop_with_input(server: RailServer) -> None:

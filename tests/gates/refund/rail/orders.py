@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import socket
+from types import SimpleNamespace
 
 from sds.gates.refund.rail.client import RailExecutor
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
@@ -21,6 +22,12 @@ def intent_for(name: str, amount: int = 25_000, kind: str = "COMPENSATE") -> Exe
 
 def pay(executor: RailExecutor, name: str, amount: int = 25_000, deadline_s: float = SOON_S) -> Receipt:
     return executor.dispatch(intent_for(name, amount), key_of(name), deadline_s)
+
+
+def elsewhere(port: int) -> RailExecutor:
+    """Return an executor of what listens on a port, and was not started here."""
+    process = SimpleNamespace(running_port=lambda _: port, was_late=bool, stop=bool)
+    return RailExecutor(process)  # type: ignore[arg-type]  # all that it asks of one
 
 
 def raw(port: int, data: bytes) -> bytes:

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from sds.gates.refund.rail.client import RailExecutor, RailProcess
+from sds.gates.refund.rail.client import RailProcess
 from sds.gates.refund.rail.server import BODY_BYTES_MAX
 from sds.kernel.errors import ExecutorError
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
-from tests.gates.refund.rail.orders import SOON_S, intent_for, key_of, pay, post, raw
+from tests.gates.refund.rail.orders import SOON_S, elsewhere, intent_for, key_of, pay, post, raw
 from tests.gates.refund.rail.payouts import payouts
 
 
@@ -83,24 +83,26 @@ class TestIdempotency:
 
 
 class TestFaults:
-    def test_a_lost_reply_is_unknown_and_then_found_settled(self, rail: RailProcess) -> None:
-        rail.misbehave(lose_reply=1.0)
-        lost = pay(rail.executor(), "lost")
+    @pytest.mark.parametrize("fault", ["lose", "cut"])
+    def test_a_lost_reply_is_unknown_and_then_found_settled(self, rail: RailProcess, fault: str) -> None:
+        rail.misbehave(**{f"{fault}_replies": 1.0})
+        lost = pay(rail.executor(), fault)
 
         assert "unknown" == lost.status
-        assert "settled" == rail.executor().lookup(key_of("lost"), SOON_S).status
+        assert "settled" == rail.executor().lookup(key_of(fault), SOON_S).status
         rail.misbehave()
-        assert "settled" == pay(rail.executor(), "lost").status
-        assert 1 == payouts(rail, "TKT-lost")["settled"]
+        assert "settled" == pay(rail.executor(), fault).status
+        assert 1 == payouts(rail, f"TKT-{fault}")["settled"]
 
-    def test_a_dropped_order_is_unknown_and_then_absent(self, rail: RailProcess) -> None:
-        rail.misbehave(drop_before=1.0)
+    @pytest.mark.parametrize("fault", ["drop", "down"])
+    def test_a_dropped_order_is_unknown_and_then_absent(self, rail: RailProcess, fault: str) -> None:
+        rail.misbehave(**{fault: 1.0})
 
-        assert "unknown" == pay(rail.executor(), "dropped").status
-        assert "absent" == rail.executor().lookup(key_of("dropped"), SOON_S).status
+        assert "unknown" == pay(rail.executor(), fault).status
+        assert "absent" == rail.executor().lookup(key_of(fault), SOON_S).status
 
     def test_a_declined_payment_is_rejected_for_good(self, rail: RailProcess) -> None:
-        rail.misbehave(fail=1.0)
+        rail.misbehave(refuse=1.0)
         declined = pay(rail.executor(), "declined")
         rail.misbehave()
 
@@ -138,7 +140,7 @@ class TestFaults:
 
     def test_faults_are_drawn_from_their_seed(self, rail: RailProcess) -> None:
         def run(prefix: str, seed: int) -> list[str]:
-            rail.misbehave(lose_reply=0.3, fail=0.3, drop_before=0.3, seed=seed)
+            rail.misbehave(lose_replies=0.3, refuse=0.3, drop=0.3, seed=seed)
             return [pay(rail.executor(), f"{prefix}-{n}").status for n in range(40)]
 
         first, second, other = run("a", 5), run("b", 5), run("c", 6)
@@ -146,7 +148,7 @@ class TestFaults:
         assert {"settled", "rejected", "unknown"} == set(first)
 
     def test_whatever_the_rail_does_nothing_is_paid_twice(self, rail: RailProcess) -> None:
-        rail.misbehave(lose_reply=0.3, drop_before=0.3, fail=0.1, delay_ms=2, seed=1)
+        rail.misbehave(lose_replies=0.3, drop=0.3, refuse=0.1, delay_ms=2, seed=1)
 
         def until_known(n: int) -> str:
             while (receipt := pay(rail.executor(), f"storm-{n}")).status == "unknown":
@@ -200,7 +202,7 @@ class TestProcess:
         os.kill(parent.pid, signal.SIGKILL)
         parent.wait()
         parent.stdout.close()
-        executor, ends = RailExecutor(port), time.monotonic() + SOON_S
+        executor, ends = elsewhere(port), time.monotonic() + SOON_S
         while executor.lookup(key_of("x"), 0.5).status == "absent" and time.monotonic() < ends:
             time.sleep(0.02)
 
@@ -259,19 +261,7 @@ class TestMalformedInput:
         assert 400 == post(rail.port, "/pay", body)
         assert "absent" == rail.executor().lookup(key_of("bad"), SOON_S).status
 
-    @pytest.mark.parametrize(
-        "body",
-        [
-            {"fail": 2},
-            {"fail": "1"},
-            {"fail": True},
-            {"delay_ms": -1},
-            {"delay_ms": 10**9},
-            {"seed": 0.5},
-            {"no": 1},
-            [],
-        ],
-    )
+    @pytest.mark.parametrize("body", [{"refuse": 2}, {"refuse": True}, {"delay_ms": -1}, {"seed": 0.5}, {"no": 1}, []])
     def test_malformed_faults_are_refused(self, rail: RailProcess, body: object) -> None:
         assert 400 == post(rail.port, "/faults", json.dumps(body).encode())
 

@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from sds.gates.refund.rail.client import RailExecutor, RailProcess
+from sds.gates.refund.rail.client import RailProcess
 from sds.kernel.errors import StateError
 from sds.kernel.executor.protocol import ExecutionIntent
-from tests.gates.refund.rail.orders import SOON_S, key_of, pay
+from tests.gates.refund.rail.orders import SOON_S, elsewhere, key_of, pay
 
 
 class TestClient:
@@ -59,7 +59,7 @@ class TestClient:
     )
     def test_an_unreadable_answer_is_unknown(self, answer: bytes) -> None:
         port, thread = self.served(answer.replace(b"KEY", key_of("x").encode()))
-        receipt = pay(RailExecutor(port), "x")
+        receipt = pay(elsewhere(port), "x")
         thread.join()
 
         assert "unknown" == receipt.status
@@ -68,7 +68,7 @@ class TestClient:
     def test_an_answer_that_drips_does_not_outlast_the_deadline(self) -> None:
         port, thread = self.served(b"HTTP/1.0 200 OK\r\n" + b"x" * 30, pause_s=0.05)
         began = time.monotonic()
-        receipt = pay(RailExecutor(port), "x", deadline_s=0.3)
+        receipt = pay(elsewhere(port), "x", deadline_s=0.3)
         waited_s = time.monotonic() - began
         thread.join()
 

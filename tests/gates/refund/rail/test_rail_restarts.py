@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from sds.gates.refund.gate import Rail
 from sds.gates.refund.rail import client
-from sds.gates.refund.rail.client import RailProcess
+from sds.gates.refund.rail.client import RailExecutor, RailProcess
 from sds.kernel.errors import ExecutorError
 from sds.kernel.executor.protocol import Receipt
 from tests.embedding.elsewhere import held_elsewhere
@@ -23,12 +22,11 @@ from tests.gates.refund.rail.payouts import payouts
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rail]:
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RailExecutor]:
     monkeypatch.setattr(client, "RESTART_S", 0.0)
     (tmp_path / "rail").mkdir()
-    rail = Rail(tmp_path / "rail" / "rail.db", lambda _: "1")
-    yield rail
-    rail.close()
+    with RailProcess(tmp_path / "rail" / "rail.db") as rail:
+        yield rail.executor(lambda _: "1")
 
 
 def die(rail: RailProcess) -> int:
@@ -48,7 +46,7 @@ def stop(rail: RailProcess) -> subprocess.Popen[bytes]:
     return child
 
 
-def test_what_was_paid_is_known_again_and_orders_go_on(own: Rail) -> None:
+def test_what_was_paid_is_known_again_and_orders_go_on(own: RailExecutor) -> None:
     paid = pay(own, "kept")
     die(own.process)
     assert paid == own.lookup(key_of("kept"), SOON_S) == pay(own, "kept")
@@ -59,7 +57,7 @@ def test_what_was_paid_is_known_again_and_orders_go_on(own: Rail) -> None:
     assert 2 == payouts(own.process)["settled"]
 
 
-def test_an_order_it_died_over_is_unknown_and_looked_up_afterwards(own: Rail) -> None:
+def test_an_order_it_died_over_is_unknown_and_looked_up_afterwards(own: RailExecutor) -> None:
     own.process.misbehave(delay_ms=20_000)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(pay, own, "middle")
@@ -71,7 +69,7 @@ def test_an_order_it_died_over_is_unknown_and_looked_up_afterwards(own: Rail) ->
     assert 1 == payouts(own.process)["settled"]
 
 
-def test_one_that_hangs_is_ended_before_another_starts_and_what_it_paid_is_known(own: Rail) -> None:
+def test_one_that_hangs_is_ended_before_another_starts_and_what_it_paid_is_known(own: RailExecutor) -> None:
     paid = pay(own, "kept")
     child = stop(own.process)
     assert ("unknown", "no answer from the rail: TimeoutError") == _told(pay(own, "unread", deadline_s=0.2))
@@ -83,7 +81,7 @@ def test_one_that_hangs_is_ended_before_another_starts_and_what_it_paid_is_known
     assert 2 == payouts(own.process)["settled"] == len(list(own.statement(0, 1 << 53)))
 
 
-def test_an_order_that_one_was_at_work_on_when_it_hung_is_looked_up_and_paid_once(own: Rail) -> None:
+def test_an_order_that_one_was_at_work_on_when_it_hung_is_looked_up_and_paid_once(own: RailExecutor) -> None:
     own.process.misbehave(delay_ms=20_000)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(pay, own, "middle", deadline_s=1.0)
@@ -96,7 +94,7 @@ def test_an_order_that_one_was_at_work_on_when_it_hung_is_looked_up_and_paid_onc
 
 
 def test_a_statement_that_a_hanging_one_does_not_give_has_it_started_again(
-    own: Rail, monkeypatch: pytest.MonkeyPatch
+    own: RailExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paid = pay(own, "kept")
     stop(own.process)
@@ -107,7 +105,7 @@ def test_a_statement_that_a_hanging_one_does_not_give_has_it_started_again(
     assert [paid.reference] == [line.reference for line in own.statement(0, 1 << 53)]
 
 
-def test_one_that_is_slow_is_not_taken_for_one_that_hangs(own: Rail, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_is_slow_is_not_taken_for_one_that_hangs(own: RailExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "HANG_S", 30.0)
     own.process.misbehave(delay_ms=1_000)
     began = own.process._child
@@ -118,7 +116,7 @@ def test_one_that_is_slow_is_not_taken_for_one_that_hangs(own: Rail, monkeypatch
     assert 1 == payouts(own.process)["settled"]
 
 
-def test_many_who_find_it_dead_start_it_once(own: Rail) -> None:
+def test_many_who_find_it_dead_start_it_once(own: RailExecutor) -> None:
     began = die(own.process)
     with ThreadPoolExecutor(16) as pool:
         receipts = list(pool.map(lambda n: pay(own, f"many-{n % 8}"), range(32)))
@@ -128,7 +126,9 @@ def test_many_who_find_it_dead_start_it_once(own: Rail) -> None:
     assert 8 == len(list(own.statement(0, 1 << 53)))
 
 
-def test_one_that_goes_on_dying_is_left_alone_for_longer_and_longer(own: Rail, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_goes_on_dying_is_left_alone_for_longer_and_longer(
+    own: RailExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     starts, begin = list[int](), RailProcess._start
 
     def counted(rail: RailProcess) -> None:
@@ -150,13 +150,13 @@ def test_one_that_goes_on_dying_is_left_alone_for_longer_and_longer(own: Rail, m
     assert "settled" == pay(own, "third").status
 
 
-def test_one_that_was_stopped_stays_so(own: Rail) -> None:
+def test_one_that_was_stopped_stays_so(own: RailExecutor) -> None:
     own.close()
     assert ("unknown", "the payment rail does not answer: it was stopped") == _told(pay(own, "late"))
     assert own.process._child is None
 
 
-def test_whoever_waits_for_a_start_waits_no_longer_than_they_may(own: Rail) -> None:
+def test_whoever_waits_for_a_start_waits_no_longer_than_they_may(own: RailExecutor) -> None:
     with held_elsewhere(own.process._changing):
         assert ("unknown", "the payment rail does not answer: it is being started") == _told(
             own.lookup(key_of("x"), 0.05)

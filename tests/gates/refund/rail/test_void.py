@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sds.gates.refund.rail.client import RailExecutor, RailProcess
+from sds.gates.refund.rail.client import RailProcess
 from sds.gates.refund.rail.store import Order, PayoutStore
 from sds.kernel.executor.protocol import Receipt
 from tests.gates.refund.rail.orders import SOON_S, key_of, pay, post
@@ -65,7 +65,7 @@ def test_a_key_that_has_paid_stays_settled(rail: RailProcess) -> None:
 
 
 def test_a_key_that_was_declined_stays_declined(rail: RailProcess) -> None:
-    rail.misbehave(fail=1.0)
+    rail.misbehave(refuse=1.0)
     declined = pay(rail.executor(), "no")
 
     assert declined == rail.executor().void(key_of("no"), SOON_S)
@@ -132,7 +132,7 @@ def test_a_malformed_void_is_refused(rail: RailProcess, body: bytes) -> None:
 
 def test_a_refused_void_is_unknown_because_nothing_was_made_void(rail: RailProcess) -> None:
     assert "unknown" == rail.executor().void("not a key", SOON_S).status
-    assert "unknown" == RailExecutor(rail.port).void(key_of("late"), -1.0).status
+    assert "unknown" == rail.executor().void(key_of("late"), -1.0).status
     assert "absent" == rail.executor().lookup(key_of("late"), SOON_S).status
 
 
