@@ -60,6 +60,8 @@ _WRONG = Refusal(
 _NOT_TAKEN = Refusal("You have logged in anew since you looked.", "Below is who has taken this case now.")
 _OF_FORMS = re.compile(f"{PATH}/(?:cases/(?P<case_gate>[^/]+)/(?P<dfid>[^/]+)|live/(?P<gate>[^/]+))")
 
+_OTHERS = ["HEAD", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"]  # methods of no page
+
 _HALTS = {"halt": True, "resume": False}
 _MOVES: dict[str, Move] = {"suspend": "suspend", "reactivate": "reactivate"}
 
@@ -233,9 +235,12 @@ def _refuse_unseen(stopped_ms: int | None, sent: dict[str, str]) -> None:
         raise UsageError("it was stopped anew after you looked", hint=hint)
 
 
-@router.api_route("/{path:path}", methods=["GET", "POST"])
-def no_page(request: Request, path: str) -> Response:
+@router.api_route("", methods=_OTHERS)
+@router.api_route("/{path:path}", methods=["GET", "POST", *_OTHERS])
+def no_page(request: Request, path: str = "") -> Response:
     """Lead from the address of a form to the page that has it; say of any other address that there is no page."""
+    if request.method in _OTHERS:
+        raise Problem("METHOD_NOT_ALLOWED", headers={"Allow": "GET, POST"})
     whole = f"{PATH}/{path}"
     if request.method == "GET" and is_page(page := page_of(whole)):
         return RedirectResponse(page, 303)

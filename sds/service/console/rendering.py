@@ -6,7 +6,6 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
-from http import HTTPStatus
 from importlib.resources import files
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -19,8 +18,8 @@ from starlette.responses import HTMLResponse, RedirectResponse
 
 from sds.kernel.errors import SdsError, StoreError
 from sds.service.console import words
-from sds.service.console.session import PATH, ConsoleSession, LoggedOutError
-from sds.service.problems import COMMAND, Problem, of_error
+from sds.service.console.session import PATH, ConsoleSession, LoggedOutError, is_page, page_of
+from sds.service.problems import COMMAND, Problem, foreseen, unforeseen
 from sds.service.reasons import REASONS
 from sds.service.state import Service, service
 
@@ -43,10 +42,35 @@ _MENDS = {
     "FLOW_CLOSED": "The result is below.",
     **dict.fromkeys(("ROLE_MISSING", "GATE_FORBIDDEN"), "Ask an operator of this service for a key that may do this."),
     "NOT_FOUND": "Load the page again, and look what is there now.",
+    "METHOD_NOT_ALLOWED": "Open the page from the console.",
     "DFID_UNKNOWN": "Check the address of the page, or look for the case with Find.",
-    "RATE_LIMITED": "Wait a moment, then load the page again.",
-    "DRAINING": "The service is being stopped or restarted. Load the page again in a minute.",
+    "CONFLICT": "Load the page again, and look what is there now.",
+    "BODY_TOO_LARGE": "Go back to the page, shorten what you typed, and send it again.",
+    "DRAINING": "Load the page again in a minute.",
+    **dict.fromkeys(
+        ("RATE_LIMITED", "TOO_SLOW", "STATE_UNAVAILABLE", "EXECUTOR_REFUSED", "UNAVAILABLE"),
+        "Wait a moment, then load the page again.",
+    ),
 }
+# What happened, in words for people, where a problem of the service speaks of requests.
+_HAPPENED = {
+    "METHOD_NOT_ALLOWED": "This address can be opened, but nothing can be done with it in this way.",
+    "BODY_TOO_LARGE": "What was sent is too long.",
+    "TOO_SLOW": "What was sent did not arrive in time.",
+    "RATE_LIMITED": "This key has asked for more pages than it may in this time.",
+    "DRAINING": "The service is being stopped or restarted.",
+    "INTERNAL": "A fault in the console stopped it from answering.",
+}
+_TITLES = {
+    "USAGE": "This cannot be done",
+    "METHOD_NOT_ALLOWED": "This cannot be done here",
+    "BODY_TOO_LARGE": "Too long",
+    "TOO_SLOW": "Too slow",
+    "MEDIA_TYPE": "This is not a form of the console",
+    "RATE_LIMITED": "Too many pages at once",
+    "INTERNAL": "A fault in the console",
+}
+_UNSURE = frozenset({StoreError.reason_code, "INTERNAL"})  # what was sent may have been done before that
 _LOOK = "The case below is as it is now. Correct your decision, or end the case."
 
 
@@ -102,7 +126,7 @@ def render(request: Request, template: str, status: int = 200, **values: Any) ->
         "csrf": session.csrf if session else "",
         "links": [link[:3] for link in _LINKS if session and session.roles & link[3]],
         "here": "",
-        "halted": _halted(state, session) if session else (),
+        "halted": _halted(state, session) if session and "halted" not in values else (),
         "now_ms": state.now_ms(),
         "refusal": None,
         **values,
@@ -118,7 +142,9 @@ def _halted(state: Service, session: ConsoleSession) -> tuple[str, ...]:
 
 
 class ConsoleRoute(APIRoute):
-    """A route that answers with a page and its security headers, also where an error is raised."""
+    """A route that answers with a page and its security headers, whatever is raised. The page of an unforeseen exception says
+    nothing about it; the log line has the exception's type and place.
+    """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return the route's handler, wrapped."""
@@ -130,8 +156,13 @@ class ConsoleRoute(APIRoute):
             except LoggedOutError:
                 response = _to_login(request)
             except (Problem, SdsError) as error:
-                problem = error if isinstance(error, Problem) else of_error(error)
-                response = await run_in_threadpool(_refused, request, problem)
+                draining, again = service(request).draining, request.method != "POST"
+                response = await run_in_threadpool(_refused, request, foreseen(error, draining=draining, again=again))
+            except Exception as error:  # noqa: BLE001  whatever it is, a person gets a page
+                instance = f"urn:sds:{request.app.state.token(16)}"
+                problem, facts = unforeseen(error, instance)
+                service(request).log("service.failed", {**facts, "route": self.path})
+                response = await run_in_threadpool(_refused, request, problem, instance)
             response.headers["content-security-policy"] = POLICY
             response.headers.setdefault("cache-control", "no-store")
             return response
@@ -147,13 +178,28 @@ def _to_login(request: Request) -> Response:
     return RedirectResponse(f"{PATH}/login?{urlencode({'asked': asked})}" if asked != PATH else f"{PATH}/login", 303)
 
 
-def _refused(request: Request, problem: Problem) -> Response:
-    reason = REASONS[problem.code]
-    mend = problem.hint or _MENDS.get(problem.code, reason.hint)
-    unsure = problem.code == StoreError.reason_code and problem.retryable and request.method == "POST"
-    said = Refusal(problem.detail or reason.meaning, _OPERATOR + mend if COMMAND.search(mend) else mend, unsure)
-    response = render(request, "refused.html", reason.status, refusal=said, phrase=HTTPStatus(reason.status).phrase)
+def _refused(request: Request, problem: Problem, instance: str = "") -> Response:
+    """Return the page of a problem, and count it. `instance`: the URN of a log line."""
+    reason, code, sent = REASONS[problem.code], problem.code, request.method == "POST"
+    happened = _HAPPENED.get(code, "") or problem.detail or reason.meaning
+    mend = problem.hint or _MENDS.get(code, reason.hint)
+    mend = _OPERATOR + mend if COMMAND.search(mend) else mend
+    unsure = sent and code in _UNSURE and (problem.retryable or code == "INTERNAL")
+    page = page_of(request.url.path)
+    if instance:
+        mend = f"Tell an operator of this service, who finds it in the log as {instance}."
+    response = render(
+        request,
+        "refused.html",
+        reason.status,
+        refusal=Refusal(happened, mend, unsure),
+        title=_TITLES.get(code, reason.title),
+        page=page if sent and is_page(page) else "",
+        sent=sent,
+        **({"halted": ()} if instance else {}),  # to read it may be what failed
+    )
     response.headers.update(problem.headers)
+    request.app.state.operations.metrics.refused.labels(code).inc()
     return response
 
 
