@@ -25,7 +25,6 @@ from sds.service.problems import Problem
 from sds.service.state import Service, service
 
 SESSION = "sds_session"
-FIND_CHARS_MAX = 200
 
 router = APIRouter(prefix=PATH, include_in_schema=False, route_class=ConsoleRoute)
 
@@ -179,7 +178,7 @@ def decision(request: Request, me: Me, gate: str, dfid: str) -> Response:
 @router.get("/find")
 def find(request: Request, me: Me) -> Response:
     """Find flows by their dfid or event id; redirect to the flow where it is the only one."""
-    asked = request.query_params.get("q", "").strip()[:FIND_CHARS_MAX]
+    asked = request.query_params.get("q", "").strip()
     role = "decisions" if "read" in me.roles else "cases" if "review" in me.roles else ""
     gates = service(request).gates_of(me.caller).items() if asked and role and review.can_be_held(asked) else ()
     found = [(name, dfid) for name, opened in gates for dfid in _flows(opened.gate.store, name, asked)]

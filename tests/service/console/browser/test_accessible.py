@@ -15,6 +15,7 @@ from tests.service.console.office import Office
 # What is sent, which field of it is wrong, and what is said of it. The browser is kept from checking anything by itself.
 MISTAKES: tuple[tuple[str, str, dict[str, str], str, str], ...] = (
     ("cases/claims/{open}", "abort", {"reason": " "}, "abort-reason", "a reason is needed"),
+    ("cases/claims/{open}", "abort", {"reason": "x" * 501}, "abort-reason", "501 characters, and the record keeps 500"),
     ("cases/claims/{small}", "override", {"reason": "\u3164"}, "override-reason", "a reason is needed"),
     ("cases/claims/{small}", "return", {}, "return-reason", "a reason is needed"),
     ("cases/claims/{large}", "override", {"reason": "so"}, "override-ok", "this is of HIGH impact"),
@@ -25,6 +26,7 @@ MISTAKES: tuple[tuple[str, str, dict[str, str], str, str], ...] = (
     ("cases/holds/{unknown}", "settled", {"reason": "so", "reference": "B-7"}, "settled-ok", "tick the box"),
     ("cases/holds/{unknown}", "rejected", {"reason": "so"}, "rejected-ok", "tick the box"),
     ("live", "claims-halt-", {"reason": " "}, "claims-halt--reason", "a reason is needed"),
+    ("live", "claims-halt-", {"reason": "é" * 600}, "claims-halt--reason", "the reason has 600 characters"),
     ("live", "claims-suspend-claims-agent", {}, "claims-suspend-claims-agent-reason", "a reason is needed"),
 )
 
