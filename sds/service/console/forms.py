@@ -124,10 +124,14 @@ def looked_at(sent: Mapping[str, str]) -> dict[str, str]:
     return texts_in(sent.get("shown", "{}"))
 
 
+def typed_in(sent: Mapping[str, str]) -> dict[str, str]:
+    """Return what a person typed and chose in a form. It acknowledges nothing."""
+    return {name: text for name, text in sent.items() if name in _TYPED or name.startswith(NUMBER)}
+
+
 def kept(sent: Mapping[str, str], page: str) -> str:
-    """Return what a person typed into a form, and where, as JSON that the log-in form carries. It acknowledges nothing."""
-    typed = {name: text for name, text in sent.items() if name in _TYPED or name.startswith(NUMBER)}
-    return json.dumps(typed | {"page": page})
+    """Return what a person typed into a form, and where, as JSON that the log-in form carries."""
+    return json.dumps(typed_in(sent) | {"page": page})
 
 
 def texts_in(written: str) -> dict[str, str]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+import hmac
+import json
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
@@ -18,7 +21,16 @@ from starlette.responses import HTMLResponse, RedirectResponse
 
 from sds.kernel.errors import SdsError, StoreError
 from sds.service.console import words
-from sds.service.console.session import PATH, ConsoleSession, LoggedOutError, is_page, page_of
+from sds.service.console.session import (
+    COOKIE_CHARS_MAX,
+    PATH,
+    ConsoleSession,
+    LoggedOutError,
+    cookie_of,
+    is_page,
+    page_of,
+    set_cookie,
+)
 from sds.service.problems import COMMAND, Problem, foreseen, unforeseen
 from sds.service.reasons import REASONS
 from sds.service.state import Service, service
@@ -32,6 +44,7 @@ POLICY = "; ".join(
         "base-uri 'none'",
     )
 )
+REFUSED, REFUSED_S = "sds_refused", 60  # a cookie, and how long a browser keeps it at most, in seconds
 STATIC = {"console.css": "text/css", "console.js": "text/javascript", "icon.svg": "image/svg+xml"}
 _LINKS = (("queue", PATH, "Waiting", {"review"}), ("live", f"{PATH}/live", "Live", {"read", "operate"}))
 # Hints for programs and terminals mean nothing to a case worker. These replace them on a page, by reason code.
@@ -84,6 +97,48 @@ class Refusal:
     mend: str = ""
     unsure: bool = False
     field: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A form that was refused, as its page shows it next. `typed`: by name of the fields; `looked`: the state on the page that
+    the form was sent from.
+
+    A cookie of the browser carries it from the answer to the form to its page: Back and Reload then ask for a page, and send
+    no form again. Nothing is kept on the server, and nothing typed stands in an address.
+    """
+
+    page: str
+    status: int
+    refusal: Refusal
+    typed: Mapping[str, str] = field(default_factory=dict)
+    looked: Mapping[str, str] = field(default_factory=dict)
+
+    def sent_on(self, request: Request, session: ConsoleSession) -> Response | None:
+        """Return a redirect to the page; None where the page has to be the answer: a cookie cannot hold it, or it is not sure
+        that nothing was done, and the next request may fail, too.
+        """
+        data = urlsafe_b64encode(json.dumps(asdict(self), ensure_ascii=False).encode()).decode()
+        if self.refusal.unsure or len(data) > COOKIE_CHARS_MAX - 65:
+            return None
+        response = RedirectResponse(self.page, 303)
+        set_cookie(request, response, REFUSED, f"{_seal(session, data)}.{data}", max_age_s=REFUSED_S)
+        return response
+
+    @classmethod
+    def read(cls, request: Request, session: ConsoleSession) -> Refused | None:
+        """Return what `sent_on` sent on to the page that is asked for, if anything."""
+        seal, _, data = cookie_of(request, REFUSED).partition(".")
+        if not data or not hmac.compare_digest(seal.encode(), _seal(session, data).encode()):
+            return None
+        read = json.loads(urlsafe_b64decode(data))
+        made = cls(**read | {"refusal": Refusal(**read["refusal"])})
+        return made if made.page.partition("?")[0] == request.url.path else None
+
+
+def _seal(session: ConsoleSession, data: str) -> str:
+    """Return what only a page of this session can write: other programs of a machine can set cookies for its name."""
+    return hmac.new(session.csrf.encode(), data.encode(), sha256).hexdigest()
 
 
 def refusal(error: SdsError, field: str) -> Refusal:
@@ -173,9 +228,13 @@ class ConsoleRoute(APIRoute):
 def _to_login(request: Request) -> Response:
     """Send a form on to the log-in, which keeps what was typed. From a page lead to the log-in, and from there to the page."""
     if request.method == "POST":
-        return RedirectResponse(f"{PATH}/login?{urlencode({'ended': request.url.path})}", 307)
-    asked = quote(request.scope["path"]) + (f"?{request.url.query}" if request.url.query else "")
+        return RedirectResponse(f"{PATH}/login?{urlencode({'ended': _address(request)})}", 307)
+    asked = _address(request)
     return RedirectResponse(f"{PATH}/login?{urlencode({'asked': asked})}" if asked != PATH else f"{PATH}/login", 303)
+
+
+def _address(request: Request) -> str:
+    return quote(request.scope["path"]) + (f"?{request.url.query}" if request.url.query else "")
 
 
 def _refused(request: Request, problem: Problem, instance: str = "") -> Response:
@@ -185,7 +244,7 @@ def _refused(request: Request, problem: Problem, instance: str = "") -> Response
     mend = problem.hint or _MENDS.get(code, reason.hint)
     mend = _OPERATOR + mend if COMMAND.search(mend) else mend
     unsure = sent and code in _UNSURE and (problem.retryable or code == "INTERNAL")
-    page = page_of(request.url.path)
+    page = page_of(_address(request))
     if instance:
         mend = f"Tell an operator of this service, who finds it in the log as {instance}."
     response = render(
