@@ -10,7 +10,7 @@ from httpx2 import Response
 
 from sds.kernel.errors import StoreError
 from sds.service import review
-from sds.service.console import actions, live, rendering, routes
+from sds.service.console import live, rendering, routes, taken
 from tests.service.console.office import Office, Visitor, text
 
 FAULT = "a secret of the fault"
@@ -71,7 +71,7 @@ def test_a_fault_while_a_form_is_done_says_that_it_may_have_been_done_and_where_
     forms = {page: page, f"{page}/take": page, "/console/live/claims": "/console/live"}
     csrf = ada.csrf()
     monkeypatch.setattr(review, "decide", fails)
-    monkeypatch.setattr(actions.taken, "take", fails)
+    monkeypatch.setattr(taken, "take", fails)
     monkeypatch.setattr(review, "set_halted", fails)
     for form, leads in forms.items():
         fields = {"csrf": csrf, "decision": "ABORT", "act": "halt", "take": "yes", "reason": "withdrawn"}
