@@ -165,7 +165,8 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"when": words.when, "iso": words.iso, "ago": words.ago, "why": words.why}
+    made.filters |= {"when": words.when, "iso": words.iso, "ago": words.ago, "why": words.why, "short": words.short}
+    made.filters |= {"order": words.order, "percent": words.percent}
     return made
 
 

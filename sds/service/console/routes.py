@@ -56,9 +56,14 @@ Me = Annotated[ConsoleSession, Depends(logged_in)]
 def allowed(request: Request, me: ConsoleSession, gate: str, role: str, dfid: str = "") -> OpenGate:
     """Return a gate at which the session has a role. Raises Problem: it has not, or there is no such gate or flow."""
     me.caller.check(role, gate)
-    opened = service(request).gate(gate)
+    state = service(request)
+    if not state.gates_closed and state.gates.get(gate) is None:
+        detail = f"This service does not serve the gate `{one_line(gate, 80)}`, or does so no longer."
+        hint = "Its cases stay in its record, and wait there. Ask an operator of this service where the gate is served."
+        raise Problem("GATE_UNKNOWN", detail, hint=hint)
+    opened = state.gate(gate)
     if dfid and review.gate_of([opened.gate], dfid) is None:
-        raise Problem("DFID_UNKNOWN", f"there is no decision `{one_line(dfid, 80)}` at gate `{gate}`", retryable=False)
+        raise Problem("DFID_UNKNOWN", f"There is no decision `{one_line(dfid, 80)}` at gate `{gate}`.", retryable=False)
     return opened
 
 

@@ -17,9 +17,16 @@ def test_the_queue_shows_what_waits_oldest_first_with_its_reason_in_words(office
     places = [page.index(f"/{dfid}") for dfid in flows.values()]
     assert sorted(places) == places
     shown = text(page)
-    assert "C-1002 REFUND_TICKET 12.50 EUR The contract asks a human to approve what the agent proposed." in shown
-    assert "C-1004 no proposal, likeliest: REFUND_TICKET (0.58) The agent handed the case to a human." in shown
+    assert "C-1002 REFUND_TICKET 12.50 EUR The rules ask a human to approve what the agent proposed." in shown
+    assert "C-1004 no proposal, likeliest: REFUND_TICKET (58.0 %) The agent handed the case to a human." in shown
     assert "H-2001 REFUND_TICKET 40.00 EUR An order was sent, and nobody knows what became of it." in shown
+
+
+def test_what_the_queue_is_filtered_by_is_said_in_words(office: Office, ada: Visitor) -> None:
+    busy(office)
+    shown = text(ada.get("/console").text)
+    said = "Why it waits all approval required 3 escalated by agent 1 result of an order not known 1"
+    assert ("no impact 1" in shown, said in shown) == (True, True)
 
 
 QUERIES = {
