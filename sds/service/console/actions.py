@@ -57,6 +57,7 @@ _OLD = Refusal("You have logged in anew since this page was made.", "What you ty
 _WRONG = Refusal(
     "This key does not open the console.", "Is it complete, still valid, and for one of the roles?", field="key"
 )
+_BELOW = "Somebody may have done it after you looked. Below is how it stands now."
 _NOT_TAKEN = Refusal("You have logged in anew since you looked.", "Below is who has taken this case now.")
 _OF_FORMS = re.compile(rf"{PATH}/(?:cases/(?P<case_gate>[^/?]+)/(?P<dfid>[^/?]+)|live(?:/(?P<gate>[^/?]+))?)(?:\?.*)?")
 
@@ -228,11 +229,14 @@ def _operate(gate: Gate, who: str, sent: dict[str, str], now_ms: int) -> None:
         if act == "resume":
             _refuse_unseen(live.halted_ms(gate), sent)
         if not review.set_halted(gate, _HALTS[act], who=who, reason=reason, now_ms=now_ms)["changed"]:
-            raise UsageError(f"the gate is {'halted' if _HALTS[act] else 'running'} already")
+            raise UsageError(f"the gate is {'halted' if _HALTS[act] else 'running'} already", hint=_BELOW)
     elif act in _MOVES:
         if act == "reactivate":
             _refuse_unseen(live.stopped_ms(gate, agent), sent)
-        review.move_agent(gate, agent, _MOVES[act], who=who, reason=reason, now_ms=now_ms)
+        try:
+            review.move_agent(gate, agent, _MOVES[act], who=who, reason=reason, now_ms=now_ms)
+        except review.SameStatusError as error:
+            raise UsageError(str(error), hint=_BELOW) from error
     else:
         raise UsageError(f"there is no action `{one_line(act, 80)}` on this page")
 

@@ -20,7 +20,15 @@ POLICY = (
 PRINTED = "sds_" + "p" * 43
 
 
-PAGES = ("", "?gate=claims&sort=impact", "/live", "/cases/claims/x", "/decisions/claims/x", "/find?q=a%26b%3Dc")
+PAGES = (
+    "",
+    "?gate=claims&sort=impact",
+    "/live",
+    "/cases/claims/x",
+    "/decisions/claims/x",
+    "/find?q=a%26b%3Dc",
+    "/next?after=x",
+)
 
 
 def test_without_a_session_every_page_leads_to_the_log_in_and_the_log_in_to_the_page(office: Office) -> None:
