@@ -163,26 +163,6 @@ def test_what_is_refused_is_said_in_the_kernels_line_and_what_was_typed_stays(of
     assert [] == office.rail.paid()
 
 
-def test_a_reason_is_kept_whole_or_refused_and_no_field_cuts_what_is_pasted(office: Office, ada: Visitor) -> None:
-    dfid = office.hand_over("C-1")
-    path, fields = f"/console/cases/claims/{dfid}", {"decision": "ABORT", "reason": "x" * 501}
-    refused = ada.sends(path, **fields)
-    assert (409, True) == (refused.status_code, f'value="{fields["reason"]}"' in refused.text)
-    assert "the reason has 501 characters, and the record keeps 500" in text(refused.text)
-    assert "ESCALATED" == office.answer(dfid).state
-    assert "maxlength" not in refused.text + ada.get("/console/live").text
-    kept = "  ".join(["y" * 249] * 2) + " "
-    assert 303 == ada.sends(path, **fields | {"reason": kept}).status_code
-    assert " ".join(kept.split()) in ada.get(path).text
-    reference = "B" * 300
-    unknown = office.unknown("H-1")
-    fields |= {"decision": "SETTLED", "reference": reference, "reason": "seen", "acknowledge": "yes"}
-    refused = ada.sends(f"/console/cases/holds/{unknown}", **fields)
-    assert (409, True) == (refused.status_code, f'value="{reference}"' in refused.text)
-    assert "the reference has 300 characters, and the record keeps 200" in text(refused.text)
-    assert "UNKNOWN" == office.answer(unknown, office.holds).execution
-
-
 def test_what_is_of_high_impact_is_refused_until_it_is_acknowledged(office: Office, ada: Visitor) -> None:
     path = f"/console/cases/claims/{office.hand_over('C-1')}"
     fields = {"decision": "MODIFY", "action": "GOODWILL", "code": "APOLOGY", "number.amount": "40", "reason": "sorry"}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from starlette.testclient import TestClient
 
 from sds.service.console.session import page_of
-from tests.service.console.office import Office, Visitor
+from tests.service.console.office import Office, Visitor, text
 
 
 def test_a_refused_form_leads_to_its_page_which_says_so_once(office: Office, ada: Visitor) -> None:
@@ -47,3 +48,36 @@ def test_no_page_shows_a_refusal_that_no_page_of_its_session_made(office: Office
     ada.log_in(office.key("new"))
     ada.cookies.set("__Host-sds_refused", made, domain="console.example")
     assert "Not done" not in ada.get(case).text
+
+
+@pytest.mark.parametrize("path", ["/console/cases/claims/{dfid}", "/console/live/claims"])
+def test_a_form_of_an_earlier_session_does_nothing_and_keeps_what_was_typed(
+    office: Office, ada: Visitor, path: str
+) -> None:
+    dfid = office.hand_over("C-1")
+    fields = {"csrf": ada.csrf(), "decision": "ABORT", "act": "halt", "agent": "", "reason": "withdrawn"}
+    ada.log_in(office.key("new"))
+    answer = ada.post(path.format(dfid=dfid), data=fields)
+    assert (403, 1) == (answer.status_code, answer.text.count('value="withdrawn"'))
+    assert "ESCALATED" == office.answer(dfid).state
+    assert not office.claims.store.halted
+
+
+def test_a_reason_is_kept_whole_or_refused_and_no_field_cuts_what_is_pasted(office: Office, ada: Visitor) -> None:
+    dfid = office.hand_over("C-1")
+    path, fields = f"/console/cases/claims/{dfid}", {"decision": "ABORT", "reason": "x" * 501}
+    refused = ada.sends(path, **fields)
+    assert (409, True) == (refused.status_code, f'value="{fields["reason"]}"' in refused.text)
+    assert "the reason has 501 characters, and the record keeps 500" in text(refused.text)
+    assert "ESCALATED" == office.answer(dfid).state
+    assert "maxlength" not in refused.text + ada.get("/console/live").text
+    kept = "  ".join(["y" * 249] * 2) + " "
+    assert 303 == ada.sends(path, **fields | {"reason": kept}).status_code
+    assert " ".join(kept.split()) in ada.get(path).text
+    reference = "B" * 300
+    unknown = office.unknown("H-1")
+    fields |= {"decision": "SETTLED", "reference": reference, "reason": "seen", "acknowledge": "yes"}
+    refused = ada.sends(f"/console/cases/holds/{unknown}", **fields)
+    assert (409, True) == (refused.status_code, f'value="{reference}"' in refused.text)
+    assert "the reference has 300 characters, and the record keeps 200" in text(refused.text)
+    assert "UNKNOWN" == office.answer(unknown, office.holds).execution

@@ -226,19 +226,6 @@ def test_what_was_typed_before_the_session_ended_is_there_after_the_next_log_in(
     assert not office.claims.store.halted
 
 
-@pytest.mark.parametrize("path", ["/console/cases/claims/{dfid}", "/console/live/claims"])
-def test_a_form_of_an_earlier_session_does_nothing_and_keeps_what_was_typed(
-    office: Office, ada: Visitor, path: str
-) -> None:
-    dfid = office.hand_over("C-1")
-    fields = {"csrf": ada.csrf(), "decision": "ABORT", "act": "halt", "agent": "", "reason": "withdrawn"}
-    ada.log_in(office.key("new"))
-    answer = ada.post(path.format(dfid=dfid), data=fields)
-    assert (403, 1) == (answer.status_code, answer.text.count('value="withdrawn"'))
-    assert "ESCALATED" == office.answer(dfid).state
-    assert not office.claims.store.halted
-
-
 def test_a_case_is_not_taken_by_an_old_page_which_leads_on_to_the_case(office: Office, ada: Visitor) -> None:
     case = f"/console/cases/claims/{office.hand_over('C-1')}"
     fields = {"csrf": ada.csrf(), "take": "yes", "holder": ""}
