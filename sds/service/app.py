@@ -74,10 +74,11 @@ class Outermost:
         try:
             await self._app(scope, receive, with_headers)
         except Exception as error:  # noqa: BLE001  whatever it is, the caller gets a problem
-            response, facts = problems.unforeseen(error, f"urn:sds:{self._token(16)}")
+            instance = f"urn:sds:{self._token(16)}"
+            unforeseen, facts = problems.unforeseen(error, instance)
             self._log("service.failed", {**facts, "route": getattr(scope.get("route"), "path", "")})
             if not begun:
-                await response(scope, receive, with_headers)
+                await problems.response_of(unforeseen, instance=instance)(scope, receive, with_headers)
 
     def _observe(self, scope: Scope, status: int, took_s: float) -> None:
         route = getattr(scope.get("route"), "path", "") or "none"

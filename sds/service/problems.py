@@ -167,14 +167,14 @@ def add_to(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, invalid)
 
 
-def unforeseen(error: Exception, instance: str) -> tuple[Response, dict[str, object]]:
-    """Return the response for an unforeseen exception, and the facts for the log: its type and place, not its message."""
+def unforeseen(error: Exception, instance: str) -> tuple[Problem, dict[str, object]]:
+    """Return the problem for an unforeseen exception, and the facts for the log: its type and place, not its message."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "sds" in Path(frame.filename).parts]
     place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "outside sds"
     detail = (
         "a fault of the service itself ended this request, which may have taken effect; its log names this `instance`"
     )
-    return response_of(Problem("INTERNAL", detail), instance=instance), {
+    return Problem("INTERNAL", detail), {
         "instance": instance,
         "kind": type(error).__name__,
         "place": place,

@@ -20,7 +20,7 @@ from sds.kernel.contract.human_terms import human_contract
 from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.packet import passages
 from sds.kernel.envelope.envelope import format_literal
-from sds.kernel.errors import NOT_AS_WRITTEN, SdsError, UsageError, WorldError
+from sds.kernel.errors import NOT_AS_WRITTEN, SdsError, TransitionError, UsageError, WorldError
 from sds.kernel.flow.states import Answer
 from sds.kernel.human import cases
 from sds.kernel.human.cases import BEFORE_ALL, Case, Place
@@ -201,7 +201,12 @@ def move_agent(gate: Gate, agent_id: str, move: Move, *, who: str, reason: str, 
     with gate.acting() as kernel:
         if _agent(gate, agent_id, now_ms).agent.status == status:
             raise SameStatusError(f"agent `{agent_id}` is {status} already")
-        registry.transition(kernel.store, agent_id, status, by="operator", who=who, reason=reason, now_ms=now_ms)
+        try:
+            registry.transition(kernel.store, agent_id, status, by="operator", who=who, reason=reason, now_ms=now_ms)
+        except TransitionError as error:
+            if _agent(gate, agent_id, now_ms).agent.status != status:
+                raise
+            raise SameStatusError(f"agent `{agent_id}` is {status} already") from error  # somebody was faster
         return asdict(_agent(gate, agent_id, now_ms))
 
 

@@ -17,9 +17,9 @@ from sds.kernel.errors import SdsError, StoreError, UsageError
 from sds.service import review
 from sds.service.console import forms, live, taken
 from sds.service.console.forms import form
-from sds.service.console.rendering import Refusal, refusal, render
+from sds.service.console.queue import Wanted
+from sds.service.console.rendering import Refusal, Refused, refusal, render
 from sds.service.console.routes import (
-    NOTHING_SENT,
     SESSION,
     Me,
     allowed,
@@ -57,8 +57,11 @@ _OLD = Refusal("You have logged in anew since this page was made.", "What you ty
 _WRONG = Refusal(
     "This key does not open the console.", "Is it complete, still valid, and for one of the roles?", field="key"
 )
+_BELOW = "Somebody may have done it after you looked. Below is how it stands now."
 _NOT_TAKEN = Refusal("You have logged in anew since you looked.", "Below is who has taken this case now.")
-_OF_FORMS = re.compile(f"{PATH}/(?:cases/(?P<case_gate>[^/]+)/(?P<dfid>[^/]+)|live/(?P<gate>[^/]+))")
+_OF_FORMS = re.compile(rf"{PATH}/(?:cases/(?P<case_gate>[^/?]+)/(?P<dfid>[^/?]+)|live(?:/(?P<gate>[^/?]+))?)(?:\?.*)?")
+
+_OTHERS = ["HEAD", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"]  # methods of no page
 
 _HALTS = {"halt": True, "resume": False}
 _MOVES: dict[str, Move] = {"suspend": "suspend", "reactivate": "reactivate"}
@@ -112,23 +115,26 @@ def log_in(request: Request, sent: Form) -> Response:
     if made is None:
         return _wrong_key(request, sent)
     request.state.session = made
-    page = asked if is_page(asked) else PATH
-    response = _typed_again(request, made, forms.texts_in(sent.get("kept", ""))) or RedirectResponse(page, 303)
+    page, typed = asked if is_page(asked) else PATH, forms.texts_in(sent.get("kept", ""))
+    response: Response = RedirectResponse(page, 303)
+    if (form := _OF_FORMS.fullmatch(typed.pop("page", ""))) and is_page(page_of(form[0])):
+        typed |= {"gate": form["gate"] or ""}
+        with suppress(Problem, SdsError):  # the key may not see the page
+            response = _refused(request, made, Refused(page_of(form[0]), 200, _TYPED, typed))
     set_cookie(request, response, SESSION, made.cookie)
     set_cookie(request, response, LOGIN, "")
     return response
 
 
-def _typed_again(request: Request, me: ConsoleSession, typed: dict[str, str]) -> Response | None:
-    """Show the page whose form came after its session ended, with what was typed; None where the key may not see it."""
-    page = _OF_FORMS.fullmatch(typed.get("page", ""))
-    with suppress(Problem, SdsError):
-        if page and page["dfid"]:
-            opened = allowed(request, me, page["case_gate"], "review", page["dfid"])
-            return show_case(request, opened, page["dfid"], refused=_TYPED, sent=typed)
-        if page and page["gate"]:
-            return show_live(request, me, refusal=_TYPED, sent=NOTHING_SENT | typed | {"gate": page["gate"]})
-    return None
+def _refused(request: Request, me: ConsoleSession, refused: Refused) -> Response:
+    """Lead to the page of a form that was refused, which says so and has what was typed; or answer with it."""
+    if on := refused.sent_on(request, me):
+        return on
+    page = _OF_FORMS.fullmatch(refused.page)
+    if page and page["dfid"]:
+        opened = allowed(request, me, page["case_gate"], "review", page["dfid"])
+        return show_case(request, opened, page["dfid"], refused)
+    return show_live(request, me, refused)
 
 
 def _wrong_key(request: Request, sent: dict[str, str]) -> Response:
@@ -160,35 +166,41 @@ def log_out(request: Request, sent: Form) -> Response:
 @router.post("/cases/{gate}/{dfid}/take")
 def take(request: Request, me: Me, gate: str, dfid: str, sent: Form) -> Response:
     """Take a case, which others can see, or give it back."""
-    opened = allowed(request, me, gate, "review", dfid)
+    allowed(request, me, gate, "review", dfid)
+    page = _case(request, gate, dfid)
     if _is_old(request, me, sent):
-        return show_case(request, opened, dfid, status=403, refused=_NOT_TAKEN)
+        return _refused(request, me, Refused(page, 403, _NOT_TAKEN))
     state = service(request)
     by = Taken(me.name, me.key_digest, state.now_ms())
     if sent.get("take") != "yes":
         taken.give_back(state.database, gate, dfid, me.key_digest)
     elif not taken.take(state.database, gate, dfid, by, sent.get("holder", "")):
-        return show_case(request, opened, dfid, status=409, refused=_TAKEN)
-    return RedirectResponse(f"{PATH}/cases/{gate}/{dfid}#decide", 303)
+        return _refused(request, me, Refused(page, 409, _TAKEN))
+    return RedirectResponse(f"{page}#decide", 303)
+
+
+def _case(request: Request, gate: str, dfid: str) -> str:
+    """Return the address of a case's page, which keeps how the queue was sorted and filtered."""
+    return f"{PATH}/cases/{gate}/{dfid}{Wanted.read(request.query_params).query}"
 
 
 @router.post("/cases/{gate}/{dfid}")
 def decide(request: Request, me: Me, gate: str, dfid: str, sent: Form) -> Response:
     """Decide a case as its form says. Where that is refused, show the case as it is now, and why."""
-    opened = allowed(request, me, gate, "review", dfid)
+    opened, page = allowed(request, me, gate, "review", dfid), _case(request, gate, dfid)
+    typed, looked = forms.typed_in(sent), forms.looked_at(sent)
     if _is_old(request, me, sent):
-        return show_case(request, opened, dfid, status=403, refused=_OLD, sent=sent, looked=forms.looked_at(sent))
+        return _refused(request, me, Refused(page, 403, _OLD, typed, looked))
     state = service(request)
     try:
         wanted = forms.decided(sent, me.name, _decimals(opened.gate, sent.get("action", "")))
         review.decide(opened.gate, dfid, wanted)
     except SdsError as error:
-        status = 503 if isinstance(error, StoreError) else 409
-        refused, looked = refusal(error, forms.field_of(error, sent)), forms.looked_at(sent)
-        return show_case(request, opened, dfid, status=status, refused=refused, sent=sent, looked=looked)
+        status, why = 503 if isinstance(error, StoreError) else 409, refusal(error, forms.field_of(error, sent))
+        return _refused(request, me, Refused(page, status, why, typed, looked))
     with suppress(StoreError):  # the case is decided all the same
         taken.free(state.database, gate, dfid)
-    return RedirectResponse(f"{PATH}/cases/{gate}/{dfid}", 303)
+    return RedirectResponse(page, 303)
 
 
 def _decimals(gate: Gate, action: str) -> dict[str, int]:
@@ -200,28 +212,31 @@ def _decimals(gate: Gate, action: str) -> dict[str, int]:
 @router.post("/live/{gate}")
 def operate(request: Request, me: Me, gate: str, sent: Form) -> Response:
     """Halt or resume a gate, or suspend or reactivate its agent, with a reason."""
-    opened = allowed(request, me, gate, "operate")
-    typed = NOTHING_SENT | sent | {"gate": gate}
+    opened, page = allowed(request, me, gate, "operate"), f"{PATH}/live"
+    typed = forms.typed_in(sent) | {"gate": gate}
     if _is_old(request, me, sent):
-        return show_live(request, me, 403, refusal=_OLD, sent=typed)
+        return _refused(request, me, Refused(page, 403, _OLD, typed))
     try:
         _operate(opened.gate, me.name, sent, service(request).now_ms())
     except SdsError as error:
-        return show_live(request, me, 409, refusal=refusal(error, forms.field_of(error, sent)), sent=typed)
-    return RedirectResponse(f"{PATH}/live", 303)
+        return _refused(request, me, Refused(page, 409, refusal(error, forms.field_of(error, sent)), typed))
+    return RedirectResponse(page, 303)
 
 
 def _operate(gate: Gate, who: str, sent: dict[str, str], now_ms: int) -> None:
-    act, agent, reason = (sent.get(name, "") for name in ("act", "agent", "reason"))
+    act, agent, reason = sent.get("act", ""), sent.get("agent", ""), forms.kept_whole(sent, "reason")
     if act in _HALTS:
         if act == "resume":
             _refuse_unseen(live.halted_ms(gate), sent)
         if not review.set_halted(gate, _HALTS[act], who=who, reason=reason, now_ms=now_ms)["changed"]:
-            raise UsageError(f"the gate is {'halted' if _HALTS[act] else 'running'} already")
+            raise UsageError(f"the gate is {'halted' if _HALTS[act] else 'running'} already", hint=_BELOW)
     elif act in _MOVES:
         if act == "reactivate":
             _refuse_unseen(live.stopped_ms(gate, agent), sent)
-        review.move_agent(gate, agent, _MOVES[act], who=who, reason=reason, now_ms=now_ms)
+        try:
+            review.move_agent(gate, agent, _MOVES[act], who=who, reason=reason, now_ms=now_ms)
+        except review.SameStatusError as error:
+            raise UsageError(str(error), hint=_BELOW) from error
     else:
         raise UsageError(f"there is no action `{one_line(act, 80)}` on this page")
 
@@ -233,9 +248,12 @@ def _refuse_unseen(stopped_ms: int | None, sent: dict[str, str]) -> None:
         raise UsageError("it was stopped anew after you looked", hint=hint)
 
 
-@router.api_route("/{path:path}", methods=["GET", "POST"])
-def no_page(request: Request, path: str) -> Response:
+@router.api_route("", methods=_OTHERS)
+@router.api_route("/{path:path}", methods=["GET", "POST", *_OTHERS])
+def no_page(request: Request, path: str = "") -> Response:
     """Lead from the address of a form to the page that has it; say of any other address that there is no page."""
+    if request.method in _OTHERS:
+        raise Problem("METHOD_NOT_ALLOWED", headers={"Allow": "GET, POST"})
     whole = f"{PATH}/{path}"
     if request.method == "GET" and is_page(page := page_of(whole)):
         return RedirectResponse(page, 303)

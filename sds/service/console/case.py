@@ -224,7 +224,7 @@ def leaning(case: Case, terms: Contract, currency: str) -> str:
     for measured in case.alternatives:
         if measured.get("choice") in _DECISION_CHOICES and not case.action:
             likeliest = alternative(measured, terms, currency).shares[:1]
-            return "".join(f"{each.label} ({each.probability:.2f})" for each in likeliest)
+            return "".join(f"{each.label} ({words.percent(each.probability)})" for each in likeliest)
     return ""
 
 

@@ -140,7 +140,7 @@ def _sections(gate: Gate, record: Mapping[str, Any], currency: str) -> Iterator[
     yield from _attempts(record)
     if proposed := record["policy_proposals"]:
         confidence = proposed["confidence"]
-        certain = () if confidence is None else (("confidence", f"{confidence:.3f}"),)
+        certain = () if confidence is None else (("confidence", words.percent(confidence)),)
         said = _numbers(gate, proposed["policy_kind"], proposed["params"], currency)
         yield Section("Proposal", (*_facts(proposed, _PROPOSED), *said, *certain), lines=tuple(_rationale(record)))
     if verdict := record["dim_validations"]:

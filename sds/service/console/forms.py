@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from sds.escalations import HumanDecision, Resolve
 from sds.kernel.canonical import one_line, reason_line
 from sds.kernel.errors import SdsError, UsageError
+from sds.kernel.executor.protocol import REFERENCE_CHARS_MAX
 from sds.kernel.human.parsing import REASON_CHARS_MAX
 from sds.service.body import CLOSE
 from sds.service.problems import Problem
@@ -21,6 +22,7 @@ from sds.service.state import service
 FIELDS_MAX = 64
 _TYPED = frozenset({"decision", "action", "code", "reason", "reference", "act", "agent"})
 NUMBER = "number."  # prefix of a form's fields for the numbers of a decision
+_KEPT = {"reason": REASON_CHARS_MAX, "reference": REFERENCE_CHARS_MAX}  # characters that the record keeps
 _RESOLUTIONS: dict[str, Resolve] = {name: name for name in get_args(Resolve)}
 _HALF = re.compile("[\ud800-\udfff]")  # half a character, which JSON can write and no page can hold
 _DECIMAL = re.compile(r"(-?(?:0|[1-9][0-9]{0,15}))(?:\.([0-9]{1,6}))?")
@@ -60,12 +62,26 @@ def decided(sent: Mapping[str, str], who: str, decimals: Mapping[str, int]) -> H
     return HumanDecision(
         wanted,
         who,
-        sent.get("reason", ""),
+        kept_whole(sent, "reason"),
         change=_change(sent, decimals) if wanted == "MODIFY" else "",
         seen=sent.get("seen", ""),
-        reference=sent.get("reference", "").strip() if wanted == "SETTLED" else "",
+        reference=kept_whole(sent, "reference").strip() if wanted == "SETTLED" else "",
         acknowledge=sent.get("acknowledge") == "yes",
     )
+
+
+def kept_whole(sent: Mapping[str, str], name: str) -> str:
+    """Return a text of a form. Raises UsageError where the record would cut it."""
+    if _is_too_long(sent, name):
+        length = len(one_line(sent[name], len(sent[name])))
+        hint = "What you typed is still here: shorten it, and send it again."
+        raise UsageError(f"the {name} has {length} characters, and the record keeps {_KEPT[name]}", hint=hint)
+    return sent.get(name, "")
+
+
+def _is_too_long(sent: Mapping[str, str], name: str) -> bool:
+    text = sent.get(name, "")
+    return len(one_line(text, len(text))) > _KEPT[name]
 
 
 def _change(sent: Mapping[str, str], decimals: Mapping[str, int]) -> str:
@@ -95,9 +111,9 @@ def field_of(error: SdsError, sent: Mapping[str, str]) -> str:
     """Return the field of a form that an error is about, by the end of its id; "" where it is about none."""
     if error.reason_code == "ACKNOWLEDGEMENT_REQUIRED":
         return "ok"
-    if not reason_line(sent.get("reason", ""), REASON_CHARS_MAX):
+    if _is_too_long(sent, "reason") or not reason_line(sent.get("reason", ""), REASON_CHARS_MAX):
         return "reason"
-    if sent.get("decision") == "SETTLED" and "needs the reference" in str(error):
+    if sent.get("decision") == "SETTLED" and (_is_too_long(sent, "reference") or "needs the reference" in str(error)):
         return "reference"
     numbers = (name.removeprefix(NUMBER) for name in sent if name.startswith(NUMBER))
     return next((name for name in numbers if f"`{name}`" in str(error)), "")
@@ -108,10 +124,14 @@ def looked_at(sent: Mapping[str, str]) -> dict[str, str]:
     return texts_in(sent.get("shown", "{}"))
 
 
+def typed_in(sent: Mapping[str, str]) -> dict[str, str]:
+    """Return what a person typed and chose in a form. It acknowledges nothing."""
+    return {name: text for name, text in sent.items() if name in _TYPED or name.startswith(NUMBER)}
+
+
 def kept(sent: Mapping[str, str], page: str) -> str:
-    """Return what a person typed into a form, and where, as JSON that the log-in form carries. It acknowledges nothing."""
-    typed = {name: text for name, text in sent.items() if name in _TYPED or name.startswith(NUMBER)}
-    return json.dumps(typed | {"page": page})
+    """Return what a person typed into a form, and where, as JSON that the log-in form carries."""
+    return json.dumps(typed_in(sent) | {"page": page})
 
 
 def texts_in(written: str) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 from typing import Literal
@@ -76,9 +76,21 @@ class Wanted:
 
     def link(self, **changes: object) -> str:
         """Return the query of a link with these changes. It leads to the first page unless `page` is given."""
-        whole = {"sort": self.sort, "gate": self.gate, "impact": self.impact, "reason": self.reason, "page": 1}
+        whole: dict[str, object] = {
+            "sort": self.sort,
+            "gate": self.gate,
+            "impact": self.impact,
+            "reason": self.reason,
+            "page": 1,
+        }
         asked = {name: value for name, value in (whole | changes).items() if value not in ("", "age", 1, 0)}
         return f"?{urlencode(asked)}" if asked else "?"
+
+    @property
+    def query(self) -> str:
+        """The query that asks for the same page, which links from the queue carry along; "" where it is the whole queue."""
+        asked = self.link(page=self.page)
+        return asked if asked != "?" else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +160,25 @@ def queue(waiting: Sequence[Waiting], wanted: Wanted) -> Queue:
         page=page,
         pages=pages,
     )
+
+
+def at(name: str, gate: Gate, case: Case) -> Waiting:
+    """Return the place of a case in the queue, also of one that waits no longer."""
+    reason = "UNKNOWN" if case.unknown else case.reason_code or ""
+    given = (case.dfid, case.event_id, case.agent_id, case.state, case.since_ms, reason, case.action, case.numbers)
+    return Waiting(name, CaseHead(*given), case.impact(human_contract(gate.contract)))
+
+
+def following(
+    waiting: Iterable[Waiting], wanted: Wanted, after: Waiting | None, passed: Container[tuple[str, str]]
+) -> Waiting | None:
+    """Return the case that comes after another in the queue, else the queue's first; None: there is none. `passed`: the gates
+    and dfids of cases that are passed over.
+    """
+    found = [each for each in waiting if _fits(each, wanted) and (each.gate, each.head.dfid) not in passed]
+    found.sort(key=lambda each: _sort_key(each, wanted.sort))
+    place = _sort_key(after, wanted.sort) if after else ("", -1, "")
+    return next((each for each in found if _sort_key(each, wanted.sort) > place), found[0] if found else None)
 
 
 def _sort_key(of: Waiting, sort: Sort) -> tuple[str, int, str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+import hmac
+import json
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from hashlib import sha256
-from http import HTTPStatus
 from importlib.resources import files
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -19,8 +21,17 @@ from starlette.responses import HTMLResponse, RedirectResponse
 
 from sds.kernel.errors import SdsError, StoreError
 from sds.service.console import words
-from sds.service.console.session import PATH, ConsoleSession, LoggedOutError
-from sds.service.problems import COMMAND, Problem, of_error
+from sds.service.console.session import (
+    COOKIE_CHARS_MAX,
+    PATH,
+    ConsoleSession,
+    LoggedOutError,
+    cookie_of,
+    is_page,
+    page_of,
+    set_cookie,
+)
+from sds.service.problems import COMMAND, Problem, foreseen, unforeseen
 from sds.service.reasons import REASONS
 from sds.service.state import Service, service
 
@@ -33,6 +44,7 @@ POLICY = "; ".join(
         "base-uri 'none'",
     )
 )
+REFUSED, REFUSED_S = "sds_refused", 60  # a cookie, and how long a browser keeps it at most, in seconds
 STATIC = {"console.css": "text/css", "console.js": "text/javascript", "icon.svg": "image/svg+xml"}
 _LINKS = (("queue", PATH, "Waiting", {"review"}), ("live", f"{PATH}/live", "Live", {"read", "operate"}))
 # Hints for programs and terminals mean nothing to a case worker. These replace them on a page, by reason code.
@@ -43,10 +55,35 @@ _MENDS = {
     "FLOW_CLOSED": "The result is below.",
     **dict.fromkeys(("ROLE_MISSING", "GATE_FORBIDDEN"), "Ask an operator of this service for a key that may do this."),
     "NOT_FOUND": "Load the page again, and look what is there now.",
+    "METHOD_NOT_ALLOWED": "Open the page from the console.",
     "DFID_UNKNOWN": "Check the address of the page, or look for the case with Find.",
-    "RATE_LIMITED": "Wait a moment, then load the page again.",
-    "DRAINING": "The service is being stopped or restarted. Load the page again in a minute.",
+    "CONFLICT": "Load the page again, and look what is there now.",
+    "BODY_TOO_LARGE": "Go back to the page, shorten what you typed, and send it again.",
+    "DRAINING": "Load the page again in a minute.",
+    **dict.fromkeys(
+        ("RATE_LIMITED", "TOO_SLOW", "STATE_UNAVAILABLE", "EXECUTOR_REFUSED", "UNAVAILABLE"),
+        "Wait a moment, then load the page again.",
+    ),
 }
+# What happened, in words for people, where a problem of the service speaks of requests.
+_HAPPENED = {
+    "METHOD_NOT_ALLOWED": "This address can be opened, but nothing can be done with it in this way.",
+    "BODY_TOO_LARGE": "What was sent is too long.",
+    "TOO_SLOW": "What was sent did not arrive in time.",
+    "RATE_LIMITED": "This key has asked for more pages than it may in this time.",
+    "DRAINING": "The service is being stopped or restarted.",
+    "INTERNAL": "A fault in the console stopped it from answering.",
+}
+_TITLES = {
+    "USAGE": "This cannot be done",
+    "METHOD_NOT_ALLOWED": "This cannot be done here",
+    "BODY_TOO_LARGE": "Too long",
+    "TOO_SLOW": "Too slow",
+    "MEDIA_TYPE": "This is not a form of the console",
+    "RATE_LIMITED": "Too many pages at once",
+    "INTERNAL": "A fault in the console",
+}
+_UNSURE = frozenset({StoreError.reason_code, "INTERNAL"})  # what was sent may have been done before that
 _LOOK = "The case below is as it is now. Correct your decision, or end the case."
 
 
@@ -60,6 +97,48 @@ class Refusal:
     mend: str = ""
     unsure: bool = False
     field: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A form that was refused, as its page shows it next. `typed`: by name of the fields; `looked`: the state on the page that
+    the form was sent from.
+
+    A cookie of the browser carries it from the answer to the form to its page: Back and Reload then ask for a page, and send
+    no form again. Nothing is kept on the server, and nothing typed stands in an address.
+    """
+
+    page: str
+    status: int
+    refusal: Refusal
+    typed: Mapping[str, str] = field(default_factory=dict)
+    looked: Mapping[str, str] = field(default_factory=dict)
+
+    def sent_on(self, request: Request, session: ConsoleSession) -> Response | None:
+        """Return a redirect to the page; None where the page has to be the answer: a cookie cannot hold it, or it is not sure
+        that nothing was done, and the next request may fail, too.
+        """
+        data = urlsafe_b64encode(json.dumps(asdict(self), ensure_ascii=False).encode()).decode()
+        if self.refusal.unsure or len(data) > COOKIE_CHARS_MAX - 65:
+            return None
+        response = RedirectResponse(self.page, 303)
+        set_cookie(request, response, REFUSED, f"{_seal(session, data)}.{data}", max_age_s=REFUSED_S)
+        return response
+
+    @classmethod
+    def read(cls, request: Request, session: ConsoleSession) -> Refused | None:
+        """Return what `sent_on` sent on to the page that is asked for, if anything."""
+        seal, _, data = cookie_of(request, REFUSED).partition(".")
+        if not data or not hmac.compare_digest(seal.encode(), _seal(session, data).encode()):
+            return None
+        read = json.loads(urlsafe_b64decode(data))
+        made = cls(**read | {"refusal": Refusal(**read["refusal"])})
+        return made if made.page.partition("?")[0] == request.url.path else None
+
+
+def _seal(session: ConsoleSession, data: str) -> str:
+    """Return what only a page of this session can write: other programs of a machine can set cookies for its name."""
+    return hmac.new(session.csrf.encode(), data.encode(), sha256).hexdigest()
 
 
 def refusal(error: SdsError, field: str) -> Refusal:
@@ -86,7 +165,8 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"when": words.when, "iso": words.iso, "ago": words.ago, "why": words.why}
+    made.filters |= {"when": words.when, "iso": words.iso, "ago": words.ago, "why": words.why, "short": words.short}
+    made.filters |= {"order": words.order, "percent": words.percent}
     return made
 
 
@@ -102,7 +182,7 @@ def render(request: Request, template: str, status: int = 200, **values: Any) ->
         "csrf": session.csrf if session else "",
         "links": [link[:3] for link in _LINKS if session and session.roles & link[3]],
         "here": "",
-        "halted": _halted(state, session) if session else (),
+        "halted": _halted(state, session) if session and "halted" not in values else (),
         "now_ms": state.now_ms(),
         "refusal": None,
         **values,
@@ -118,7 +198,9 @@ def _halted(state: Service, session: ConsoleSession) -> tuple[str, ...]:
 
 
 class ConsoleRoute(APIRoute):
-    """A route that answers with a page and its security headers, also where an error is raised."""
+    """A route that answers with a page and its security headers, whatever is raised. The page of an unforeseen exception says
+    nothing about it; the log line has the exception's type and place.
+    """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return the route's handler, wrapped."""
@@ -130,8 +212,13 @@ class ConsoleRoute(APIRoute):
             except LoggedOutError:
                 response = _to_login(request)
             except (Problem, SdsError) as error:
-                problem = error if isinstance(error, Problem) else of_error(error)
-                response = await run_in_threadpool(_refused, request, problem)
+                draining, again = service(request).draining, request.method != "POST"
+                response = await run_in_threadpool(_refused, request, foreseen(error, draining=draining, again=again))
+            except Exception as error:  # noqa: BLE001  whatever it is, a person gets a page
+                instance = f"urn:sds:{request.app.state.token(16)}"
+                problem, facts = unforeseen(error, instance)
+                service(request).log("service.failed", {**facts, "route": self.path})
+                response = await run_in_threadpool(_refused, request, problem, instance)
             response.headers["content-security-policy"] = POLICY
             response.headers.setdefault("cache-control", "no-store")
             return response
@@ -142,18 +229,37 @@ class ConsoleRoute(APIRoute):
 def _to_login(request: Request) -> Response:
     """Send a form on to the log-in, which keeps what was typed. From a page lead to the log-in, and from there to the page."""
     if request.method == "POST":
-        return RedirectResponse(f"{PATH}/login?{urlencode({'ended': request.url.path})}", 307)
-    asked = quote(request.scope["path"]) + (f"?{request.url.query}" if request.url.query else "")
+        return RedirectResponse(f"{PATH}/login?{urlencode({'ended': _address(request)})}", 307)
+    asked = _address(request)
     return RedirectResponse(f"{PATH}/login?{urlencode({'asked': asked})}" if asked != PATH else f"{PATH}/login", 303)
 
 
-def _refused(request: Request, problem: Problem) -> Response:
-    reason = REASONS[problem.code]
-    mend = problem.hint or _MENDS.get(problem.code, reason.hint)
-    unsure = problem.code == StoreError.reason_code and problem.retryable and request.method == "POST"
-    said = Refusal(problem.detail or reason.meaning, _OPERATOR + mend if COMMAND.search(mend) else mend, unsure)
-    response = render(request, "refused.html", reason.status, refusal=said, phrase=HTTPStatus(reason.status).phrase)
+def _address(request: Request) -> str:
+    return quote(request.scope["path"]) + (f"?{request.url.query}" if request.url.query else "")
+
+
+def _refused(request: Request, problem: Problem, instance: str = "") -> Response:
+    """Return the page of a problem, and count it. `instance`: the URN of a log line."""
+    reason, code, sent = REASONS[problem.code], problem.code, request.method == "POST"
+    happened = _HAPPENED.get(code, "") or problem.detail or reason.meaning
+    mend = problem.hint or _MENDS.get(code, reason.hint)
+    mend = _OPERATOR + mend if COMMAND.search(mend) else mend
+    unsure = sent and code in _UNSURE and (problem.retryable or code == "INTERNAL")
+    page = page_of(_address(request))
+    if instance:
+        mend = f"Tell an operator of this service, who finds it in the log as {instance}."
+    response = render(
+        request,
+        "refused.html",
+        reason.status,
+        refusal=Refusal(happened, mend, unsure),
+        title=_TITLES.get(code, reason.title),
+        page=page if sent and is_page(page) else "",
+        sent=sent,
+        **({"halted": ()} if instance else {}),  # to read it may be what failed
+    )
     response.headers.update(problem.headers)
+    request.app.state.operations.metrics.refused.labels(code).inc()
     return response
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
+from starlette.datastructures import QueryParams
 from starlette.responses import RedirectResponse
 
 from sds.kernel.canonical import one_line
@@ -17,20 +18,16 @@ from sds.service import review
 from sds.service.console import live, taken
 from sds.service.console.case import case_page
 from sds.service.console.decision import decision_page
-from sds.service.console.queue import QueueRow, Waiting, Wanted, queue, row, waiting
-from sds.service.console.rendering import STATIC, ConsoleRoute, Refusal, render, static
-from sds.service.console.session import PATH, ConsoleSession, LoggedOutError, Sessions, cookie_of
+from sds.service.console.queue import QueueRow, Waiting, Wanted, at, following, queue, row, waiting
+from sds.service.console.rendering import REFUSED, STATIC, ConsoleRoute, Refused, render, static
+from sds.service.console.session import PATH, ConsoleSession, LoggedOutError, Sessions, cookie_of, set_cookie
 from sds.service.gates import OpenGate
 from sds.service.problems import Problem
 from sds.service.state import Service, service
 
 SESSION = "sds_session"
-FIND_CHARS_MAX = 200
 
 router = APIRouter(prefix=PATH, include_in_schema=False, route_class=ConsoleRoute)
-
-
-NOTHING_SENT = dict.fromkeys(("gate", "act", "agent", "reason"), "")  # by a form of the live page
 
 
 def sessions(request: Request) -> Sessions:
@@ -59,9 +56,14 @@ Me = Annotated[ConsoleSession, Depends(logged_in)]
 def allowed(request: Request, me: ConsoleSession, gate: str, role: str, dfid: str = "") -> OpenGate:
     """Return a gate at which the session has a role. Raises Problem: it has not, or there is no such gate or flow."""
     me.caller.check(role, gate)
-    opened = service(request).gate(gate)
+    state = service(request)
+    if not state.gates_closed and state.gates.get(gate) is None:
+        detail = f"This service does not serve the gate `{one_line(gate, 80)}`, or does so no longer."
+        hint = "Its cases stay in its record, and wait there. Ask an operator of this service where the gate is served."
+        raise Problem("GATE_UNKNOWN", detail, hint=hint)
+    opened = state.gate(gate)
     if dfid and review.gate_of([opened.gate], dfid) is None:
-        raise Problem("DFID_UNKNOWN", f"there is no decision `{one_line(dfid, 80)}` at gate `{gate}`", retryable=False)
+        raise Problem("DFID_UNKNOWN", f"There is no decision `{one_line(dfid, 80)}` at gate `{gate}`.", retryable=False)
     return opened
 
 
@@ -70,16 +72,48 @@ def waiting_page(request: Request, me: Me) -> Response:
     """Show the cases that wait for a human, sorted and filtered by the query."""
     if "review" not in me.roles:
         return RedirectResponse(f"{PATH}/live", 303)
-    wanted, found, failures = Wanted.read(request.query_params), list[Waiting](), list[str]()
-    gates = service(request).gates_of(me.caller)
-    for name, opened in gates.items():
-        try:
-            found += waiting(name, opened.gate)
-        except SdsError as error:  # the other gates are shown all the same
-            failures.append(f"{name}: {error}")
+    wanted, gates = Wanted.read(request.query_params), service(request).gates_of(me.caller)
+    found, failures = _waiting(gates)
     page = queue(found, wanted)
     rows = _rows(service(request), gates, page.cases, failures)
     return render(request, "queue.html", here="queue", queue=page, rows=rows, wanted=wanted, failures=failures)
+
+
+def _waiting(gates: Mapping[str, OpenGate]) -> tuple[list[Waiting], list[str]]:
+    """Return the cases that wait at these gates, and why a gate could not be read: the others are shown all the same."""
+    found, failures = list[Waiting](), list[str]()
+    for name, opened in gates.items():
+        try:
+            found += waiting(name, opened.gate)
+        except SdsError as error:
+            failures.append(f"{name}: {error}")
+    return found, failures
+
+
+@router.get("/next")
+def next_case(request: Request, me: Me) -> Response:
+    """Lead to the next case of a queue that nobody else has taken; to the queue where there is none.
+
+    `after`: the gate and the dfid of the case before.
+    """
+    me.caller.check("review")
+    state, wanted = service(request), Wanted.read(request.query_params)
+    gates = state.gates_of(me.caller)
+    name, _, dfid = request.query_params.get("after", "").partition("/")
+    before: Waiting | None = None
+    if name in gates and review.can_be_held(dfid):
+        with suppress(SdsError):  # then the first one comes next
+            gate = gates[name].gate
+            before = at(name, gate, HumanReview(gate.kernel, now_ms=state.now_ms).case(dfid))
+    holders = {
+        (each, of)
+        for each in gates
+        for of, by in taken.of_gate(state.database, each, state.now_ms()).items()
+        if by.key_digest != me.key_digest
+    }
+    found = following(_waiting(gates)[0], wanted, before, holders | {(name, dfid)})
+    page = f"{PATH}/cases/{found.gate}/{found.head.dfid}" if found else PATH
+    return RedirectResponse(page + wanted.query, 303)
 
 
 def _rows(
@@ -102,34 +136,39 @@ def _rows(
 @router.get("/cases/{gate}/{dfid}")
 def case(request: Request, me: Me, gate: str, dfid: str) -> Response:
     """Show one case, and what may be decided about it."""
-    return show_case(request, allowed(request, me, gate, "review", dfid), dfid)
+    opened = allowed(request, me, gate, "review", dfid)
+    return _once(request, me, lambda refused: show_case(request, opened, dfid, refused))
 
 
-def show_case(
-    request: Request,
-    opened: OpenGate,
-    dfid: str,
-    *,
-    status: int = 200,
-    refused: Refusal | None = None,
-    sent: Mapping[str, str] | None = None,
-    looked: Mapping[str, str] | None = None,
-) -> Response:
-    """Show a case. `sent`: a form that was refused, and `refused` why; `looked`: the state on the page it was sent from."""
+def _once(request: Request, me: ConsoleSession, show: Callable[[Refused | None], Response]) -> Response:
+    """Show a page, with the form that was refused there just now, if any. The next time the page shows none."""
+    refused = Refused.read(request, me)
+    response = show(refused)
+    if refused:
+        set_cookie(request, response, REFUSED, "")
+    return response
+
+
+def show_case(request: Request, opened: OpenGate, dfid: str, refused: Refused | None = None) -> Response:
+    """Show a case, with the form that was refused, if any."""
     state = service(request)
-    at = HumanReview(opened.gate.kernel, now_ms=state.now_ms)
-    page = case_page(opened.gate, dfid, at, currency=opened.definition.demo.currency, looked=looked or {})
+    looked = refused.looked if refused else {}
+    reading = HumanReview(opened.gate.kernel, now_ms=state.now_ms)
+    page = case_page(opened.gate, dfid, reading, currency=opened.definition.demo.currency, looked=looked)
     holder = taken.of_gate(state.database, opened.name, state.now_ms()).get(dfid)
     fields = dict.fromkeys(("decision", "action", "code", "reason", "reference"), "")
     fields |= {f"number.{number.name}": "" for kind in page.kinds for number in kind.numbers}
-    values = {"page": page, "taken": holder, "sent": fields | dict(sent or {}), "refusal": refused}
-    return render(request, "case.html", status, here="queue", **values)
+    fields |= refused.typed if refused else {}
+    query = QueryParams(refused.page.partition("?")[2]) if refused else request.query_params
+    values = {"page": page, "taken": holder, "sent": fields, "wanted": Wanted.read(query)}
+    status, why = (refused.status, refused.refusal) if refused else (200, None)
+    return render(request, "case.html", status, here="queue", refusal=why, **values)
 
 
 @router.get("/live")
 def live_page(request: Request, me: Me) -> Response:
     """Show the live figures, with the forms that halt and resume for operators."""
-    return show_live(request, me)
+    return _once(request, me, lambda refused: show_live(request, me, refused))
 
 
 @router.get("/live/now")
@@ -138,20 +177,13 @@ def now(request: Request) -> Response:
     return render(request, "renewed.html", **_now(request, _session(request, used=False)))
 
 
-def show_live(request: Request, me: ConsoleSession, status: int = 200, **values: Any) -> Response:
+def show_live(request: Request, me: ConsoleSession, refused: Refused | None = None) -> Response:
+    """Show the live page, with the form that was refused, if any."""
     operates = set(service(request).gates_of(me.caller)) if "operate" in me.roles else set[str]()
-    return render(
-        request,
-        "live.html",
-        status,
-        **{
-            "here": "live",
-            "may_operate": operates,
-            "sent": NOTHING_SENT,
-            **_now(request, me),
-            **values,
-        },
-    )
+    sent = dict.fromkeys(("gate", "act", "agent", "reason"), "") | (dict(refused.typed) if refused else {})
+    status, why = (refused.status, refused.refusal) if refused else (200, None)
+    values = {"may_operate": operates, "sent": sent, "refusal": why}
+    return render(request, "live.html", status, here="live", **values, **_now(request, me))
 
 
 def _now(request: Request, me: ConsoleSession) -> dict[str, Any]:
@@ -179,7 +211,7 @@ def decision(request: Request, me: Me, gate: str, dfid: str) -> Response:
 @router.get("/find")
 def find(request: Request, me: Me) -> Response:
     """Find flows by their dfid or event id; redirect to the flow where it is the only one."""
-    asked = request.query_params.get("q", "").strip()[:FIND_CHARS_MAX]
+    asked = request.query_params.get("q", "").strip()
     role = "decisions" if "read" in me.roles else "cases" if "review" in me.roles else ""
     gates = service(request).gates_of(me.caller).items() if asked and role and review.can_be_held(asked) else ()
     found = [(name, dfid) for name, opened in gates for dfid in _flows(opened.gate.store, name, asked)]

@@ -22,7 +22,7 @@ from sds.service.database import Database, sessions
 from sds.service.state import asks_for_this_machine
 
 PATH = "/console"
-_PAGE = re.compile(rf"{PATH}(?:/live|/find|/(?:cases|decisions)/[^/?#]+/[^/?#]+)?(?:\?[^#]*)?")
+_PAGE = re.compile(rf"{PATH}(?:/live|/find|/next|/(?:cases|decisions)/[^/?#]+/[^/?#]+)?(?:\?[^#]*)?")
 _FORM = re.compile(rf"({PATH}(?:/cases/[^/]+/[^/]+)?)/(?:take|logout)?|({PATH}/live)/[^/]*")
 ROLES = frozenset({"read", "review", "operate"})  # a key needs one of these to open a session
 IDLE_MS = 2 * 3_600_000  # a session ends after this time without use
@@ -31,6 +31,7 @@ OF_KEY_MAX = 32  # sessions of one key; one more ends its oldest
 NOTED_MS = 60_000  # how often the time of a session's last use is written at most
 TRIES_MAX, TRIES_MS = 20, 60_000  # failed log-ins from one address, within this time
 ADDRESSES_MAX = 4_096
+COOKIE_CHARS_MAX = 3_600  # browsers keep 4,096 bytes of a cookie, its name and attributes included
 ADDRESS_CHARS_MAX = 2_000  # of a page that a log-in leads to
 
 
@@ -39,10 +40,11 @@ def is_page(address: str) -> bool:
     return len(address) <= ADDRESS_CHARS_MAX and _PAGE.fullmatch(address) is not None
 
 
-def page_of(path: str) -> str:
-    """Return the path of the page that a form's path belongs to; any other path as it is."""
+def page_of(address: str) -> str:
+    """Return the address of the page that a form's address belongs to, with its query; any other address as it is."""
+    path, mark, query = address.partition("?")
     form = _FORM.fullmatch(path)
-    return form[1] or form[2] if form else path
+    return (form[1] or form[2] if form else path) + mark + query
 
 
 class LoggedOutError(Exception):
@@ -151,17 +153,17 @@ def is_secure(request: Request) -> bool:
 
 
 def cookie_of(request: Request, name: str) -> str:
-    return request.cookies.get(_name(request, name), "")[:200]
+    return request.cookies.get(_name(request, name), "")[:COOKIE_CHARS_MAX]
 
 
-def set_cookie(request: Request, response: Response, name: str, value: str) -> None:
-    """Set a cookie in the browser; an empty value deletes it."""
+def set_cookie(request: Request, response: Response, name: str, value: str, *, max_age_s: int | None = None) -> None:
+    """Set a cookie in the browser; an empty value deletes it. `max_age_s`: None: until the browser is closed."""
     secure = is_secure(request)
     # browsers accept `__Host-` names only with Secure, path `/` and no domain: no other host can set such a cookie
     response.set_cookie(
         _name(request, name),
         value,
-        max_age=None if value else 0,
+        max_age=max_age_s if value else 0,
         path="/",
         secure=secure,
         httponly=True,

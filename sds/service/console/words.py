@@ -26,46 +26,54 @@ _WORD = re.compile(r"\w{0,40}")
 _WHY = {
     "AGENT_SUSPENDED": "The agent was suspended when this case came, so a human decides it.",
     "ALREADY_ORDERED": "An order for this event is in the record already.",
-    "APPROVAL_REQUIRED": "The contract asks a human to approve what the agent proposed.",
-    "CONFIDENCE_BELOW_MINIMUM": "The agent was less certain than the contract asks for.",
-    "CONTRACT_REVOKED": "The contract under which the case was opened was revoked.",
+    "APPROVAL_REQUIRED": "The rules ask a human to approve what the agent proposed.",
+    "CONFIDENCE_BELOW_MINIMUM": "The agent was less certain than the rules ask for.",
+    "CONTRACT_REVOKED": "The rules (the contract) under which the case was opened were revoked.",
     "ESCALATED_BY_AGENT": "The agent handed the case to a human.",
-    "ESCALATED_BY_RULE": "The contract's rules or limits leave this case to a human.",
+    "ESCALATED_BY_RULE": "The rules or limits leave this case to a human.",
     "EXECUTION_FAILED": "The decision could not be carried out.",
     "HALTED": "An operator had halted the system when this case came.",
-    "INTERRUPTED": "The decision was interrupted more often than the contract lets it restart.",
+    "INTERRUPTED": "The decision was interrupted more often than the rules let it restart.",
     "LANGUAGE_TOO_LARGE": "The permitted decisions were too many to put to the model.",
-    "MISSION_DISSONANCE": "The agent's task was not the one that is registered for it.",
-    "MODEL_UNAVAILABLE": "The model failed.",
+    "MISSION_DISSONANCE": "The agent's task was not the one that it is registered for.",
+    "MODEL_UNAVAILABLE": "The model that proposes decisions failed.",
     "POLICY_ESCALATES": "The written policy has no decision for this case.",
     "POLICY_FAILED": "The written policy failed.",
     "POLICY_FORBIDDEN": "The written policy proposes a decision that is not permitted now.",
     "PROPOSAL_EXPIRED": "The proposal came too late.",
-    "READING_FAILED": "A reader failed, so the evidence was not understood.",
-    "READING_INVALID": "A reader gave an invalid result, so the evidence was not understood.",
+    "READING_FAILED": "The text was not understood: what reads it failed.",
+    "READING_INVALID": "The text was not understood: what reads it gave an invalid result.",
     "REASONING_EXHAUSTION": "Every proposal that the agent made was rejected.",
     "RECORD_DAMAGED": "The record of this case is damaged. Tell an operator, who runs: sds ledger verify.",
     "REPEATED_PROPOSAL": "The agent repeated a proposal that had been rejected.",
     "RESOURCE_CONTENTION": "Another decision held what this one needs.",
     "SPEND_LIMIT_EXCEEDED": "A spend limit is used up.",
     "STATEMENT_DIFFERS": "The record and the external system do not agree.",
-    "STATE_DRIFT_DETECTED": "The state changed during the decision, more often than the contract lets it restart.",
-    "TOKEN_BUDGET_EXCEEDED": "The model used up the tokens that one case may take.",
-    "UNCERTAIN": "The decision is less certain than the contract's max_error asks for.",
-    "UNFAMILIAR": "The evidence is unlike the texts that the reader was fitted on.",
+    "STATE_DRIFT_DETECTED": "The state changed during the decision, more often than the rules let it restart.",
+    "TOKEN_BUDGET_EXCEEDED": "The model used up what it may read and write for one case.",
+    "UNCERTAIN": "The decision is less certain than the rules ask for.",
+    "UNFAMILIAR": "The text is unlike those that the agent has learned from.",
     "UNKNOWN": "An order was sent, and nobody knows what became of it.",
+}
+
+_SHORT = {"UNKNOWN": "result of an order not known", "": "not recorded"}
+_ORDERS = {
+    "SUCCESS": "was carried out",
+    "FAILED": "was not carried out",
+    "PENDING": "is being carried out",
+    "UNKNOWN": "was sent, and its result is not known",
 }
 
 # What an entry of the ledger says about a flow, by its kind.
 _ENTRIES = {
     "ADOPTED": "An order found in the external system was added",
     "CONTRADICTED": "The external system contradicted the record later",
-    "DECIDED": "Decided by the agent",
+    "DECIDED": "The agent's part ended",
     "ERASED": "The texts of the case were erased",
     "HUMAN": "Decided by a human",
     "LABEL": "Labelled as right or wrong",
     "RATIONALE": "The agent explained its decision",
-    "RESERVED": "What the order needs was reserved, and the order signed",
+    "RESERVED": "What the order needs was reserved, and the order was signed",
     "RESOLVED": "The result of the order became known",
     "REVERSAL": "The reversal of the order",
     "SAGA": "A stage of a case with several steps",
@@ -87,6 +95,20 @@ _PATTERNS = {
 def why(code: str | None) -> str:
     """Return the sentence for the code of why a case waits, or the code where it has none."""
     return _WHY.get(code or "", code or "The record does not say why.")
+
+
+def short(code: str) -> str:
+    """Return the code of why a case waits as a few words."""
+    return _SHORT.get(code, code.lower().replace("_", " "))
+
+
+def order(status: str) -> str:
+    """Return what became of an order in words, or its status where it has none."""
+    return _ORDERS.get(status, f"is {status}")
+
+
+def percent(share: float) -> str:
+    return f"{share * 100:.1f} %"
 
 
 def entry(kind: str) -> str:

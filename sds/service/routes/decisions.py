@@ -93,10 +93,11 @@ class Decisions:
             problem = foreseen(error, draining=self._service.draining, again=True)
             self._metrics.refused.labels(problem.code).inc()
             return response_of(problem)
-        response, facts = unforeseen(error, f"urn:sds:{self._token(16)}")
+        instance = f"urn:sds:{self._token(16)}"
+        problem, facts = unforeseen(error, instance)
         self._service.log("service.failed", {**facts, "route": described.DECIDE})
         self._metrics.refused.labels("INTERNAL").inc()
-        return response
+        return response_of(problem, instance=instance)
 
 
 def _headers_of(reply: DecisionReply) -> list[tuple[bytes, bytes]]:

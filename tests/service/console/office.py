@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from httpx2 import Response
@@ -124,7 +125,9 @@ class Office:
 
 
 class Visitor(TestClient):
-    """A browser without scripts: follows no redirect by itself, and sends forms as the page before had them."""
+    """A browser without scripts: follows no redirect by itself, except to the page of a form that was refused, and sends forms
+    as the page before had them.
+    """
 
     def __init__(self, office: Office, address: str = "https://console.example") -> None:
         super().__init__(office.app, base_url=address, follow_redirects=False, raise_server_exceptions=False)
@@ -137,6 +140,11 @@ class Visitor(TestClient):
 
     def log_in(self, key: str) -> Response:
         return self.post("/console/login", data={"csrf": self.csrf("/console/login"), "key": key})
+
+    def post(self, *given: Any, **how: Any) -> Response:
+        answer = super().post(*given, **how)
+        refused = 303 == answer.status_code and "sds_refused=" in answer.headers.get("set-cookie", "")
+        return self.get(answer.headers["location"]) if refused else answer
 
     def sends(self, path: str, page: str = "/console", **fields: str) -> Response:
         """Send a form of a page of this session."""

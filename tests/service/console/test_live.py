@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+from typing import Any
 
 import pytest
 
@@ -22,17 +23,23 @@ def test_the_live_page_counts_what_was_decided_and_who_is_at_work(office: Office
         office.hand_over(f"D-{number}", deny)
     office.hand_over("C-1", escalate)
     shown = text(ada.get("/console/live/now").text)
-    assert re.search(r"claims decided 4 handed to a human 1 p50 \d+ ms p99 \d+ ms waiting for a human 1 waiting", shown)
+    assert re.search(r"claims decided 4 handed to a human 1 half took at most \(p50\) \d+ ms", shown)
     assert "claims-agent ACTIVE" in shown
-    assert "paid_mean not judged yet paid_mean_minor in the last 30 decisions, warn 20000, stop 60000" in shown
-    assert re.search(r"D-2 DENY CLOSED \d+ ms", shown)
+    assert (
+        "paid_mean not judged yet paid_mean_minor (in minor units, such as cents) in the last 30 decisions, warns at 20000, stops the agent at 60000"
+        in shown
+    )
+    assert re.search(r"D-2 DENY CLOSED in \d+ ms", shown)
 
 
 def test_what_was_decided_long_ago_is_not_now(office: Office, ada: Visitor) -> None:
     office.hand_over("D-1", deny)
     later_ms = office.clock() + 16 * 60_000
     office.clock = lambda: later_ms
-    assert re.search("claims decided 0 handed to a human 0 p50 . p99 .", text(ada.get("/console/live/now").text))
+    assert re.search(
+        r"claims decided 0 handed to a human 0 half took at most \(p50\) . 99 of 100 took at most \(p99\) .",
+        text(ada.get("/console/live/now").text),
+    )
 
 
 def stop(visitor: Visitor) -> str:
@@ -93,6 +100,25 @@ def test_what_an_operator_may_not_do_is_said(office: Office, ada: Visitor) -> No
         assert 409 == answer.status_code
         assert said in html.unescape(answer.text)
     assert not office.claims.store.halted
+
+
+@pytest.mark.parametrize(("act", "status"), [("suspend", "SUSPENDED"), ("reactivate", "ACTIVE")])
+def test_of_two_operators_who_move_an_agent_at_once_the_second_learns_that_it_is_done(
+    office: Office, ada: Visitor, monkeypatch: pytest.MonkeyPatch, act: str, status: str
+) -> None:
+    move = registry.transition
+    if act == "reactivate":
+        ada.sends("/console/live/claims", act="suspend", agent="claims-agent", reason="wrong fares")
+
+    def after_bob(*given: Any, **how: Any) -> object:
+        move(*given, **how | {"who": "bob", "reason": "I was faster"})
+        return move(*given, **how)
+
+    monkeypatch.setattr(registry, "transition", after_bob)
+    fields = {"act": act, "agent": "claims-agent", "reason": "looked into it", "since": stop(ada)}
+    shown = text(ada.sends("/console/live/claims", **fields).text)
+    assert f"agent `claims-agent` is {status} already Somebody may have done it after you looked." in shown
+    assert "by bob: I was faster" in shown
 
 
 def fails(_: DecisionPacket) -> bytes:

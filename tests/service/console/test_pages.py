@@ -16,6 +16,7 @@ from sds.kernel.registry import registry
 from sds.service import review
 from sds.service.console import actions
 from sds.service.console.taken import KEPT_MS
+from sds.service.gates import OpenGates
 from tests.kernel.durable import compensate, refund
 from tests.service.console.office import ATTACK, Office, Visitor, text
 
@@ -92,10 +93,10 @@ def test_a_case_shows_what_was_proposed_how_likely_and_what_may_be_decided(offic
     shown = text(ada.get(f"/console/cases/claims/{office.hand_over('C-1', refund('40.00'))}").text)
     assert "APPROVAL_REQUIRED: `REFUND_TICKET` always needs a human" in shown
     assert "REFUND_TICKET · amount 40.00 EUR" in shown
-    assert "REFUND_TICKET chosen 0.580 DENY 0.310 COMPENSATE 0.090 ESCALATE 0.020" in shown
+    assert "REFUND_TICKET chosen 58.0 % DENY 31.0 % COMPENSATE 9.0 % ESCALATE 2.0 %" in shown
     assert "5.00 to 50.00 EUR, in steps of 5.00" in shown
     assert "amount 250.00 EUR, fixed by the rules." in shown
-    assert "Decided by the agent DECIDED ESCALATED, APPROVAL_REQUIRED" in shown
+    assert "The agent's part ended DECIDED ESCALATED, APPROVAL_REQUIRED" in shown
 
 
 def test_an_override_is_carried_out_under_the_name_of_the_key(office: Office, ada: Visitor) -> None:
@@ -267,6 +268,20 @@ def test_what_there_is_not_is_answered_with_a_page(ada: Visitor) -> None:
         assert 404 == answer.status_code
         assert answer.headers["content-type"].startswith("text/html")
         assert "<script>" not in answer.text
+
+
+def test_a_case_of_a_gate_that_is_served_no_longer_is_refused_and_nothing_else_is(
+    office: Office, ada: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, other = f"/console/cases/claims/{office.hand_over('C-1')}", office.unknown("H-1")
+    csrf, state = ada.csrf(), office.app.state.service
+    served = {name: gate for name, gate in state.gates.items() if name != "claims"}
+    monkeypatch.setattr(state, "gates", OpenGates(served))
+    for answer in (ada.get(path), ada.post(path, data={"csrf": csrf, "decision": "ABORT", "reason": "withdrawn"})):
+        assert 404 == answer.status_code
+        assert "Its cases stay in its record, and wait there." in text(answer.text)
+    assert f"/console/cases/holds/{other}" == ada.get(f"/console/next?after={path[15:]}").headers["location"]
+    assert [200, 200] == [ada.get(page).status_code for page in ("/console?gate=claims", "/console/live")]
 
 
 def test_a_case_is_returned_to_the_agent(office: Office, ada: Visitor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 
 import pytest
@@ -16,9 +17,16 @@ def test_the_queue_shows_what_waits_oldest_first_with_its_reason_in_words(office
     places = [page.index(f"/{dfid}") for dfid in flows.values()]
     assert sorted(places) == places
     shown = text(page)
-    assert "C-1002 REFUND_TICKET 12.50 EUR The contract asks a human to approve what the agent proposed." in shown
-    assert "C-1004 no proposal, likeliest: REFUND_TICKET (0.58) The agent handed the case to a human." in shown
+    assert "C-1002 REFUND_TICKET 12.50 EUR The rules ask a human to approve what the agent proposed." in shown
+    assert "C-1004 no proposal, likeliest: REFUND_TICKET (58.0 %) The agent handed the case to a human." in shown
     assert "H-2001 REFUND_TICKET 40.00 EUR An order was sent, and nobody knows what became of it." in shown
+
+
+def test_what_the_queue_is_filtered_by_is_said_in_words(office: Office, ada: Visitor) -> None:
+    busy(office)
+    shown = text(ada.get("/console").text)
+    said = "Why it waits all approval required 3 escalated by agent 1 result of an order not known 1"
+    assert ("no impact 1" in shown, said in shown) == (True, True)
 
 
 QUERIES = {
@@ -99,3 +107,88 @@ def test_who_may_not_review_sees_what_is_decided_instead(office: Office) -> None
         )
         assert 403 == reader.sends("/console/live/claims", "/console/live", act="halt", reason="x").status_code
         assert "Stop and start" not in reader.get("/console/live").text
+
+
+# --- from case to case -------------------------------------------------------------------------------------------------
+
+
+def hrefs(page: str, words: str) -> list[str]:
+    """Return where the links of a page with these words lead."""
+    return [html.unescape(href) for href in re.findall(rf'<a [^>]*?href="([^"]*)"[^>]*>{words}</a>', page)]
+
+
+def test_how_the_queue_is_sorted_and_filtered_outlives_cases_that_are_opened_taken_refused_and_decided(
+    office: Office, ada: Visitor
+) -> None:
+    dfids = [office.hand_over(f"C-{number}", refund("40.00")) for number in range(60)]
+    query = "?sort=impact&gate=claims&impact=HIGH&page=2"
+    (case,) = hrefs(ada.get(f"/console{query}").text, "C-51")
+    assert f"/console/cases/claims/{dfids[51]}{query}" == case
+    page = ada.get(case).text
+    (take,) = re.findall(r'action="([^"]*/take[^"]*)"', page)
+    assert f"{case}#decide" == ada.sends(html.unescape(take), take="yes").headers["location"]
+    (decide,) = {html.unescape(each) for each in re.findall(r'method="post" action="(/console/cases/[^"]*)"', page)} - {
+        html.unescape(take)
+    }
+    refused = ada.sends(decide, decision="ABORT", reason=" ")
+    assert (409, case) == (refused.status_code, str(refused.url).removeprefix("https://console.example"))
+    for shown in (page, refused.text):
+        assert [f"/console{query}"] == hrefs(shown, "Waiting")[1:]
+    answer = ada.sends(decide, decision="ABORT", reason="withdrawn")
+    assert case == answer.headers["location"]
+    decided = ada.get(case).text
+    assert [f"/console{query}"] == hrefs(decided, "Back to the waiting cases")
+    following = ada.get(hrefs(decided, "Next case")[0]).headers["location"]
+    assert f"/console/cases/claims/{dfids[52]}{query}" == following
+
+
+def test_how_the_queue_is_sorted_outlives_the_session(office: Office) -> None:
+    path = f"/console/cases/claims/{office.hand_over('C-1')}?sort=impact"
+    with Visitor(office) as bob:
+        bob.log_in(office.key("bob"))
+        fields = {"csrf": bob.csrf(), "decision": "ABORT", "reason": "withdrawn"}
+        bob.cookies.delete("__Host-sds_session")
+        page = bob.post(bob.post(path, data=fields).headers["location"], data=fields).text
+        hidden = {name: html.unescape(said) for name, said in re.findall(r'name="(\w+)" value="([^"]*)"', page)}
+        page = bob.post("/console/login", data=hidden | {"key": office.key("new")}).text
+        assert 'value="withdrawn"' in page
+        assert ["/console?sort=impact"] == hrefs(page, "Waiting")[1:]
+
+
+def test_the_next_case_is_the_one_after_which_nobody_else_has_taken_and_then_the_first(
+    office: Office, ada: Visitor
+) -> None:
+    flows = busy(office)
+    places = {dfid: name for name, dfid in flows.items()}
+
+    def following(name: str, query: str = "") -> str:
+        gate = "holds" if name == "unknown" else "claims"
+        answer = ada.get(f"/console/next?after={gate}/{flows.get(name, name)}{query}")
+        assert 303 == answer.status_code
+        leads, _, asked = answer.headers["location"].partition("?")
+        assert query.removeprefix("&") == asked
+        return places.get(leads.rpartition("/")[2], leads)
+
+    assert ["small", "large", "open", "unknown", "attack"] == [following(name) for name in flows]
+    assert ["unknown", "attack"] == [following(name, "&sort=impact") for name in ("large", "open")]
+    assert "small" == following("attack", "&reason=APPROVAL_REQUIRED")
+    assert "attack" == following("large", "&reason=APPROVAL_REQUIRED")
+    assert "/console" == following("unknown", "&gate=holds")
+    assert "attack" == following("none")
+    assert "attack" == following("%00")
+    with Visitor(office) as bob:
+        bob.log_in(office.key("bob"))
+        bob.sends(f"/console/cases/claims/{flows['small']}/take", take="yes")
+    ada.sends(f"/console/cases/claims/{flows['large']}/take", take="yes")
+    ada.sends(f"/console/cases/claims/{flows['attack']}", decision="ABORT", reason="withdrawn")
+    assert "large" == following("attack")
+
+
+def test_the_next_case_is_one_of_the_gates_and_the_role_of_the_key(office: Office) -> None:
+    flows = busy(office)
+    with Visitor(office) as bob, Visitor(office) as reader:
+        bob.log_in(office.key("bob", "review", gates=("holds",)))
+        answer = bob.get(f"/console/next?after=claims/{flows['attack']}")
+        assert f"/console/cases/holds/{flows['unknown']}" == answer.headers["location"]
+        reader.log_in(office.key("reader", "read"))
+        assert 403 == reader.get("/console/next").status_code

@@ -20,7 +20,15 @@ POLICY = (
 PRINTED = "sds_" + "p" * 43
 
 
-PAGES = ("", "?gate=claims&sort=impact", "/live", "/cases/claims/x", "/decisions/claims/x", "/find?q=a%26b%3Dc")
+PAGES = (
+    "",
+    "?gate=claims&sort=impact",
+    "/live",
+    "/cases/claims/x",
+    "/decisions/claims/x",
+    "/find?q=a%26b%3Dc",
+    "/next?after=x",
+)
 
 
 def test_without_a_session_every_page_leads_to_the_log_in_and_the_log_in_to_the_page(office: Office) -> None:
@@ -214,19 +222,6 @@ def test_what_was_typed_before_the_session_ended_is_there_after_the_next_log_in(
         assert "what you sent was not done" in page
         assert html.escape(reason).replace("&quot;", "&#34;") in page
         assert 200 == bob.get("/console").status_code
-    assert "ESCALATED" == office.answer(dfid).state
-    assert not office.claims.store.halted
-
-
-@pytest.mark.parametrize("path", ["/console/cases/claims/{dfid}", "/console/live/claims"])
-def test_a_form_of_an_earlier_session_does_nothing_and_keeps_what_was_typed(
-    office: Office, ada: Visitor, path: str
-) -> None:
-    dfid = office.hand_over("C-1")
-    fields = {"csrf": ada.csrf(), "decision": "ABORT", "act": "halt", "agent": "", "reason": "withdrawn"}
-    ada.log_in(office.key("new"))
-    answer = ada.post(path.format(dfid=dfid), data=fields)
-    assert (403, 1) == (answer.status_code, answer.text.count('value="withdrawn"'))
     assert "ESCALATED" == office.answer(dfid).state
     assert not office.claims.store.halted
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
+from sds.service.gates import OpenGate, OpenGates
 from tests.kernel.durable import refund
 from tests.service.console.browser.chromium import Browser, LogIn, Page, axe_finds, expect, focused
 from tests.service.console.office import Office
@@ -15,6 +17,7 @@ from tests.service.console.office import Office
 # What is sent, which field of it is wrong, and what is said of it. The browser is kept from checking anything by itself.
 MISTAKES: tuple[tuple[str, str, dict[str, str], str, str], ...] = (
     ("cases/claims/{open}", "abort", {"reason": " "}, "abort-reason", "a reason is needed"),
+    ("cases/claims/{open}", "abort", {"reason": "x" * 501}, "abort-reason", "501 characters, and the record keeps 500"),
     ("cases/claims/{small}", "override", {"reason": "\u3164"}, "override-reason", "a reason is needed"),
     ("cases/claims/{small}", "return", {}, "return-reason", "a reason is needed"),
     ("cases/claims/{large}", "override", {"reason": "so"}, "override-ok", "this is of HIGH impact"),
@@ -25,6 +28,7 @@ MISTAKES: tuple[tuple[str, str, dict[str, str], str, str], ...] = (
     ("cases/holds/{unknown}", "settled", {"reason": "so", "reference": "B-7"}, "settled-ok", "tick the box"),
     ("cases/holds/{unknown}", "rejected", {"reason": "so"}, "rejected-ok", "tick the box"),
     ("live", "claims-halt-", {"reason": " "}, "claims-halt--reason", "a reason is needed"),
+    ("live", "claims-halt-", {"reason": "é" * 600}, "claims-halt--reason", "the reason has 600 characters"),
     ("live", "claims-suspend-claims-agent", {}, "claims-suspend-claims-agent-reason", "a reason is needed"),
 )
 
@@ -181,3 +185,21 @@ def test_what_was_refused_is_as_accessible_as_the_rest(office: Office, log_in: L
     page.get_by_role("alert").wait_for()
     assert [] == axe_finds(page)
     assert 320 == page.evaluate("document.documentElement.scrollWidth")
+
+
+def test_many_gates_with_long_names_fit_on_a_small_screen(
+    office: Office, log_in: LogIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = [f"gate_{number}_{'x' * 55}" for number in range(20)]
+    page = log_in("z" * 64)
+    office.hand_over("M-1", refund("40.00"))
+    gate = office.app.state.service.gate("claims")
+    opened = {name: OpenGate(replace(gate.definition, name=name), gate.gate) for name in served}
+    monkeypatch.setattr(office.app.state.service, "gates", OpenGates(opened))
+    for path in ("/console", "/console/live"):
+        page.set_viewport_size({"width": 1280, "height": 900})
+        page.goto(path)
+        page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+        assert [] == axe_finds(page)
+        page.set_viewport_size({"width": 320, "height": 640})
+        assert 320 == page.evaluate("document.documentElement.scrollWidth")

@@ -23,7 +23,7 @@ def test_a_case_is_found_and_overridden_by_keyboard_alone(office: Office, addres
     assert "K-2" == focused(page)
     page.keyboard.press("k")
     page.keyboard.press("Enter")
-    page.wait_for_url(f"**/cases/claims/{dfids[0]}")
+    page.wait_for_url(f"**/cases/claims/{dfids[0]}?gate=claims")
     while focused(page) != "Take this case":
         page.keyboard.press("Tab")
     page.keyboard.press("Enter")
@@ -92,6 +92,42 @@ def test_back_after_a_refusal_leads_to_the_case_and_sends_nothing_again(office: 
         page.go_back()
         assert page.url.endswith(path)
         assert 0 == page.get_by_role("alert").count()
+
+
+def test_without_scripts_back_and_reload_after_a_refusal_send_nothing_again(office: Office, log_in: LogIn) -> None:
+    dfid = office.hand_over("B-3")
+    page, sent = log_in("bev", java_script_enabled=False), list[str]()
+    page.on("request", lambda request: sent.append(request.method) if request.method == "POST" else None)
+    path = f"/console/cases/claims/{dfid}?sort=impact"
+    page.goto(path)
+    page.locator("#abort-reason").fill("\u3164")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("a reason is needed")
+    expect(page.locator(":focus")).to_have_id("refused")
+    assert "\u3164" == page.locator("#abort-reason").input_value()
+    assert page.url.endswith(path)
+    page.reload()
+    expect(page.get_by_role("alert")).to_have_count(0)
+    page.goto("/console/help")
+    page.go_back()
+    expect(page.get_by_role("heading", name="B-3")).to_be_visible()
+    assert ["POST"] == sent
+
+
+def test_one_case_after_another_is_decided_without_setting_the_filter_again(office: Office, log_in: LogIn) -> None:
+    dfids = [office.hand_over(f"Q-{number}", refund(f"{number}1.00")) for number in (1, 2, 3)]
+    page = log_in("que")
+    page.goto("/console?gate=claims&sort=impact&impact=HIGH")
+    page.get_by_role("link", name="Q-1").click()
+    for number, dfid in enumerate(dfids, 1):
+        drawn(page, f"Q-{number}")
+        page.locator("#abort-reason").fill("withdrawn")
+        page.get_by_role("button", name="Abort").click()
+        page.get_by_text("ABORT by que").first.wait_for()
+        assert "ABORT" == office.answer(dfid).resolution
+        page.get_by_role("status").get_by_role("link", name="Next case").press("Enter")
+    page.get_by_role("navigation", name="Console").wait_for()
+    assert "gate=claims" in page.url
 
 
 def test_what_is_of_high_impact_is_not_even_sent_without_its_box(office: Office, log_in: LogIn) -> None:
