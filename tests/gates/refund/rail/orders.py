@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import socket
+import time
 
+from sds.gates.refund.gate import Rail
 from sds.gates.refund.rail.client import RailExecutor
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
 
-SOON_S = 5.0
+SOON_S = 20.0  # nobody waits for so long, unless on a busy machine
 
 
 def key_of(text: str) -> str:
@@ -21,6 +23,13 @@ def intent_for(name: str, amount: int = 25_000, kind: str = "COMPENSATE") -> Exe
 
 def pay(executor: RailExecutor, name: str, amount: int = 25_000, deadline_s: float = SOON_S) -> Receipt:
     return executor.dispatch(intent_for(name, amount), key_of(name), deadline_s)
+
+
+def wait_until_at_work(executor: RailExecutor | Rail, name: str) -> None:
+    """Return once the rail works on an order for this key."""
+    until_s = time.monotonic() + SOON_S
+    while executor.lookup(key_of(name), SOON_S).status != "unknown":
+        assert time.monotonic() < until_s
 
 
 def raw(port: int, data: bytes) -> bytes:
