@@ -17,6 +17,7 @@ from sds.gates.refund import gate as refund
 from sds.gates.refund.gate import load_refund_contract
 from sds.gates.refund.labels import labelled
 from sds.judgement.labels import label_line
+from tests.engines.servers import free_port
 from tests.scale import limit_s, scale
 from tests.small_models import sentencepiece_gguf
 
@@ -145,7 +146,9 @@ def test_every_command_on_a_gate_of_ones_own_runs(tmp_path: Path) -> None:
 
 def test_every_command_of_the_service_runs(tmp_path: Path) -> None:
     """What serves until SIGTERM is sent one as soon as it is ready."""
-    served = r"\1 --port 18080 & for n in {1..600}; do curl -sf http://127.0.0.1:18080/readyz && break; sleep 0.2; done"
+    port = free_port()
+    ready = f"for n in {{1..600}}; do curl -sf http://127.0.0.1:{port}/readyz && break; sleep 0.2; done"
+    served = rf"\1 --port {port} & {ready}"
     block = re.sub(
         r"^(sds serve [^#\n]*[^# \n]).*", served + "; kill $!; wait $!", _block("sds serve"), flags=re.MULTILINE
     )

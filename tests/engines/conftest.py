@@ -26,6 +26,13 @@ def running_ms() -> int:
 
 
 @pytest.fixture(scope="session")
+def libraries_imported() -> None:
+    """Import what the models of servers are asked with: it takes seconds, which are not those of whichever test is the first."""
+    import openai  # noqa: F401
+    import outlines  # noqa: F401
+
+
+@pytest.fixture(scope="session")
 def server(tiny_path: Callable[[int], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaServer]:
     started = LlamaServer(tiny_path(1), tmp_path_factory.mktemp("server") / "server.log")
     started.start()

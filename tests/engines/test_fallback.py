@@ -21,7 +21,7 @@ from sds.models.protocol import Row
 from sds.models.text.servers import RemoteWriter
 from tests.engines.conftest import decide, running_ms
 from tests.engines.scripted import Scripted, answered, chain, opens, still
-from tests.engines.servers import LlamaServer, completion, free_port, hang, misbehaving, reply
+from tests.engines.servers import HANG_S, LlamaServer, completion, free_port, hang, misbehaving, reply
 from tests.hostile import Panic
 from tests.kernel.durable import Rail, Tickets, World, contract
 
@@ -275,7 +275,7 @@ def test_a_hanging_server_leaves_the_local_model_the_time_to_answer(
             took_s = time.monotonic() - began
             found = gate.store.value("SELECT model FROM policy_proposals WHERE dfid = ?", (answer.dfid,))
         assert local.model == found
-        assert 0.4 <= took_s < 5
+        assert 0.4 <= took_s < HANG_S / 2
         assert '"engine": "box"' in (tmp_path / "gate" / "log.jsonl").read_text()
 
 
@@ -286,13 +286,15 @@ def test_a_chain_all_of_whose_links_fail_escalates_within_the_deadline(
     for number in range(10):  # on a busy machine the time of a link may pass before it is asked
         (tmp_path / str(number)).mkdir()
         found = _where_all_fail(tmp_path / str(number), tiny, monkeypatch)
-        if found == ([1, 1, 1], 1):
+        if found == ([1, 1, 1], 1, True):
             break
-    assert ([1, 1, 1], 1) == found
+    assert ([1, 1, 1], 1, True) == found
 
 
-def _where_all_fail(folder: Path, tiny: LlamaBackend, monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], int]:
-    """Have a chain decide; return how often each link failed, and how often the server that hangs was asked."""
+def _where_all_fail(folder: Path, tiny: LlamaBackend, monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], int, bool]:
+    """Have a chain decide; return how often each link failed, how often the server that hangs was asked, and whether it
+    was in time.
+    """
     local, run = NativeEngine(tiny, now_ms=running_ms), tiny.run
 
     def slow(rows: list[Row]) -> object:
@@ -311,8 +313,7 @@ def _where_all_fail(folder: Path, tiny: LlamaBackend, monkeypatch: pytest.Monkey
             answer = gate.decide({"claim_id": "C1", "ticket_id": "T1", "text": "please"})
             took_ms = (time.monotonic() - began) * 1000
     assert ("ESCALATED", "DEADLINE_EXCEEDED", None) == (answer.state, answer.reason_code, answer.execution)
-    assert took_ms < TTL_MS + GRACE_MS
-    return [link.failures for link in engine._links], len(asked)
+    return [link.failures for link in engine._links], len(asked), took_ms < TTL_MS + GRACE_MS
 
 
 def _tickets() -> Tickets:

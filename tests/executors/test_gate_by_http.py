@@ -17,6 +17,7 @@ from sds.host.clock import now_ms
 from sds.kernel.errors import UsageError
 from sds.kernel.executor.wholeness import PAUSE_MS_MIN
 from sds.kernel.flow.states import Answer
+from tests.engines.servers import free_port
 from tests.executors.gateways import asked, in_process, in_thread, written
 from tests.gates.own import written as write_gate
 from tests.proposers import Greedy
@@ -138,9 +139,8 @@ def test_a_gateway_that_has_forgotten_pays_nothing_twice_where_it_says_that_it_f
 
 
 def test_while_the_gateway_is_down_events_wait_and_then_are_paid_once(tmp_path: Path) -> None:
-    with in_thread(tmp_path) as first:
-        url, port = first.url, first.server_port
-    later_ms = 0
+    port, later_ms = free_port(), 0
+    url = f"http://127.0.0.1:{port}"
     with opened(tmp_path, url, clock_ms=lambda: now_ms() + later_ms) as gate:
         never_seen = decide(gate, 0)
         assert ("EXECUTOR_DOWN", True) == (never_seen.tag, never_seen.retryable)  # what it has paid is not known

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +13,7 @@ from sds.executors.http import HttpExecutor
 from sds.executors.sandbox.faults import parse_faults
 from sds.executors.sandbox.server import GatewayServer
 from sds.kernel.executor.protocol import Lists, Receipt, Voids
+from tests.engines.servers import free_port
 from tests.executors.gateways import connected, held, order
 from tests.executors.wires import GOOD, KEY, answering, http
 
@@ -186,9 +186,7 @@ def test_an_answer_may_name_the_key_in_a_header(tmp_path: Path) -> None:
 def test_who_cannot_be_reached_was_certainly_sent_nothing_but_a_look_up_that_fails_tells_nothing(
     tmp_path: Path,
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    with connected(tmp_path, f"http://127.0.0.1:{port}") as executor:
+    with connected(tmp_path, f"http://127.0.0.1:{free_port()}") as executor:
         found = executor.dispatch(order(), KEY, DEADLINE_S)
         assert Receipt("unsent", detail="nothing was sent: ConnectError: All connection attempts failed") == found
         assert {"unknown"} == {executor.lookup(KEY, DEADLINE_S).status, executor.void(KEY, DEADLINE_S).status}

@@ -122,10 +122,11 @@ class Health:
         return "DISK_FULL" if disk_usage(store.path.parent).free < ROOM_BYTES_MIN else OK
 
     def _clock(self, each: OpenGate) -> str:
-        now_ms, store = self._service.now_ms(), each.gate.store
-        store_ms = clock_ms(store)
-        if store_ms is not None:
-            return OK if abs(now_ms - store_ms) <= CLOCKS_APART_MS_MAX else "CLOCK_APART"
+        asked_ms, store = self._service.now_ms(), each.gate.store
+        store_ms, now_ms = clock_ms(store), self._service.now_ms()
+        if store_ms is not None:  # it was read at some moment in between
+            together = asked_ms - CLOCKS_APART_MS_MAX <= store_ms <= now_ms + CLOCKS_APART_MS_MAX
+            return OK if together else "CLOCK_APART"
         last_ms = store.value("SELECT at_ms FROM ledger ORDER BY idx DESC LIMIT 1")
         return OK if last_ms is None or now_ms >= last_ms - CLOCKS_APART_MS_MAX else "CLOCK_BEHIND"
 

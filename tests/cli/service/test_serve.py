@@ -91,7 +91,14 @@ def served(home: Path, *args: str) -> Iterator[tuple[subprocess.Popen[str], str,
 def _serving(process: subprocess.Popen[str]) -> list[int]:
     """Return the workers: the children that multiprocessing's own helper is none of."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    return [int(pid) for pid in children if b"resource_tracker" not in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [int(pid) for pid in children if b"resource_tracker" not in _command(pid)]
+
+
+def _command(pid: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it was reaped since
+        return b""
 
 
 def _wait_for(condition: Callable[[], bool], within_s: float = 60) -> bool:

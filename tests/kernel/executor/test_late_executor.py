@@ -91,7 +91,7 @@ def test_what_comes_back_in_time_is_returned_and_what_is_raised_is_raised():
     "end", [SystemExit(3), KeyboardInterrupt(), CancelledError()], ids=lambda end: type(end).__name__
 )
 def test_an_end_that_an_executor_raises_is_unknown_like_anything_else_and_ends_nobody_who_waits(
-    world: World, end: BaseException
+    folder: Path, end: BaseException
 ):
     class Ends:
         idempotent = True
@@ -102,10 +102,11 @@ def test_an_end_that_an_executor_raises_is_unknown_like_anything_else_and_ends_n
         def lookup(self, key: str, deadline_s: float) -> Receipt:
             raise end
 
-    world.kernel = world.open_kernel(executor=Ends())
-    assert ("EXECUTING", "UNKNOWN") == ((answer := world.decide(refund())).state, answer.execution)
-    (detail,) = world.column("SELECT body ->> '$.detail' FROM ledger WHERE kind = 'UNKNOWN'")
-    assert f"the executor failed: {type(end).__name__}" in str(detail)
+    with whole(World(folder)) as world:
+        world.kernel = world.open_kernel(executor=Ends())
+        assert ("EXECUTING", "UNKNOWN") == ((answer := world.decide(refund())).state, answer.execution)
+        (detail,) = world.column("SELECT body ->> '$.detail' FROM ledger WHERE kind = 'UNKNOWN'")
+        assert f"the executor failed: {type(end).__name__}" in str(detail)
 
 
 def test_what_is_late_is_handed_over_once():

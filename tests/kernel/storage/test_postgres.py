@@ -26,7 +26,7 @@ from sds.kernel.storage.postgres.store import PostgresStore
 from sds.kernel.storage.sqlite import SqliteStore, statements
 from sds.kernel.storage.sqlite import expected_schema as sqlite_schema
 from tests.stores.pooler import pooled
-from tests.stores.server import by_hand, fresh_schema, server_url
+from tests.stores.server import by_hand, fresh_schema, role_with, server_url
 
 
 @pytest.fixture(scope="module")
@@ -251,19 +251,19 @@ def test_a_transaction_sees_what_was_committed_before_its_lock_whatever_the_serv
         with made.transaction("SELECT drawn, current_setting('transaction_isolation') FROM resources") as rows:
             found.append(rows)
 
-    by_hand(f"ALTER ROLE postgres SET default_transaction_isolation = '{isolation}'")
-    try:
-        with closing(PostgresStore(server_url(), schema)) as made:
-            for _ in range(8):
-                ask()
-            waits, locked = threading.Thread(target=ask), "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'advisory'"
-            with store.transaction():
-                waits.start()
-                assert any(by_hand(locked) or time.sleep(0.01) for _ in range(400))
-                put(store, drawn=3)
-            waits.join()
-    finally:
-        by_hand("ALTER ROLE postgres RESET default_transaction_isolation")
+    locked = f"SELECT 1 FROM pg_stat_activity WHERE wait_event = 'advisory' AND application_name = '{schema}'"
+    with (
+        role_with(f"default_transaction_isolation = '{isolation}'") as url,
+        closing(PostgresStore(url, schema)) as made,
+    ):
+        for _ in range(8):
+            ask()
+        waits = threading.Thread(target=ask)
+        with store.transaction():
+            waits.start()
+            assert any(by_hand(locked) or time.sleep(0.01) for _ in range(2_000))
+            put(store, drawn=3)
+        waits.join()
     assert [*[[]] * 8, [(3, "read committed")]] == found
 
 

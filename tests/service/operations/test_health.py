@@ -148,6 +148,27 @@ def test_a_clock_that_is_behind_the_record_is_not_ready(bed: Bed) -> None:
     assert 200 == looked(bed).status_code
 
 
+@pytest.mark.parametrize(
+    ("store_ms", "found"), [(0, "ok"), (5_000, "ok"), (-1_001, "CLOCK_APART"), (6_001, "CLOCK_APART")]
+)
+def test_a_store_that_takes_long_to_say_its_time_is_not_taken_for_one_whose_clock_is_apart(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch, store_ms: int, found: str
+) -> None:
+    wait_until(lambda: bed.client.get("/readyz").status_code == 200)
+    began_ms, gone_ms = now_ms(), 0
+
+    def slow(_: object) -> int:
+        nonlocal gone_ms
+        gone_ms = 5_000
+        return began_ms + store_ms
+
+    bed.clock = lambda: began_ms + gone_ms
+    monkeypatch.setattr(health, "clock_ms", slow)
+    look = Health(bed.service)
+    look.look()
+    assert {"toll": found} == look.checks()["clock"]
+
+
 def test_a_record_that_is_behind_the_outside_is_not_ready(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bed.gate.kernel.whole, "doubt", lambda: Doubt(RECORD_BEHIND, "3 orders"))
     not_ready(bed, "record", {"toll": RECORD_BEHIND})

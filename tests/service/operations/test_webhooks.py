@@ -180,7 +180,7 @@ def test_a_slow_endpoint_holds_up_no_other(quiet: Bed, receiver: Receiver) -> No
         decided(quiet, 1)
         thread = threading.Thread(target=deliver, args=(quiet,))
         thread.start()
-        wait_until(lambda: len(receiver.took) == 1)
+        wait_until(lambda: (1, 1) == (len(receiver.took), len(slow.took)))
         decided(quiet, 2)
         wait_until(lambda: len(receiver.took) == 2)
         assert (1, True) == (len(slow.took), thread.is_alive())

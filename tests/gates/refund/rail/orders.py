@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import socket
+import time
 from types import SimpleNamespace
 
 from sds.gates.refund.rail.client import RailExecutor
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
 
-SOON_S = 5.0
+SOON_S = 20.0  # nobody waits for so long, unless on a busy machine
 
 
 def key_of(text: str) -> str:
@@ -28,6 +29,13 @@ def elsewhere(port: int) -> RailExecutor:
     """Return an executor of what listens on a port, and was not started here."""
     process = SimpleNamespace(running_port=lambda _: port, was_late=bool, stop=bool)
     return RailExecutor(process)  # type: ignore[arg-type]  # all that it asks of one
+
+
+def wait_until_at_work(executor: RailExecutor, name: str) -> None:
+    """Return once the rail works on an order for this key."""
+    until_s = time.monotonic() + SOON_S
+    while executor.lookup(key_of(name), SOON_S).status != "unknown":
+        assert time.monotonic() < until_s
 
 
 def raw(port: int, data: bytes) -> bytes:

@@ -21,7 +21,7 @@ from sds.gates.refund.rail.client import RailProcess
 from sds.gates.refund.rail.server import BODY_BYTES_MAX
 from sds.kernel.errors import ExecutorError
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt
-from tests.gates.refund.rail.orders import SOON_S, elsewhere, intent_for, key_of, pay, post, raw
+from tests.gates.refund.rail.orders import SOON_S, elsewhere, intent_for, key_of, pay, post, raw, wait_until_at_work
 from tests.gates.refund.rail.payouts import payouts
 
 
@@ -113,18 +113,14 @@ class TestFaults:
 
     def test_a_delay_past_the_deadline_is_unknown_and_never_absent(self, rail: RailProcess) -> None:
         rail.misbehave(delay_ms=1_200)
-        began = time.monotonic()
-        late = pay(rail.executor(), "late", deadline_s=0.1)
-        waited_s = time.monotonic() - began
-        seen: list[str] = []
-        while "settled" not in seen and time.monotonic() - began < SOON_S:
+        late = pay(rail.executor(), "late", deadline_s=0.6)
+        ends = time.monotonic() + SOON_S
+        seen = [rail.executor().lookup(key_of("late"), SOON_S).status]
+        while "settled" not in seen and time.monotonic() < ends:
             seen.append(rail.executor().lookup(key_of("late"), SOON_S).status)
 
-        assert "unknown" == late.status
-        assert waited_s < 1.0
-        assert {"unknown": True, "settled": True, "absent": False} == {
-            status: status in seen for status in ("unknown", "settled", "absent")
-        }
+        assert ("unknown", "unknown") == (late.status, seen[0])  # it was not waited for
+        assert ["unknown", "settled"] == list(dict.fromkeys(seen))
 
     def test_an_order_that_was_not_read_yet_is_not_absent(self, rail: RailProcess) -> None:
         body = json.dumps(order("unread")).encode()
@@ -185,7 +181,7 @@ class TestProcess:
         rail.misbehave(delay_ms=20_000)
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(pay, rail.executor(), "middle")
-            time.sleep(0.2)
+            wait_until_at_work(rail.executor(), "middle")
             rail.kill()
 
             assert "unknown" == waiting.result().status

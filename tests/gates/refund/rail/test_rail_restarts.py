@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +16,7 @@ from sds.gates.refund.rail.client import RailExecutor, RailProcess
 from sds.kernel.errors import ExecutorError
 from sds.kernel.executor.protocol import Receipt
 from tests.embedding.elsewhere import held_elsewhere
-from tests.gates.refund.rail.orders import SOON_S, key_of, pay
+from tests.gates.refund.rail.orders import SOON_S, key_of, pay, wait_until_at_work
 from tests.gates.refund.rail.payouts import payouts
 
 
@@ -61,7 +60,7 @@ def test_an_order_it_died_over_is_unknown_and_looked_up_afterwards(own: RailExec
     own.process.misbehave(delay_ms=20_000)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(pay, own, "middle")
-        time.sleep(0.2)
+        wait_until_at_work(own, "middle")
         die(own.process)
         assert "unknown" == waiting.result().status
     assert Receipt("absent") == own.lookup(key_of("middle"), SOON_S)
@@ -85,7 +84,7 @@ def test_an_order_that_one_was_at_work_on_when_it_hung_is_looked_up_and_paid_onc
     own.process.misbehave(delay_ms=20_000)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(pay, own, "middle", deadline_s=1.0)
-        time.sleep(0.1)
+        wait_until_at_work(own, "middle")
         stop(own.process)
         assert "unknown" == waiting.result().status
     assert Receipt("absent") == own.lookup(key_of("middle"), SOON_S)

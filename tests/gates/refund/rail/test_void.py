@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -15,7 +14,7 @@ import pytest
 from sds.gates.refund.rail.client import RailProcess
 from sds.gates.refund.rail.store import Order, PayoutStore
 from sds.kernel.executor.protocol import Receipt
-from tests.gates.refund.rail.orders import SOON_S, key_of, pay, post
+from tests.gates.refund.rail.orders import SOON_S, key_of, pay, post, wait_until_at_work
 from tests.gates.refund.rail.payouts import payouts
 
 VOID = Receipt("rejected", detail="the key was made void")
@@ -72,10 +71,10 @@ def test_a_key_that_was_declined_stays_declined(rail: RailProcess) -> None:
 
 
 def test_a_payment_being_made_is_unknown_and_then_settled(rail: RailProcess) -> None:
-    rail.misbehave(delay_ms=500)
+    rail.misbehave(delay_ms=1_000)
     with ThreadPoolExecutor(1) as pool:
         paying = pool.submit(pay, rail.executor(), "flight")
-        time.sleep(0.2)
+        wait_until_at_work(rail.executor(), "flight")
         during = rail.executor().void(key_of("flight"), SOON_S)
         paid = paying.result()
 
