@@ -193,7 +193,7 @@ MISTAKES = [
     (("decide", "refund"), 2, "Missing option '--event'"),
     (("decide", "refund", "--event", "nowhere.json"), 2, "error: `nowhere.json` cannot be read"),
     (("decide", "refund", "--event", "README.md"), 2, "error: the event is not JSON"),
-    (("decide", "refund", "--event", "README.md"), 2, "mend:  sds events GATE --limit 1 > event.json"),
+    (("decide", "refund", "--event", "README.md"), 2, "mend:  sds events refund --limit 1 > event.json"),
     (("events", "loans"), 2, "error: there is no gate `loans`"),
     (("envelope", "refund", "--event", "Makefile"), 2, "error: the event is not JSON"),
     (("grammar", "refund", "--event", "Makefile", "--format", "xml"), 2, "error: there is no format `xml`"),
