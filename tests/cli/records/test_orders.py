@@ -94,9 +94,9 @@ def test_what_the_provider_took_back_or_carried_out_otherwise_is_named_and_ends_
         for number in range(3):
             decide(gate, number)
     books = company.gateway.books
-    with books._writing():
-        books._db.execute("UPDATE payments SET amount = 120 WHERE number = 2")
-        books._db.execute("DELETE FROM payments WHERE number = 3")
+    with books.durably():
+        books.db.execute("UPDATE payments SET amount = 120 WHERE number = 2")
+        books.db.execute("DELETE FROM payments WHERE number = 3")
     ended, said, told = company.cli("orders", "--gate", str(company.path), "--by", "month", "--statement", "--json")
     assert 1 == ended
     assert '"paid": "15.00", "taken_back": "0.00", "open": "0.00", "outside": "6.20", "differing": 2' in said

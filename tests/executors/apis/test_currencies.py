@@ -140,8 +140,8 @@ def test_an_order_that_was_carried_out_in_another_currency_is_a_difference(
 ) -> None:
     with opened(tmp_path, gateway.url, "EUR", 2, *SHARED, name="eur") as euros:
         decide(euros, 1)
-        with gateway.books._writing():
-            gateway.books._db.execute("UPDATE payments SET order_body = replace(order_body, 'EUR', 'USD')")
+        with gateway.books.durably():
+            gateway.books.db.execute("UPDATE payments SET order_body = replace(order_body, 'EUR', 'USD')")
         (found,) = euros.reconcile().differences
         assert "AMOUNT_DIFFERS" == found.code
         assert found.outside.startswith("settled 500 USD, another currency: GIVE_BACK amount 500")
@@ -153,12 +153,12 @@ def test_a_currency_is_the_same_in_small_letters_and_none_is_no_currency(
     with opened(tmp_path, gateway.url, "EUR", 2, *SHARED, name="gate_of_euros") as euros:
         decide(euros, 1)
         for said, differences in (("eur", ()), ("usd", ("AMOUNT_DIFFERS",))):
-            with gateway.books._writing():
+            with gateway.books.durably():
                 change = "UPDATE payments SET order_body = replace(replace(order_body, '\"EUR\"', ?), '\"eur\"', ?)"
-                gateway.books._db.execute(change, (f'"{said}"', f'"{said}"'))
+                gateway.books.db.execute(change, (f'"{said}"', f'"{said}"'))
             assert differences == tuple(each.code for each in euros.reconcile().differences)
-        with gateway.books._writing():
-            gateway.books._db.execute("UPDATE payments SET order_body = replace(order_body, '\"usd\"', '\"\"')")
+        with gateway.books.durably():
+            gateway.books.db.execute("UPDATE payments SET order_body = replace(order_body, '\"usd\"', '\"\"')")
         with pytest.raises(WorldError, match=r"an empty `order\.currency`"):
             euros.reconcile()
 
