@@ -292,9 +292,7 @@ def test_a_chain_all_of_whose_links_fail_escalates_within_the_deadline(
 
 
 def _where_all_fail(folder: Path, tiny: LlamaBackend, monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], int, bool]:
-    """Have a chain decide; return how often each link failed, how often the server that hangs was asked, and whether it
-    was in time.
-    """
+    """Have a chain decide; return how often each link failed, how often the server was asked, and whether it was in time."""
     local, run = NativeEngine(tiny, now_ms=running_ms), tiny.run
 
     def slow(rows: list[Row]) -> object:
