@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -26,15 +26,13 @@ def opened(folder: Path) -> Gate:
     return Gate.load(folder / "toll_gate", folder=folder / "home", engine=Greedy("WAIVE"))
 
 
-def held() -> tuple[Counter[str], int]:
-    """Return what the process has open by name, and how many threads it has."""
+def held(folder: Path) -> tuple[Counter[str], set[threading.Thread]]:
+    """Return which files of a folder the process has open, and its threads."""
     found = Counter[str]()
     for each in Path("/proc/self/fd").iterdir():
-        try:
-            found[os.readlink(each)] += 1
-        except FileNotFoundError:  # of this very look
-            continue
-    return found, threading.active_count()
+        with suppress(FileNotFoundError):  # of this very look
+            found[str(each.readlink())] += 1
+    return Counter({name: n for name, n in found.items() if str(folder) in name}), set(threading.enumerate())
 
 
 def steps(folder: Path) -> list[CodeType]:
@@ -77,14 +75,16 @@ def fails(folder: Path, step: CodeType) -> MemoryError | None:
 def test_whichever_step_of_opening_fails_nothing_stays_open(tmp_path: Path) -> None:
     written(tmp_path / "toll_gate", GATE)
     opened(tmp_path).close()
-    listed, before = steps(tmp_path), held()
+    listed, (files, threads) = steps(tmp_path), held(tmp_path)
     assert {"__init__", "_open_record", "_unlock", "register", "_prepare"} <= {step.co_name for step in listed}
-    left, failed = dict[str, object](), list[MemoryError]()
+    left, failed = list[str](), list[MemoryError]()
     for step in listed:
         if (error := fails(tmp_path, step)) is not None:
             failed.append(error)
-        if (now := held()) != before:
-            left[step.co_qualname], before = now, now
-    assert [] == list(left)
+        files_now, threads_now = held(tmp_path)
+        if files_now != files or threads_now - threads:
+            left.append(step.co_qualname)
+            files, threads = files_now, threads_now
+    assert [] == left
     assert len(failed) > len(listed) // 2
     opened(tmp_path).close()
