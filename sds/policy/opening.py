@@ -30,29 +30,28 @@ def open_policy(
     """
     with ExitStack() as opened:
         judgement = open_judgement(folder, contract, gate=gate) if folder is not None else None
-        if judgement is not None:
-            opened.callback(judgement.close)
+        close: Callable[[], None] = judgement.close if judgement else lambda: None
+        opened.callback(close)
         unfitted = [name for name in contract.readings if judgement is None or name not in judgement.readers]
         refuse_unread_scores(contract, judgement, gate=gate)
         chosen = any(line.otherwise == "MODEL" for line in contract.policy)
-        needed = bool(unfitted) or chosen or bool(contract.explanation_chars_max)
+        needed = bool(unfitted or chosen or contract.explanation_chars_max)
         breaker = Breaker(whole_ms=contract.budget.ttl_ms, now_ms=now_ms)
         model = LanguageModel(open_model, needed=needed, breaker=breaker)
         opened.callback(model.close)
-        answers = {name: _answers(name, contract, judgement, model) for name in contract.readings}
         notices = judgement.notices if judgement else ()
         if uncalibrated := [name for name in unfitted if _calibration(name, judgement, model) is None]:
             which = ", ".join(f"`{name}`" for name in uncalibrated)
             notices += (f"no reader is fitted for {which}: the uncalibrated language model reads it (sds fit {gate})",)
         engine = PolicyEngine(
             contract,
-            answers,
+            {name: _answers(name, contract, judgement, model) for name in contract.readings},
             judgement.thresholds if judgement and not uncalibrated else None,
             language_model=model,
             now_ms=now_ms,
             facts={"mode": MODE, "judgement": judgement.sha256 if judgement else None},
             notices=notices,
-            close=judgement.close if judgement else lambda: None,
+            close=close,
         )
         opened.pop_all()
     return engine
