@@ -127,20 +127,20 @@ def own_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return checkpoint_folder(tmp_path_factory.mktemp("own") / "checkpoint")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # a whole model: not kept for the rest of the run
 def own_hf(own_checkpoint: Path) -> Iterator[Backend]:
     with closing(model_in("hf", own_checkpoint)) as backend:
         yield backend
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # a whole model: not kept for the rest of the run
 def own_vino(own_gguf: Path) -> Iterator[Backend]:
     """Return the embedded model's weights in half precision, as `own_hf` has them, through OpenVINO."""
     with closing(model_in("openvino", own_gguf)) as backend:
         yield backend
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # a whole model: not kept for the rest of the run
 def own_int(own_gguf: Path) -> Iterator[Backend]:
     """Return the embedded model's weights through the integer passes, as `sds models prepare` may keep them."""
     with closing(model_in("integer", own_gguf)) as backend:

@@ -179,15 +179,15 @@ class SqliteStore(SqliteReader, Store):
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             _make_private(path)
-            super().__init__(connect(path))
-            self.file = OpenFile(path)
-        except (*_REFUSED, OSError) as error:
-            raise self._unusable(error) from error
-        try:
-            self._prepare()
-        except (*_REFUSED, StoreError) as error:
-            super().close()
-            self.file.close()
+            with ExitStack() as opened:
+                db = connect(path)
+                opened.callback(db.close)
+                super().__init__(db)
+                self.file = OpenFile(path)
+                opened.callback(self.file.close)
+                self._prepare()
+                opened.pop_all()
+        except (*_REFUSED, OSError, StoreError) as error:
             raise self._unusable(error) from error
 
     @property

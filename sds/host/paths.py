@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -114,13 +114,12 @@ def open_record_at(folder: Path, url: str | None) -> Store:
         store: Store = SqliteStore(decisions_path(folder), witness=witness)
     else:
         store = _postgres().PostgresStore(url, schema_name(folder), witness=witness)
-        try:
-            if is_there(key_path(folder)):
-                keys.refuse_other_ledger_keys(folder, store)
-        except SdsError:
-            store.close()
-            raise
-    _unlock(store, folder)
+    with ExitStack() as opened:
+        opened.callback(store.close)
+        if url is not None and is_there(key_path(folder)):
+            keys.refuse_other_ledger_keys(folder, store)
+        _unlock(store, folder)
+        opened.pop_all()
     return store
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from sds.engines.breaker import Breaker
@@ -25,30 +26,35 @@ def open_policy(
     """Open the policy of a contract. `folder`: of fitted readers; None: the language model reads, with a notice.
     `gate`: the argument that names the gate to a command, for notices and hints.
 
-    Raises UsageError where the folder is refused, or where a score has no fitted reader.
+    Raises UsageError where the folder is refused, or where a score has no fitted reader; then nothing stays open.
     """
-    judgement = open_judgement(folder, contract, gate=gate) if folder is not None else None
-    unfitted = [name for name in contract.readings if judgement is None or name not in judgement.readers]
-    refuse_unread_scores(contract, judgement, gate=gate)
-    chosen = any(line.otherwise == "MODEL" for line in contract.policy)
-    needed = bool(unfitted) or chosen or bool(contract.explanation_chars_max)
-    breaker = Breaker(whole_ms=contract.budget.ttl_ms, now_ms=now_ms)
-    model = LanguageModel(open_model, needed=needed, breaker=breaker)
-    answers = {name: _answers(name, contract, judgement, model) for name in contract.readings}
-    notices = judgement.notices if judgement else ()
-    if uncalibrated := [name for name in unfitted if _calibration(name, judgement, model) is None]:
-        which = ", ".join(f"`{name}`" for name in uncalibrated)
-        notices += (f"no reader is fitted for {which}: the uncalibrated language model reads it (sds fit {gate})",)
-    return PolicyEngine(
-        contract,
-        answers,
-        judgement.thresholds if judgement and not uncalibrated else None,
-        language_model=model,
-        now_ms=now_ms,
-        facts={"mode": MODE, "judgement": judgement.sha256 if judgement else None},
-        notices=notices,
-        close=judgement.close if judgement else lambda: None,
-    )
+    with ExitStack() as opened:
+        judgement = open_judgement(folder, contract, gate=gate) if folder is not None else None
+        close: Callable[[], None] = judgement.close if judgement else lambda: None
+        opened.callback(close)
+        unfitted = [name for name in contract.readings if judgement is None or name not in judgement.readers]
+        refuse_unread_scores(contract, judgement, gate=gate)
+        chosen = any(line.otherwise == "MODEL" for line in contract.policy)
+        needed = bool(unfitted or chosen or contract.explanation_chars_max)
+        breaker = Breaker(whole_ms=contract.budget.ttl_ms, now_ms=now_ms)
+        model = LanguageModel(open_model, needed=needed, breaker=breaker)
+        opened.callback(model.close)
+        notices = judgement.notices if judgement else ()
+        if uncalibrated := [name for name in unfitted if _calibration(name, judgement, model) is None]:
+            which = ", ".join(f"`{name}`" for name in uncalibrated)
+            notices += (f"no reader is fitted for {which}: the uncalibrated language model reads it (sds fit {gate})",)
+        engine = PolicyEngine(
+            contract,
+            {name: _answers(name, contract, judgement, model) for name in contract.readings},
+            judgement.thresholds if judgement and not uncalibrated else None,
+            language_model=model,
+            now_ms=now_ms,
+            facts={"mode": MODE, "judgement": judgement.sha256 if judgement else None},
+            notices=notices,
+            close=close,
+        )
+        opened.pop_all()
+    return engine
 
 
 def _answers(name: str, contract: Contract, judgement: Judgement | None, model: LanguageModel) -> Answers:
