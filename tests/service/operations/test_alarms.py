@@ -36,6 +36,7 @@ FIRES: dict[str, tuple[int, int, list[Values]]] = {
     "SdsNotScraped": (4, 6, [("up", {}, "_x60")]),
     "SdsNotReady": (1, 3, [("sds_check_ok", {"check": "record", **GATE}, "0x60")]),
     "SdsStoreDown": (0, 2, [("sds_store_up", GATE, "0x60")]),
+    "SdsEntriesLost": (9, 11, [("sds_ledger_entries", GATE, "500x9 498x2 498+10x50")]),
     "SdsProcessesMissing": (4, 6, [("sds_processes_wanted", {}, "2x60")]),
     "SdsProcessesMissing, one hangs": (6, 8, [("sds_sampled_timestamp_seconds", {}, "0x60")]),
     "SdsRestarts": (11, 13, [("sds_processes", {}, "1x3 0 1x2 0 1x2 0 1x50")]),
