@@ -55,6 +55,7 @@ FIRES: dict[str, tuple[int, int, list[Values]]] = {
     "SdsCasesGrow": (70, 80, [("sds_escalations_waiting", GATE, "0+1x90")]),
     "SdsCaseWaitsLong": (239, 242, [("sds_escalations_oldest_seconds", GATE, "0+60x250")]),
     "SdsWebhookFails": (10, 12, [("sds_webhook_failing_seconds", {"webhook": "shop"}, "0+60x60")]),
+    "SdsWebhookLate": (20, 22, [("sds_webhook_oldest_seconds", {"webhook": "shop"}, "0+60x60")]),
     "SdsStateDrifts": (14, 17, [("stale_context_reject_rate_total", GATE, "0+10x60")]),
 }
 
