@@ -251,9 +251,8 @@ def test_cases_that_come_in_a_burst_and_are_worked_off_have_no_alarm_and_slow_gr
     text, last = watched(bed), 3 * DAY + 300
 
     def test(waiting: list[int], *at: dict[str, Any]) -> dict[str, Any]:
-        values = [
-            ("sds_escalations_waiting", GATE, " ".join(map(str, [*waiting, *[waiting[-1]] * (last - len(waiting))])))
-        ]
+        lasts = [waiting[-1]] * (last - len(waiting))
+        values: list[Values] = [("sds_escalations_waiting", GATE, " ".join(map(str, [*waiting, *lasts])))]
         return {"input_series": overlaid(healthy(text, last), values), "promql_expr_test": list(at)}
 
     never = [firing(minute) for minute in range(0, 400, 5)]

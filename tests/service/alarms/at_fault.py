@@ -1,4 +1,4 @@
-"""`python -m tests.service.operations.at_fault serve ...`: `sds` with an engine that is slow, or whose language model is down,
+"""`python -m tests.service.alarms.at_fault serve ...`: `sds` with an engine that is slow, or whose language model is down,
 and with a route that fails, while the folder `$SDS_HOME` has a file of that name.
 """
 

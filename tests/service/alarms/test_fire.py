@@ -98,7 +98,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     code = code.replace("deadline_s):\n        amount", f"deadline_s):\n        {down}\n        amount")
     gate, start = (
         written(home / "toll_gate", code),
-        ("-m", "tests.service.operations.at_fault", "serve", "--metrics-open"),
+        ("-m", "tests.service.alarms.at_fault", "serve", "--metrics-open"),
     )
     with served(str(gate.parent), home, start) as (host, port, key, _), prometheus(home, f"{host}:{port}") as address:
         made = Watched(home, f"http://{host}:{port}", key, address)
