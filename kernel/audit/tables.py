@@ -179,14 +179,9 @@ class Tables:
 
     def _sealed(self, idx: int, dfid: str, tables: Mapping[str, str], seals: Mapping[str, str]) -> None:
         """Compare the rows of a flow with the seals in an entry."""
-        now = decision_record.seal(self._store, dfid, tables)
         if decision_record.CASE_KEY in seals:  # compared at the end, because an erasure may follow
             self._erasures.sealed(dfid, seals[decision_record.CASE_KEY])
-        self._found += [
-            f"entry {idx}: table {name} of flow {dfid} differs from its seal"
-            for name in (*tables, decision_record.DEADLINE)
-            if now.get(name) != seals.get(name)
-        ]
+        self._found += seal_faults(self._store, idx, dfid, tables, seals)
 
     def _diff(self, what: str, rows: Iterable[tuple[Any, ...]], expected: Mapping[Any, Any]) -> None:
         self._found += differences(what, rows, expected)
@@ -265,6 +260,16 @@ class Tables:
         self._diff("saga", ((row[0], row[1:]) for row in sagas), self._sagas)
         reversals = self._store.rows("SELECT dfid, saga, idempotency_key, status, reference FROM saga_reversals")
         self._diff("reversal", ((row[0], row[1:]) for row in reversals), self._reversals)
+
+
+def seal_faults(store: Reader, idx: int, dfid: str, tables: Mapping[str, str], seals: Mapping[str, str]) -> list[str]:
+    """Return which rows of a flow differ from the seals in the entry `idx`, all but the key of its case."""
+    now = decision_record.seal(store, dfid, tables)
+    return [
+        f"entry {idx}: table {name} of flow {dfid} differs from its seal"
+        for name in (*tables, decision_record.DEADLINE)
+        if now.get(name) != seals.get(name)
+    ]
 
 
 def _fingerprint(trigger: str) -> str | None:

@@ -97,10 +97,9 @@ def rows_digest(rows: list[Row]) -> str:
     return hashlib.sha256(ascii(rows).encode()).hexdigest()
 
 
-def verify_chain(entries: Iterable[Row]) -> tuple[list[str], Head]:
-    """Return every broken place of the chain, each with its index, and the last head that was reached."""
+def verify_chain(entries: Iterable[Row], last: Head = Head(0, GENESIS)) -> tuple[list[str], Head]:
+    """Return every broken place of the chain after `last`, each with its index, and the last head that was reached."""
     faults: list[str] = []
-    last = Head(0, GENESIS)
     for idx, at_ms, kind, dfid, body, prev_hash, stored in entries:
         if idx != last.idx + 1:
             faults.append(f"entry {last.idx + 1}: missing (the next entry is {idx})")
@@ -219,14 +218,23 @@ def forged(checkpoint: Checkpoint, name: str, public: PublicKeys | None) -> str:
 
 
 def checkpoint_faults(
-    checkpoints: list[Checkpoint], hashes: Mapping[int, str], head: Head, public: PublicKeys | None
+    checkpoints: list[Checkpoint],
+    hashes: Mapping[int, str],
+    head: Head,
+    public: PublicKeys | None,
+    *,
+    after: int | None = None,
 ) -> list[str]:
     """Return what is wrong with a ledger's checkpoints. `hashes`: those of its entries, by index.
 
+    `after`: the entry of the checkpoint before these, where they are those of a part of the ledger that ends with `head`.
     Without keys only this is found: whether they fit the ledger and each other. Anybody's key could have signed them.
     """
-    found = [] if public is None else _start_faults(hashes, head, public.since, none=not checkpoints)
+    found = (
+        [] if public is None or after is not None else _start_faults(hashes, head, public.since, none=not checkpoints)
+    )
     last = public.since.idx if public else checkpoints[0].prev_idx if checkpoints else 0
+    last = last if after is None else after
     for each in checkpoints:
         if wrong := _checkpoint_fault(each, hashes.get(each.idx), public):
             found.append(wrong)

@@ -81,6 +81,13 @@ class Ring(_Strict):
     seed: Hex64 | None = Field(default=None, repr=False)
     ledger: PublicFile | None = None
 
+    def follows(self, before: Ring) -> bool:
+        """Tell whether this is a later state of the same record's keys: no order key is gone, or, where they were lost and
+        new ones made, no public key of the ledger.
+        """
+        signed, kept = (set(ring.ledger.public.keys) if ring.ledger else set[str]() for ring in (before, self))
+        return {*before.secrets} <= {*self.secrets} or (bool(signed) and signed <= kept)
+
     @property
     def secrets(self) -> tuple[bytes, ...]:
         """The order keys, the newest first."""
@@ -88,16 +95,26 @@ class Ring(_Strict):
 
 
 def signer_of(folder: Path) -> Signer:
-    """Return a signer with a folder's existing keys. It also takes up keys that another process makes later."""
+    """Return a signer with a folder's existing keys. It also takes up keys that another process makes later, but not those of
+    another record: what they sign or seal would be lost when the right file is put back.
+    """
     path = folder / KEY_FILE
+    known = read_ring(path)
 
     def read_again() -> tuple[bytes, ...] | None:
+        nonlocal known
         try:
-            return read_ring(path).secrets
-        except SdsError:  # go on with the known keys; the next opening reports the fault
+            found = read_ring(path)
+        except (
+            SdsError
+        ):  # go on with the known keys; the next opening, and the service's check of the key, report the fault
             return None
+        if not found.follows(known):
+            return None
+        known = found
+        return found.secrets
 
-    return Signer(*read_ring(path).secrets, read_again=read_again, stamp=partial(os.stat, path))
+    return Signer(*known.secrets, read_again=read_again, stamp=partial(os.stat, path))
 
 
 def refuse_other_keys(folder: Path, record: Reader) -> None:

@@ -194,7 +194,8 @@ REASONS: dict[str, Reason] = {
         503,
         "This process is not ready",
         "`/readyz` answers this while the process should get no requests. `checks` lists what is wrong. A request for a decision gets"
-        " it where the record has a newer version of the gate's contract than this process: nothing was written.",
+        " it where the record has a newer version of the gate's contract than this process, where the ledger was altered, or where"
+        " `kernel.key` is lost: nothing was written.",
         "look up the checks that are not `ok` in service.md of the documentation, Health; `sds doctor` examines store and model",
         retryable=True,
     ),

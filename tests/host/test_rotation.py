@@ -169,6 +169,16 @@ def test_the_keys_are_read_again_only_where_the_file_is_another(tmp_path: Path):
     assert 1 == signer.generation()
 
 
+def test_the_keys_of_another_record_in_the_place_of_its_own_are_not_taken(tmp_path: Path):
+    own, other = tmp_path / "own", tmp_path / "other"
+    signer = paths.signer(own)
+    first = signer.sign(b"")
+    paths.signer(other)
+    swapped = (other / "kernel.key").read_bytes()
+    (own / "kernel.key").write_bytes(swapped)
+    assert (0, first) == (signer.generation(), signer.sign(b""))
+
+
 # A record that other keys have signed
 
 

@@ -6,6 +6,9 @@
 - clock: within a second of the store's clock; for a file, at most a second before the last ledger entry
 - contract: the record has no newer version than this process decides under; until it is replaced, events go elsewhere. While
   another gate of the process has none either, the process stays ready: it refuses the events of this gate alone
+- key: `kernel.key` is there, with the keys that this process signs with and those of the newest order and checkpoint; a
+  process that goes on without it writes what no other can read or verify
+- ledger: a page of it, further at each look, is as it was written; see `kernel.audit.rolling` for what that finds
 - record: it has all orders that its executor lists; a restored record orders nothing until they are adopted
 - language_model: that of a policy is not down. Its readers decide without it, so the process stays ready
 - draining: SIGTERM has not come
@@ -24,9 +27,11 @@ from shutil import disk_usage
 
 from sds.engines.breaker import Breaker, EngineDownError
 from sds.engines.protocol import Engine, language_model_of
-from sds.host import paths
+from sds.host import keys, paths
+from sds.kernel.audit.rolling import RollingVerification
 from sds.kernel.errors import ModelError, SdsError, StoreError
 from sds.kernel.executor.wholeness import RECORD_BEHIND
+from sds.kernel.storage.ledger import PublicKeys
 from sds.kernel.storage.sqlite import SqliteStore
 from sds.kernel.storage.store import Store
 from sds.service.gates import OpenGate
@@ -34,8 +39,9 @@ from sds.service.state import Service
 
 OK = "ok"
 LANGUAGE_MODEL = "language_model"
-CHECKS = ("model", "store", "clock", "contract", "record")  # for each gate
-CONTRACT_SUPERSEDED = "CONTRACT_SUPERSEDED"
+CHECKS = ("model", "store", "clock", "contract", "key", "ledger", "record")  # for each gate
+CONTRACT_SUPERSEDED, LEDGER_ALTERED = "CONTRACT_SUPERSEDED", "LEDGER_ALTERED"
+KEY_LOST, KEY_OLDER = "KEY_LOST", "KEY_OLDER"
 CLOCKS_APART_MS_MAX = 1_000
 ROOM_BYTES_MIN = 4 << 20  # free bytes on the disk of a record: enough for some decisions
 CASES_MAX = 20  # cases of a gate's queue that are tried for one with a choice to prove the model on
@@ -52,6 +58,9 @@ class Health:
         self._lock = threading.Lock()
         self._found: dict[str, dict[str, str]] = {check: {} for check in CHECKS}
         self._proved = set[str]()
+        self._folders = {name: paths.gate_home(name) for name in service.gates}
+        self._keys = dict[str, keys.Ring]()  # by gate: those that this process signs and verifies with
+        self._ledgers = dict[str, RollingVerification]()
         self._looked_s: float | None = None
 
     def look(self) -> None:
@@ -61,15 +70,26 @@ class Health:
             "store": self._store,
             "clock": self._clock,
             "contract": self._contract,
+            "key": self._key,
+            "ledger": self._ledger,
             "record": self._record,
         }
         for check, look in looks.items():
             for name, each in self._service.gates.items():
-                result = _result(partial(look, each))
-                with self._lock:
-                    self._found[check][name] = result
+                self._note(check, name, _result(partial(look, each)))
         with self._lock:
             self._looked_s = time.monotonic()
+
+    def _note(self, check: str, gate: str, result: str) -> None:
+        """Keep a result; log it where it is another than the last. An altered ledger or a lost key stops new events."""
+        with self._lock:
+            before, self._found[check][gate] = self._found[check].get(gate, OK), result
+        if result in (LEDGER_ALTERED, KEY_LOST):
+            self._service.unsafe[gate] = check
+        elif self._service.unsafe.get(gate) == check and result == OK:
+            del self._service.unsafe[gate]
+        if result != before:
+            self._service.log("service.check", {"check": check, "gate": gate, "was": before, "is": result})
 
     def checks(self) -> dict[str, str | Mapping[str, str]]:
         """Return the result of each check, by gate where it is made for each gate."""
@@ -132,6 +152,40 @@ class Health:
 
     def _contract(self, each: OpenGate) -> str:
         return CONTRACT_SUPERSEDED if self._service.compare_contract(each) else OK
+
+    def _key(self, each: OpenGate) -> str:
+        folder = self._folders[each.name]
+        try:
+            found = keys.read_ring(folder / keys.KEY_FILE)
+        except SdsError:  # it is gone, damaged, or not this user's alone
+            return KEY_LOST
+        if not found.follows(self._keys.setdefault(each.name, found)):
+            return KEY_LOST
+        self._keys[each.name] = found
+        try:
+            keys.refuse_other_keys(folder, each.gate.store)
+        except StoreError as error:
+            if error.retryable:  # the record cannot be read
+                raise
+            return KEY_OLDER
+        return OK
+
+    def _ledger(self, each: OpenGate) -> str:
+        before = self._found["ledger"].get(each.name, OK)
+        if self._key(each) != OK:  # nobody can tell what others have signed
+            return before
+        if (ledger := self._ledgers.get(each.name)) is None:
+            ledger = self._ledgers[each.name] = RollingVerification(each.gate.store)
+        faults = ledger.faults(lambda: self._public_keys(each))
+        if faults and before != LEDGER_ALTERED:
+            self._service.log("ledger.altered", {"gate": each.name, "fault": faults[0], "faults": len(faults)})
+        return LEDGER_ALTERED if faults else OK
+
+    def _public_keys(self, each: OpenGate) -> PublicKeys | None:
+        """Return the keys that may have signed the ledger, with one that was made since the key was looked at."""
+        self._key(each)
+        found = self._keys[each.name].ledger
+        return None if found is None else found.public
 
     def _record(self, each: OpenGate) -> str:
         doubt = each.gate.kernel.whole.doubt()

@@ -36,7 +36,10 @@ BACKOFF_MS, BACKOFF_MS_MAX = 1_000, 300_000
 DOUBLINGS_MAX = 16
 LOOK_S = 0.2  # pause between two looks for further due deliveries while some are under way
 AT_ONCE_MAX = 100  # deliveries to one endpoint in a row, before others have their turn
+_FIRST_BEHIND = "SELECT at_ms FROM ledger WHERE idx > ? ORDER BY idx LIMIT 1"
 EXACTLY = "webhooks"  # the name of the lock under which one process at a time delivers for a gate
+
+_Sample = tuple[tuple[str, ...], float]
 
 
 class Deliverer:
@@ -175,21 +178,25 @@ def signed(secret: str, change: Change, now_ms: int) -> tuple[bytes, dict[str, s
 
 
 def undelivered(service: Service) -> Iterator[Metric]:
-    """Yield gauges of the gates that are served: by how many entries each endpoint lags, and for how long it has been failing.
+    """Yield gauges of the gates that are served: by how many entries each endpoint lags, how old the first of them is, and for
+    how long it has been failing.
 
-    Does not raise: of a record that cannot be read, the lag alone is missing.
+    Does not raise: of a record that cannot be read, the lag and the age are missing.
     """
     try:
         positions = [at for at in endpoints.positions(service.database) if at.gate in service.gates]
     except SdsError:
         return
-    heads, now_ms = dict[str, int](), service.now_ms()
-    for name, each in service.gates.items():
+    behind, waits, now_ms = list[_Sample](), list[_Sample](), service.now_ms()
+    for at in positions:
         with suppress(SdsError):
-            heads[name] = head(each.gate.store)
+            record, of = service.gates[at.gate].gate.store, (at.webhook, at.gate)
+            first_ms = record.value(_FIRST_BEHIND, (at.idx,))
+            behind.append((of, float(max(0, head(record) - at.idx))))
+            waits.append((of, _seconds(first_ms, now_ms)))
     labels = ("webhook", "gate")
-    behind = [((at.webhook, at.gate), float(max(0, heads[at.gate] - at.idx))) for at in positions if at.gate in heads]
     yield gauge("sds_webhook_behind_entries", "Entries of the ledger by which an endpoint lags", labels, behind)
+    yield gauge("sds_webhook_oldest_seconds", "Age of the first of these entries; 0 without one", labels, waits)
     since = [((at.webhook, at.gate), _seconds(at.failing_since_ms, now_ms)) for at in positions]
     yield gauge("sds_webhook_failing_seconds", "Seconds for which deliveries have failed", labels, since)
 

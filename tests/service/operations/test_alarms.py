@@ -36,6 +36,7 @@ FIRES: dict[str, tuple[int, int, list[Values]]] = {
     "SdsNotScraped": (4, 6, [("up", {}, "_x60")]),
     "SdsNotReady": (1, 3, [("sds_check_ok", {"check": "record", **GATE}, "0x60")]),
     "SdsStoreDown": (0, 2, [("sds_store_up", GATE, "0x60")]),
+    "SdsEntriesLost": (9, 11, [("sds_ledger_entries", GATE, "500x9 498x2 498+10x50")]),
     "SdsProcessesMissing": (4, 6, [("sds_processes_wanted", {}, "2x60")]),
     "SdsProcessesMissing, one hangs": (6, 8, [("sds_sampled_timestamp_seconds", {}, "0x60")]),
     "SdsRestarts": (11, 13, [("sds_processes", {}, "1x3 0 1x2 0 1x2 0 1x50")]),
@@ -51,9 +52,10 @@ FIRES: dict[str, tuple[int, int, list[Values]]] = {
     "SdsRecoveryFails": (9, 11, [("sds_recovery_errors_total", GATE, "0x9 1x50")]),
     "SdsAgentStopped": (0, 2, [("sds_agent_active", GATE, "0x60")]),
     "SdsHalted": (14, 16, [("sds_halted", GATE, "1x60")]),
-    "SdsCasesGrow": (70, 80, [("sds_escalations_waiting", GATE, "0+1x90")]),
+    "SdsCasesGrow": (130, 145, [("sds_escalations_waiting", GATE, "0+1x250")]),
     "SdsCaseWaitsLong": (239, 242, [("sds_escalations_oldest_seconds", GATE, "0+60x250")]),
     "SdsWebhookFails": (10, 12, [("sds_webhook_failing_seconds", {"webhook": "shop"}, "0+60x60")]),
+    "SdsWebhookLate": (20, 22, [("sds_webhook_oldest_seconds", {"webhook": "shop"}, "0+60x60")]),
     "SdsStateDrifts": (14, 17, [("stale_context_reject_rate_total", GATE, "0+10x60")]),
 }
 
@@ -241,6 +243,35 @@ def test_a_service_that_ends_again_and_again_has_an_alarm_and_one_that_is_restar
     often = test("1x3 0 1x2 0 1x2 0 1x50", firing(11), firing(13, "SdsRestarts"), firing(40))
     once = test("1x3 0 1x9 0 1x50", *(firing(minute) for minute in range(60)))  # twice in ten minutes
     promtool(tmp_path, [often, once])
+
+
+def test_cases_that_come_in_a_burst_and_are_worked_off_have_no_alarm_and_slow_growth_has_one(
+    bed: Bed, tmp_path: Path
+) -> None:
+    text, last = watched(bed), 3 * DAY + 300
+
+    def test(waiting: list[int], *at: dict[str, Any]) -> dict[str, Any]:
+        lasts = [waiting[-1]] * (last - len(waiting))
+        values: list[Values] = [("sds_escalations_waiting", GATE, " ".join(map(str, [*waiting, *lasts])))]
+        return {"input_series": overlaid(healthy(text, last), values), "promql_expr_test": list(at)}
+
+    never = [firing(minute) for minute in range(0, 400, 5)]
+    in_an_hour = [0] * 60 + [5 * i // 2 for i in range(40)] + list(range(100, 0, -1)) + [0]
+    at_once = [0] * 60 + [100 - i // 2 for i in range(200)] + [0]
+    hourly = [minute // 60 for minute in range(last)]
+    two_steps_up_one_back = [4 * (minute // 60) + minute % 60 // 5 for minute in range(12 * 60)]
+    a_day = [minute // DAY for minute in range(last)]
+    grows = "SdsCasesGrow"
+    promtool(
+        tmp_path,
+        [
+            test(in_an_hour, *never),
+            test(at_once, *never),
+            test(hourly, firing(100), firing(240, grows)),
+            test(two_steps_up_one_back, firing(100), firing(600, grows)),
+            test(a_day, firing(2 * DAY), firing(3 * DAY + 60, grows)),
+        ],
+    )
 
 
 def test_a_process_that_was_told_to_stop_and_drains_for_long_has_no_alarm(bed: Bed, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +15,13 @@ import pytest
 from sds.definitions.registry import find
 from sds.engines.breaker import FAILURES_MAX, PROBE_MS
 from sds.gate import Gate
+from sds.host import keys, paths
 from sds.host.clock import now_ms
+from sds.host.rotation import rotate
 from sds.kernel.errors import ModelError, StoreError
 from sds.kernel.executor.wholeness import RECORD_BEHIND, Doubt
 from sds.kernel.registry import registry
+from sds.kernel.storage.ledger import GENESIS, Head
 from sds.kernel.storage.sqlite import SqliteStore
 from sds.service.gates import OpenGate, OpenGates
 from sds.service.operations import health
@@ -28,6 +31,7 @@ from tests.kernel.durable import proposal
 from tests.proposers import Greedy, Says, WithLanguageModel
 from tests.service.operations.waiting import wait_until
 from tests.service.testbed import EVENT, Bed, check, opened_bed
+from tests.stores.records import tampering_with
 
 
 def looked(bed: Bed) -> Any:
@@ -216,6 +220,78 @@ def test_of_the_events_that_come_before_the_probe_only_the_first_is_handed_to_a_
         assert ("ESCALATED", "CONTRACT_REVOKED") == (first["state"], first["reason_code"])
         assert "NOT_READY" == bed.post({**EVENT, "trip_id": "T-2"}).json()["reason_code"]
         assert 1 == bed.gate.store.value("SELECT count(DISTINCT event_id) FROM decision_flows")
+
+
+def refused(bed: Bed, trip: str) -> None:
+    """Assert that a new event is refused while nothing is written, and that a known one is answered."""
+    flows = bed.gate.store.value("SELECT count(*) FROM decision_flows")
+    answer = bed.post({**EVENT, "trip_id": trip})
+    assert (503, "NOT_READY", True) == (answer.status_code, answer.json()["reason_code"], answer.json()["retryable"])
+    assert flows == bed.gate.store.value("SELECT count(*) FROM decision_flows")
+    assert 200 == bed.post().status_code
+
+
+@pytest.mark.sqlite_alone("tests/kernel/audit/test_rolling.py alters both stores")
+def test_a_ledger_that_was_altered_behind_its_back_makes_a_process_unready_and_begins_no_event(
+    bed: Bed, home: Path
+) -> None:
+    assert 200 == bed.post().status_code
+    assert 200 == looked(bed).status_code
+    with tampering_with(home / "toll" / "decisions.db") as other:
+        other.execute("UPDATE ledger SET body = body || ' ' WHERE kind = 'DECIDED'")
+        other.hide()
+        not_ready(bed, "ledger", {"toll": "LEDGER_ALTERED"})
+        refused(bed, "T-2")
+        looked(bed)
+        said = [facts["fault"] for event, facts in bed.logged if event == "ledger.altered"]
+        assert 1 == len(said)
+        assert re.fullmatch("entry [0-9]+: content does not match its hash", said[0])
+    assert 200 == looked(bed).status_code
+    assert 200 == bed.post({**EVENT, "trip_id": "T-2"}).status_code
+
+
+@pytest.mark.parametrize("how", ["gone", "damaged", "open to others", "another record's"])
+def test_a_process_whose_key_is_lost_while_it_runs_is_not_ready_and_begins_no_event(
+    bed: Bed, home: Path, tmp_path: Path, how: str
+) -> None:
+    assert 200 == bed.post().status_code
+    assert 200 == looked(bed).status_code
+    path = home / "toll" / "kernel.key"
+    own = path.read_bytes()
+    if how == "gone":
+        path.unlink()
+    elif how == "open to others":
+        path.chmod(0o644)
+    elif how == "damaged":
+        path.write_bytes(own[:-9])
+    else:
+        keys.renew(tmp_path, Head(0, GENESIS), older=(), now_ms=1)
+        path.write_bytes((tmp_path / "kernel.key").read_bytes())
+    not_ready(bed, "key", {"toll": "KEY_LOST"})
+    refused(bed, "T-2")
+    assert {"check": "key", "gate": "toll", "was": "ok", "is": "KEY_LOST"} in [
+        facts for event, facts in bed.logged if event == "service.check"
+    ]
+    path.write_bytes(own)
+    path.chmod(0o600)
+    assert 200 == looked(bed).status_code
+    assert 200 == bed.post({**EVENT, "trip_id": "T-2"}).status_code
+
+
+def test_a_process_whose_key_is_from_before_a_rotation_elsewhere_is_not_ready(bed: Bed, home: Path) -> None:
+    bed.post()
+    assert 200 == looked(bed).status_code
+    path = home / "toll" / "kernel.key"
+    before = path.read_bytes()
+    with closing(paths.open_record(home / "toll")) as elsewhere:
+        rotate(home / "toll", elsewhere, who="me", reason="a try", now_ms=now_ms())
+    after = path.read_bytes()
+    path.write_bytes(before)
+    not_ready(bed, "key", {"toll": "KEY_OLDER"})
+    assert "ok" == looked(bed).json()["checks"]["ledger"]["toll"]
+    assert 200 == bed.post({**EVENT, "trip_id": "T-2"}).status_code
+    path.write_bytes(after)
+    assert 200 == looked(bed).status_code
 
 
 def unless_down(down: list[bool]) -> Says:

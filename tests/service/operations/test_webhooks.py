@@ -111,6 +111,35 @@ def test_one_that_fails_is_sent_again_before_what_is_behind_it_and_shows_since_w
     assert (0, None, None) == (position(quiet).attempts, position(quiet).failing_since_ms, position(quiet).failure)
 
 
+def test_an_endpoint_that_takes_each_but_slowly_shows_how_old_the_first_is_that_it_has_not_got(
+    quiet: Bed, receiver: Receiver
+) -> None:
+    added(quiet, receiver.url)
+    decided(quiet, 1, 2)
+    deliver(quiet)
+    assert 0 == value(scraped(quiet), "sds_webhook_oldest_seconds", webhook="shop")
+    decided(quiet, 3, 4)
+    ahead_ms = 0
+    quiet.clock = lambda: now_ms() + ahead_ms
+    ahead_ms = 700_000
+    shown = dict[str, float | None]()
+    while (before := len(receiver.took)) < 4:
+        receiver.may_answer.clear()
+        sends = threading.Thread(target=deliver, args=(quiet,))
+        sends.start()
+        wait_until(lambda: len(receiver.took) > before)
+        quiet.app.state.operations.standing._read_s = float("-inf")
+        text = scraped(quiet)
+        shown = {name: value(text, f"sds_webhook_{name}_seconds", webhook="shop") for name in ("oldest", "failing")}
+        assert 700 <= (shown["oldest"] or 0)
+        assert 0 == shown["failing"]
+        ahead_ms += 20_000
+        receiver.may_answer.set()
+        sends.join()
+    quiet.app.state.operations.standing._read_s = float("-inf")
+    assert 0 == value(scraped(quiet), "sds_webhook_oldest_seconds", webhook="shop")
+
+
 def test_what_is_shown_is_of_the_gates_that_are_served_and_does_not_need_every_record(
     quiet: Bed, receiver: Receiver
 ) -> None:
