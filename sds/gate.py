@@ -185,7 +185,8 @@ class Gate:
             hint = "open a gate in the forked process itself"
             raise UsageError("the gate was opened by another process", reason_code="FORKED", hint=hint)
         if self._closed:
-            raise UsageError("the gate is closed", hint="use the gate within its `with` block, or open another")
+            hint = "use the gate within its `with` block, or open another; with register=False, `register()` opens it"
+            raise UsageError("the gate is closed", hint=hint)
 
     def _deadline_time_ms(self, deadline_ms: int | None, decisions: int = 1) -> int | None:
         """Return the time at which a deadline, in milliseconds from now for so many decisions, passes; None without one."""

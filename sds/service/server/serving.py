@@ -188,9 +188,8 @@ def bound(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-        listener.setsockopt(
-            socket.SOL_SOCKET, socket.SO_REUSEADDR, 0
-        )  # else others with this option could bind it, too
+        # else others with this option could bind it, too
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
         listener.set_inheritable(True)
     except OSError as error:
         listener.close()
