@@ -105,7 +105,9 @@ def signer_of(folder: Path) -> Signer:
         nonlocal known
         try:
             found = read_ring(path)
-        except SdsError:  # go on with the known keys; the next opening and the service's check of the key report the fault
+        except (
+            SdsError
+        ):  # go on with the known keys; the next opening and the service's check of the key report the fault
             return None
         if not found.follows(known):
             return None
