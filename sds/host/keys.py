@@ -105,10 +105,8 @@ def signer_of(folder: Path) -> Signer:
         nonlocal known
         try:
             found = read_ring(path)
-        except (
-            SdsError
-        ):  # go on with the known keys; the next opening and the service's check of the key report the fault
-            return None
+        except SdsError:
+            return None  # go on with the known keys; the next opening and the service's check of the key report the fault
         if not found.follows(known):
             return None
         known = found
