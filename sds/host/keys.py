@@ -106,7 +106,7 @@ def signer_of(folder: Path) -> Signer:
         try:
             found = read_ring(path)
         except SdsError:
-            return None  # go on with the known keys; the next opening and the service's check of the key report the fault
+            return None  # it goes on with the known keys; the next opening, and the service's check, report the fault
         if not found.follows(known):
             return None
         known = found
