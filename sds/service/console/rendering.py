@@ -132,7 +132,10 @@ class Refused:
         if not data or not hmac.compare_digest(seal.encode(), _seal(session, data).encode()):
             return None
         read = json.loads(urlsafe_b64decode(data))
-        made = cls(**read | {"refusal": Refusal(**read["refusal"])})
+        try:
+            made = cls(**read | {"refusal": Refusal(**read["refusal"])})
+        except (KeyError, TypeError):  # another version of the service has written it
+            return None
         return made if made.page.partition("?")[0] == request.url.path else None
 
 

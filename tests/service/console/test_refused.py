@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import hmac
+import json
+from base64 import urlsafe_b64encode
+
 import pytest
 from starlette.testclient import TestClient
 
@@ -48,6 +52,15 @@ def test_no_page_shows_a_refusal_that_no_page_of_its_session_made(office: Office
     ada.log_in(office.key("new"))
     ada.cookies.set("__Host-sds_refused", made, domain="console.example")
     assert "Not done" not in ada.get(case).text
+
+
+def test_a_refusal_that_another_version_of_the_service_wrote_hides_no_page(office: Office, ada: Visitor) -> None:
+    case = f"/console/cases/claims/{office.hand_over('C-1')}"
+    for written in ({"page": case}, {"page": case, "status": 409, "refusal": {"what": "no"}}):
+        data = urlsafe_b64encode(json.dumps(written).encode())
+        seal = hmac.new(ada.csrf().encode(), data, "sha256").hexdigest()
+        ada.cookies.set("__Host-sds_refused", f"{seal}.{data.decode()}", domain="console.example")
+        assert (200, False) == ((shown := ada.get(case)).status_code, "Not done" in shown.text)
 
 
 @pytest.mark.parametrize("path", ["/console/cases/claims/{dfid}", "/console/live/claims"])
