@@ -66,7 +66,7 @@ def _command_at(root: Any, text: str, typed: str, *, alone: bool) -> str:
     if not gates or "--gate" in rest or "--help" in rest:
         return text
     if any(each.metavar == "GATE" for each in gates):
-        first = re.match(r" (\w+)", rest)
+        first = re.match(r" ([^\s-]\S*)", rest)
         if first is None or first[1] in (*_PLACEHOLDERS, _name_of(typed)):
             return f"{head} {gate}{rest[first.end() :] if first else rest}"
         return text

@@ -76,7 +76,7 @@ def test_whichever_step_of_opening_fails_nothing_stays_open(tmp_path: Path) -> N
     written(tmp_path / "toll_gate", GATE)
     opened(tmp_path).close()
     listed, (files, threads) = steps(tmp_path), held(tmp_path)
-    assert {"__init__", "_open_record", "_unlock", "register", "_prepare"} <= {step.co_name for step in listed}
+    assert {"__init__", "open_record", "_unlock", "register", "_prepare"} <= {step.co_name for step in listed}
     left, failed = list[str](), list[MemoryError]()
     for step in listed:
         if (error := fails(tmp_path, step)) is not None:

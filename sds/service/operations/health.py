@@ -58,7 +58,6 @@ class Health:
         self._lock = threading.Lock()
         self._found: dict[str, dict[str, str]] = {check: {} for check in CHECKS}
         self._proved = set[str]()
-        self._folders = {name: paths.gate_home(name) for name in service.gates}
         self._keys = dict[str, keys.Ring]()  # by gate: those that this process signs and verifies with
         self._ledgers = dict[str, RollingVerification]()
         self._looked_s: float | None = None
@@ -154,7 +153,7 @@ class Health:
         return CONTRACT_SUPERSEDED if self._service.compare_contract(each) else OK
 
     def _key(self, each: OpenGate) -> str:
-        folder = self._folders[each.name]
+        folder = paths.gate_home(each.name)
         try:
             found = keys.read_ring(folder / keys.KEY_FILE)
         except SdsError:  # it is gone, damaged, or not this user's alone

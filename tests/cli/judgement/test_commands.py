@@ -206,7 +206,7 @@ def test_a_file_of_cases_may_begin_with_a_mark_and_a_wrong_line_is_named_before_
     code, _, err = cli("label", "./claims", "--cases", str(file), "--out", str(out))
     error, mend = err.splitlines()
     assert (2, False, True) == (code, out.exists(), error.startswith(f"error: {file}:3: the event is not JSON"))
-    assert "mend:  write each event as one line: sds events claims > cases.jsonl" == mend
+    assert "mend:  write each event as one line: sds events ./claims > cases.jsonl" == mend
     file.write_bytes(b"\xef\xbb\xbf" + event + b"\r\n")
     typed("q")
     assert "1 of these cases" in cli.ok("label", "./claims", "--cases", str(file), "--out", str(out))

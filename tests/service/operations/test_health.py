@@ -89,19 +89,19 @@ def test_a_store_that_takes_no_write_is_not_ready(bed: Bed, monkeypatch: pytest.
         raise StoreError("`postgresql://user:hunter2@host` refused")
         yield
 
-    monkeypatch.setattr(bed.gate.store, "transaction", refuses)
-    not_ready(bed, "store", {"toll": "STORE_UNAVAILABLE"})
-    assert "hunter2" not in looked(bed).text
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(bed.gate.store, "transaction", refuses)
+        not_ready(bed, "store", {"toll": "STORE_UNAVAILABLE"})
+        assert "hunter2" not in looked(bed).text
     assert 200 == looked(bed).status_code
 
 
 def test_a_file_on_a_disk_that_is_full_is_not_ready_although_it_takes_one_small_write(
     bed: Bed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(health, "disk_usage", lambda _: SimpleNamespace(free=health.ROOM_BYTES_MIN - 1))
-    not_ready(bed, "store", {"toll": "DISK_FULL"})
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(health, "disk_usage", lambda _: SimpleNamespace(free=health.ROOM_BYTES_MIN - 1))
+        not_ready(bed, "store", {"toll": "DISK_FULL"})
     assert 200 == looked(bed).status_code
 
 
