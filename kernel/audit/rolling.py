@@ -36,8 +36,9 @@ _SIGNED_BEFORE = "SELECT max(idx) FROM checkpoints WHERE idx <= ?"
 
 
 class RollingVerification:
-    """The verification of one open record; one thread at a time verifies a page. It begins anew where another server took the record's place, for a
-    standby may lack the last entries.
+    """The verification of one open record; one thread at a time verifies a page.
+
+    It begins anew where another server took the record's place, for a standby may lack the last entries.
     """
 
     def __init__(self, record: Reader) -> None:

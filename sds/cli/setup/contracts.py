@@ -137,11 +137,11 @@ def register(
         delta = diff(known, contract, _rng()) if known else None
         if delta is not None and not as_json:
             echo("\n".join(map(plain, _diff_lines(delta))))
-        refused = registry.refusal(store, contract, now_ms=now_ms())
-        if delta is not None and delta.more and not acknowledge and refused is None:
+        if delta is not None and delta.more and not acknowledge:
+            if refused := registry.refusal(store, contract, now_ms=now_ms()):  # then --acknowledge would not help
+                raise ContractError(refused.message, hint=refused.hint)
             message = f"the contract permits more than the registered version `{known.version if known else ''}`"
             raise UsageError(f"{message}: {', '.join(delta.more)}", hint="read the difference, then add --acknowledge")
-        # raises, and writes the refusal, where there is one
         registry.register(store, contract, by="operator", now_ms=now_ms(), who=operator(), reason=reason)
     facts = {"gate": contract.gate, "version": contract.version, "contract_hash": contract.hash}
     line = f"{contract.gate}: version {contract.version} is in force ({contract.hash[:12]})"

@@ -1,8 +1,9 @@
 """The sandbox gateway over HTTP/1.1, on this machine only: it plays an executor's outside at its worst.
 
     POST /payments             header Idempotency-Key, body a JSON object, `amount` a whole number in minor units: 201, or
-                               202 where it is only accepted, 402 where it is declined. The same key and body again: the same answer, with the header
-                               Idempotent-Replayed. Another body: 422. The same still under way: 409
+                               202 where it is only accepted, 402 where it is declined. The same key and body again:
+                               the same answer, with the header Idempotent-Replayed. Another body: 422. The same still
+                               under way: 409
     GET  /payments/KEY         200 settled, rejected, accepted or pending; 404 absent: nothing is known of this key
     POST /payments/KEY/void    200 rejected: it is void; or settled: it was done before; 409 while it is under way
     GET  /statement?since=MS&until=MS&after=N    the next orders answered in this time; `next`: the `after` of the next page

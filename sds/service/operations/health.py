@@ -171,7 +171,7 @@ class Health:
 
     def _ledger(self, each: OpenGate) -> str:
         before = self._found["ledger"].get(each.name, OK)
-        if self._key(each) != OK:  # nobody can tell what others have signed
+        if self._found["key"].get(each.name) != OK:  # nobody can tell what others have signed
             return before
         if (ledger := self._ledgers.get(each.name)) is None:
             ledger = self._ledgers[each.name] = RollingVerification(each.gate.store)
