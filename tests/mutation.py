@@ -235,6 +235,8 @@ def main() -> None:
     parser.add_argument("files", nargs="*", help="kernel/decision/dim.py and so on; without any, all of kernel/")
     asked = parser.parse_args()
     files = asked.files or sorted(str(path.relative_to(ROOT)) for path in (ROOT / "kernel").rglob("*.py"))
+    if missing := [file for file in files if not (ROOT / file).is_file()]:
+        parser.error(f"there is no file `{missing[0]}` in {ROOT}")
     began, counts, unlisted = time.monotonic(), Counter[str](), list[str]()
     with tempfile.TemporaryDirectory(prefix="mutants-") as name:
         copy = copied(Path(name))
