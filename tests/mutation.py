@@ -35,6 +35,7 @@ CORE = frozenset({"test_kernel", "test_recovery", "test_audit_tables"})  # betwe
 MUTANT_S_MAX = 600
 TEST_S_MAX = 60
 SHOWN_CHARS_MAX = 160
+OUTPUT_CHARS_MAX = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,19 +181,18 @@ def survives(copy: Path, mutant: Mutant, *, near: bool) -> bool:
     whole = path.read_bytes()
     path.write_text(mutant.code, encoding="utf-8")
     try:
-        return pass_on(copy, chosen_tests(mutant.file, copy, near=near))
+        return run_on(copy, chosen_tests(mutant.file, copy, near=near), MUTANT_S_MAX).returncode == 0
     except subprocess.TimeoutExpired:
         return False
     finally:
         path.write_bytes(whole)
 
 
-def pass_on(copy: Path, tests: Iterable[str]) -> bool:
-    """Tell whether tests pass in a copy; stop at the first that fails. Raises TimeoutExpired."""
+def run_on(copy: Path, tests: Iterable[str], within_s: float | None = None) -> subprocess.CompletedProcess[str]:
+    """Run tests in a copy, up to the first that fails. Raises TimeoutExpired."""
     environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
     run = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", f"--timeout={TEST_S_MAX}", *tests]
-    done = subprocess.run(run, cwd=copy, env=environment, capture_output=True, timeout=MUTANT_S_MAX, check=False)
-    return done.returncode == 0
+    return subprocess.run(run, cwd=copy, env=environment, capture_output=True, text=True, timeout=within_s, check=False)
 
 
 def copied(into: Path) -> Path:
@@ -240,8 +240,9 @@ def main() -> None:
     began, counts, unlisted = time.monotonic(), Counter[str](), list[str]()
     with tempfile.TemporaryDirectory(prefix="mutants-") as name:
         copy = copied(Path(name))
-        if not pass_on(copy, {test for file in files for test in chosen_tests(file, copy, near=asked.near)}):
-            sys.exit("error: the tests fail without any mutant")
+        bare = run_on(copy, {test for file in files for test in chosen_tests(file, copy, near=asked.near)})
+        if bare.returncode:
+            sys.exit(f"{bare.stdout[-OUTPUT_CHARS_MAX:]}error: the tests fail without any mutant")
         for became, mutant in judged(copy, drawn(files, asked.sample, Random(asked.seed)), near=asked.near):
             counts[became] += 1
             unlisted += [mutant.change] if became == "SURVIVED" else []
