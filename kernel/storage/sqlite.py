@@ -51,6 +51,8 @@ _OLDER_CLOCK_STEPS = (
     " WHERE b.at_ms < a.at_ms - 60000 AND b.idx NOT IN (SELECT idx FROM clock_steps)"
 )
 
+_OBJECTS = "SELECT rowid AS n, name, sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name, sql"
+_SCHEMA = f"SELECT name, group_concat(sql, ';') FROM ({_OBJECTS}) GROUP BY name ORDER BY min(n)"
 _UNSTORABLE = (OverflowError, UnicodeEncodeError)  # a number beyond 64 bits, text that has no UTF-8
 
 _WRITE, _RESTORE = "check that you may write in its folder", "restore the record from a backup, or use another folder"
@@ -78,8 +80,8 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def schema_of(db: sqlite3.Connection) -> dict[str, str]:
-    """Return the text of every table, index and trigger, by name."""
-    return dict(db.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall())
+    """Return the text of every table, index and trigger, by name; of a table and a trigger of one name, both."""
+    return dict(db.execute(_SCHEMA).fetchall())
 
 
 @cache
@@ -134,7 +136,7 @@ class SqliteReader(Reader):
 
     @property
     def schema(self) -> dict[str, str]:
-        return dict(self.rows("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL"))
+        return dict(self.rows(_SCHEMA))
 
     @property
     def expected_schema(self) -> Mapping[str, str]:
@@ -248,8 +250,7 @@ class SqliteStore(SqliteReader, Store):
     def _unusable(self, error: Exception) -> StoreError:
         damaged = _RESTORE if isinstance(error, UnicodeDecodeError) else ""
         hint = _mend(error) or (_WRITE if isinstance(error, OSError) else damaged)
-        why = cause_of(error) if isinstance(error, OSError) else error
-        said = one_line(why, MESSAGE_CHARS_MAX)
+        said = one_line(cause_of(error) if isinstance(error, OSError) else error, MESSAGE_CHARS_MAX)
         message = f"`{self.path}` cannot be opened as a decision store: {said}"
         if isinstance(error, StoreError):
             return StoreError(message, hint=error.hint, retryable=error.retryable)
@@ -270,8 +271,7 @@ class SqliteStore(SqliteReader, Store):
     def _prepare(self) -> None:
         """Set the connection up, and make or upgrade the record in one transaction. Raises StoreError."""
         self._db.execute("PRAGMA page_size=2048")  # a commit writes whole pages; files of before keep theirs of 4096
-        mode = self._write_ahead()
-        if mode != "wal":
+        if (mode := self._write_ahead()) != "wal":
             raise StoreError(f"its file system offers no write-ahead log (journal mode {mode})")
         for pragma in ("synchronous=FULL", "foreign_keys=ON", "secure_delete=ON"):  # this overwrites a destroyed key
             self._db.execute(f"PRAGMA {pragma}")
