@@ -15,15 +15,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
-from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 
 from sds.kernel.canonical import one_line
 from sds.kernel.errors import StoreError, cause_of
 from sds.kernel.storage.keyring import Keyring
 from sds.kernel.storage.open_files import OpenFile, refuse_inherited
 from sds.kernel.storage.private_files import make_private_file, tighten
+from sds.kernel.storage.sqlite_schema import SCHEMA, expected_schema, refuse_losing, schema_of, statements
 from sds.kernel.storage.store import (
     MESSAGE_CHARS_MAX,
     SCHEMA_VERSION,
@@ -51,8 +50,6 @@ _OLDER_CLOCK_STEPS = (
     " WHERE b.at_ms < a.at_ms - 60000 AND b.idx NOT IN (SELECT idx FROM clock_steps)"
 )
 
-_OBJECTS = "SELECT rowid AS n, name, sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name, sql"
-_SCHEMA = f"SELECT name, group_concat(sql, ';') FROM ({_OBJECTS}) GROUP BY name ORDER BY min(n)"
 _UNSTORABLE = (OverflowError, UnicodeEncodeError)  # a number beyond 64 bits, text that has no UTF-8
 
 _WRITE, _RESTORE = "check that you may write in its folder", "restore the record from a backup, or use another folder"
@@ -77,30 +74,6 @@ Connect = Callable[[Path], sqlite3.Connection]
 
 def connect(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(path, timeout=BUSY_MS / 1000, isolation_level=None, check_same_thread=False)
-
-
-def schema_of(db: sqlite3.Connection) -> dict[str, str]:
-    """Return the text of every table, index and trigger, by name; of a table and a trigger of one name, both."""
-    return dict(db.execute(_SCHEMA).fetchall())
-
-
-@cache
-def expected_schema() -> Mapping[str, str]:
-    """Return what `schema_of` returns for a store that nobody has tampered with."""
-    with closing(sqlite3.connect(":memory:")) as db:
-        for statement in statements():
-            db.execute(statement)
-        return MappingProxyType(schema_of(db))
-
-
-def statements() -> Iterator[str]:
-    """Yield the statements of `schema.sql`."""
-    statement = ""
-    for line in Path(__file__).with_name("schema.sql").read_text(encoding="utf-8").splitlines(keepends=True):
-        statement += line
-        if sqlite3.complete_statement(statement):
-            yield statement
-            statement = ""
 
 
 def _make_private(path: Path) -> None:
@@ -136,7 +109,7 @@ class SqliteReader(Reader):
 
     @property
     def schema(self) -> dict[str, str]:
-        return dict(self.rows(_SCHEMA))
+        return dict(self.rows(SCHEMA))
 
     @property
     def expected_schema(self) -> Mapping[str, str]:
@@ -293,6 +266,7 @@ class SqliteStore(SqliteReader, Store):
         refuse_newer(version)
         if version != SCHEMA_VERSION:
             raise StoreError(f"it has schema version `{version}`, but this program needs `{SCHEMA_VERSION}`")
+        refuse_losing(found)
 
     def _upgrade(self, found: dict[str, str]) -> None:
         """Add what an older version's record lacks. Its own objects keep the text of their definitions."""

@@ -14,7 +14,7 @@ import psycopg
 
 from sds.kernel.errors import StoreError
 from sds.kernel.storage.postgres.dialect import defined
-from sds.kernel.storage.sqlite import statements
+from sds.kernel.storage.sqlite_schema import statements
 from sds.kernel.storage.store import SCHEMA_VERSION
 
 Connection = psycopg.Connection[Any]
