@@ -30,7 +30,7 @@ ALTERNATIVES_UNAVAILABLE = "unavailable with this engine"
 NOT_ASKED = "not asked"  # stands for a model's name where only one decision was possible
 
 INJECTION_CHARS_MAX = 65_536  # no event is longer
-_BLANKS = re.compile(r"[^!-~]+")
+_BLANKS = re.compile(r"[^!-~]{2,}|[^ -~]")  # all that is not one blank already
 # Characters that show nothing: a model reads a blank in their place, and may read the word that they stand in all the same
 _SHOWS_NOTHING = re.compile(
     "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e"
@@ -234,7 +234,8 @@ def findings(text: str) -> tuple[str, ...]:
 def passages(text: str) -> tuple[tuple[int, int, tuple[str, ...]], ...]:
     """Return where these patterns lie, in order and without overlaps: (start, end, the names of the patterns there)."""
     joined: list[tuple[int, int, tuple[str, ...]]] = []
-    for start, end, name in sorted({*_places(text, " "), *_places(text, "")}):
+    read = (" ", "") if _SHOWS_NOTHING.search(text) else (" ",)
+    for start, end, name in sorted({place for nothing in read for place in _places(text, nothing)}):
         if joined and start < joined[-1][1]:
             first, last, names = joined[-1]
             joined[-1] = first, max(last, end), tuple(dict.fromkeys((*names, name)))
@@ -248,7 +249,7 @@ def _places(text: str, nothing: str) -> Iterator[tuple[int, int, str]]:
     parts, in_blanks = list[str](), False
     for char in text[:INJECTION_CHARS_MAX]:
         part = nothing if _SHOWS_NOTHING.match(char) else unaccented(char)
-        if _BLANKS.match(part):
+        if part and not "!" <= part[0] <= "~":
             part, in_blanks = "" if in_blanks else " ", True
         elif part:
             in_blanks = False
