@@ -58,7 +58,7 @@ def restore(source: Path, folder: Path, *, gate: str, public: PublicKeys | None 
             raise UsageError(f"`{source}` is not a whole backup", hint=A_BACKUP)
     with _folder_of_gate(folder), unpacked(source, folder) as backup:
         if backup.manifest.gate != gate:
-            hint = f"sds restore --gate {backup.manifest.gate} --from {shlex.quote(str(source))}"
+            hint = f"sds restore --gate {shlex.quote(backup.manifest.gate)} --from {shlex.quote(str(source))}"
             raise UsageError(f"`{source}` is a backup of gate `{backup.manifest.gate}`, not of `{gate}`", hint=hint)
         key = _key_to_put(backup, folder)
         known = public or _public_of(key, backup, folder)

