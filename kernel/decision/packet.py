@@ -37,15 +37,15 @@ _SHOWS_NOTHING = re.compile(
     "\u2060-\u206f\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\U000e0000-\U000e0fff]"
 )
 
+_CONTROL_TOKENS = (
+    r"<\|[a-z0-9_]{1,40}\|>|\[/?(inst|system_prompt|available_tools|tool_calls|tool_results)\]|<</?sys>>"
+    r"|<(bos|eos|start_of_turn|end_of_turn)>|</?(s|think|tool_call|tool_response)>"
+    r"|###\s*(system|instruction|user|human|assistant|response)"
+)
 _PATTERNS = (
     ("OVERRIDE_INSTRUCTIONS", r"\b(ignore|disregard|forget|override)\b.{0,40}\b(instruction|rule|prompt|polic|above)"),
     ("ROLE_CHANGE", r"\byou are now\b|\bact as\b|\bpretend to be\b|\bsystem\s*(:|(prompt|message|override)\b)"),
-    (
-        "CONTROL_TOKEN",
-        r"<\|[a-z0-9_]{1,40}\|>|\[/?(inst|system_prompt|available_tools|tool_calls|tool_results)\]|<</?sys>>"
-        r"|<(bos|eos|start_of_turn|end_of_turn)>|</?(s|think|tool_call|tool_response)>"
-        r"|###\s*(system|instruction|user|human|assistant|response)",
-    ),
+    ("CONTROL_TOKEN", _CONTROL_TOKENS),
     ("FORGED_DECISION", r"\"(?:action|params|reason)\"\s*:|\bcontext_ref\b|\breason_code\b"),
     ("FORGED_AUTHORITY", r"\b(admin|developer|root|debug)\s+mode\b|\bapproved by\b.{0,30}\b(manager|supervisor|admin)"),
 )
