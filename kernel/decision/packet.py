@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
@@ -29,12 +29,23 @@ _UNPRINTABLE = re.compile(r"[^ -~]+")
 ALTERNATIVES_UNAVAILABLE = "unavailable with this engine"
 NOT_ASKED = "not asked"  # stands for a model's name where only one decision was possible
 
-INJECTION_CHARS_MAX = 16_384
+INJECTION_CHARS_MAX = 65_536  # no event is longer
+_BLANKS = re.compile(r"[^!-~]{2,}|[^ -~]")  # all that is not one blank already
+# Characters that show nothing: a model reads a blank in their place, and may read the word that they stand in all the same
+_SHOWS_NOTHING = re.compile(
+    "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e"
+    "\u2060-\u206f\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\U000e0000-\U000e0fff]"
+)
 
+_CONTROL_TOKENS = (
+    r"<\|[a-z0-9_]{1,40}\|>|\[/?(inst|system_prompt|available_tools|tool_calls|tool_results)\]|<</?sys>>"
+    r"|<(bos|eos|start_of_turn|end_of_turn)>|</?(s|think|tool_call|tool_response)>"
+    r"|###\s*(system|instruction|user|human|assistant|response)"
+)
 _PATTERNS = (
     ("OVERRIDE_INSTRUCTIONS", r"\b(ignore|disregard|forget|override)\b.{0,40}\b(instruction|rule|prompt|polic|above)"),
     ("ROLE_CHANGE", r"\byou are now\b|\bact as\b|\bpretend to be\b|\bsystem\s*(:|(prompt|message|override)\b)"),
-    ("CONTROL_TOKEN", r"<\|[a-z_]{2,20}\|>|\[/?inst\]|</?s>|###\s*(system|instruction)"),
+    ("CONTROL_TOKEN", _CONTROL_TOKENS),
     ("FORGED_DECISION", r"\"(?:action|params|reason)\"\s*:|\bcontext_ref\b|\breason_code\b"),
     ("FORGED_AUTHORITY", r"\b(admin|developer|root|debug)\s+mode\b|\bapproved by\b.{0,30}\b(manager|supervisor|admin)"),
 )
@@ -216,25 +227,39 @@ def _numbered(kind: str, numbers: list[tuple[str, str]], *, alone: bool) -> str:
 
 
 def findings(text: str) -> tuple[str, ...]:
-    """Return the names of the injection patterns found in the first `INJECTION_CHARS_MAX` characters, as a model reads them."""
-    head = unaccented(text[:INJECTION_CHARS_MAX])
-    return tuple(name for name, pattern in _COMPILED if pattern.search(head))
+    """Return the names of the injection patterns found in the first `INJECTION_CHARS_MAX` characters, as a model reads them,
+    whatever blanks are between the words and whatever shows nothing is within them.
+    """
+    text = text[:INJECTION_CHARS_MAX]
+    read = dict.fromkeys((text, _SHOWS_NOTHING.sub("", text)))
+    heads = [_BLANKS.sub(" ", unaccented(each)) for each in read]
+    return tuple(name for name, pattern in _COMPILED if any(map(pattern.search, heads)))
 
 
 def passages(text: str) -> tuple[tuple[int, int, tuple[str, ...]], ...]:
     """Return where these patterns lie, in order and without overlaps: (start, end, the names of the patterns there)."""
-    parts = [unaccented(char) for char in text[:INJECTION_CHARS_MAX]]
-    head, ends = "".join(parts), [0, *accumulate(map(len, parts))]
-    found = sorted(
-        (bisect_right(ends, m.start()) - 1, bisect_left(ends, m.end()), name)
-        for name, pattern in _COMPILED
-        for m in pattern.finditer(head)
-    )
     joined: list[tuple[int, int, tuple[str, ...]]] = []
-    for start, end, name in found:
+    read = (" ", "") if _SHOWS_NOTHING.search(text) else (" ",)
+    for start, end, name in sorted({place for nothing in read for place in _places(text, nothing)}):
         if joined and start < joined[-1][1]:
             first, last, names = joined[-1]
             joined[-1] = first, max(last, end), tuple(dict.fromkeys((*names, name)))
         else:
             joined.append((start, end, (name,)))
     return tuple(joined)
+
+
+def _places(text: str, nothing: str) -> Iterator[tuple[int, int, str]]:
+    """Yield where each pattern lies, and its name. `nothing`: what is read for a character that shows nothing."""
+    parts, in_blanks = list[str](), False
+    for char in text[:INJECTION_CHARS_MAX]:
+        part = nothing if _SHOWS_NOTHING.match(char) else unaccented(char)
+        if part and not "!" <= part[0] <= "~":
+            part, in_blanks = "" if in_blanks else " ", True
+        elif part:
+            in_blanks = False
+        parts.append(part)
+    head, ends = "".join(parts), [0, *accumulate(map(len, parts))]
+    for name, pattern in _COMPILED:
+        for found in pattern.finditer(head):
+            yield bisect_right(ends, found.start()) - 1, bisect_left(ends, found.end()), name

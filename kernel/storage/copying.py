@@ -9,7 +9,7 @@ from itertools import zip_longest
 
 from sds.kernel.canonical import one_line
 from sds.kernel.errors import StoreError
-from sds.kernel.storage.sqlite import statements
+from sds.kernel.storage.sqlite_schema import statements
 from sds.kernel.storage.store import Reader, Row, Store
 
 ROWS_AT_ONCE = 200

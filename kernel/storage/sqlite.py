@@ -15,15 +15,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
-from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 
 from sds.kernel.canonical import one_line
 from sds.kernel.errors import StoreError, cause_of
 from sds.kernel.storage.keyring import Keyring
 from sds.kernel.storage.open_files import OpenFile, refuse_inherited
 from sds.kernel.storage.private_files import make_private_file, tighten
+from sds.kernel.storage.sqlite_schema import SCHEMA, expected_schema, refuse_losing, schema_of, statements
 from sds.kernel.storage.store import (
     MESSAGE_CHARS_MAX,
     SCHEMA_VERSION,
@@ -77,30 +76,6 @@ def connect(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(path, timeout=BUSY_MS / 1000, isolation_level=None, check_same_thread=False)
 
 
-def schema_of(db: sqlite3.Connection) -> dict[str, str]:
-    """Return the text of every table, index and trigger, by name."""
-    return dict(db.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall())
-
-
-@cache
-def expected_schema() -> Mapping[str, str]:
-    """Return what `schema_of` returns for a store that nobody has tampered with."""
-    with closing(sqlite3.connect(":memory:")) as db:
-        for statement in statements():
-            db.execute(statement)
-        return MappingProxyType(schema_of(db))
-
-
-def statements() -> Iterator[str]:
-    """Yield the statements of `schema.sql`."""
-    statement = ""
-    for line in Path(__file__).with_name("schema.sql").read_text(encoding="utf-8").splitlines(keepends=True):
-        statement += line
-        if sqlite3.complete_statement(statement):
-            yield statement
-            statement = ""
-
-
 def _make_private(path: Path) -> None:
     """Make the database's file before SQLite does, which gives its log and index the same rights; tighten old ones."""
     make_private_file(path)
@@ -134,7 +109,7 @@ class SqliteReader(Reader):
 
     @property
     def schema(self) -> dict[str, str]:
-        return dict(self.rows("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL"))
+        return dict(self.rows(SCHEMA))
 
     @property
     def expected_schema(self) -> Mapping[str, str]:
@@ -248,8 +223,7 @@ class SqliteStore(SqliteReader, Store):
     def _unusable(self, error: Exception) -> StoreError:
         damaged = _RESTORE if isinstance(error, UnicodeDecodeError) else ""
         hint = _mend(error) or (_WRITE if isinstance(error, OSError) else damaged)
-        why = cause_of(error) if isinstance(error, OSError) else error
-        said = one_line(why, MESSAGE_CHARS_MAX)
+        said = one_line(cause_of(error) if isinstance(error, OSError) else error, MESSAGE_CHARS_MAX)
         message = f"`{self.path}` cannot be opened as a decision store: {said}"
         if isinstance(error, StoreError):
             return StoreError(message, hint=error.hint, retryable=error.retryable)
@@ -270,8 +244,7 @@ class SqliteStore(SqliteReader, Store):
     def _prepare(self) -> None:
         """Set the connection up, and make or upgrade the record in one transaction. Raises StoreError."""
         self._db.execute("PRAGMA page_size=2048")  # a commit writes whole pages; files of before keep theirs of 4096
-        mode = self._write_ahead()
-        if mode != "wal":
+        if (mode := self._write_ahead()) != "wal":
             raise StoreError(f"its file system offers no write-ahead log (journal mode {mode})")
         for pragma in ("synchronous=FULL", "foreign_keys=ON", "secure_delete=ON"):  # this overwrites a destroyed key
             self._db.execute(f"PRAGMA {pragma}")
@@ -293,6 +266,7 @@ class SqliteStore(SqliteReader, Store):
         refuse_newer(version)
         if version != SCHEMA_VERSION:
             raise StoreError(f"it has schema version `{version}`, but this program needs `{SCHEMA_VERSION}`")
+        refuse_losing(found)
 
     def _upgrade(self, found: dict[str, str]) -> None:
         """Add what an older version's record lacks. Its own objects keep the text of their definitions."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import file_digest
+from itertools import islice
 from pathlib import Path
 from typing import IO, Annotated, Literal
 
@@ -40,6 +41,7 @@ ONE_FILE = ".tar"
 _BACKING_UP, _RESTORING = ".sds-backup.", ".restore."  # prefixes of temporary folders
 _ROOM = "check the free space and the rights of this user"
 MANIFEST_BYTES_MAX = 64 * 1024
+MEMBERS_MAX = 16  # of an archive: one that was altered may go round in circles for ever
 A_BACKUP = "name a folder or a .tar file that sds backup made"
 MESSAGE_CHARS_MAX = 300
 
@@ -245,23 +247,31 @@ def _opened_backup(source: Path) -> Iterator[CopyFile]:
     """Yield a function that copies one file of a backup, at most one byte more than `size`, and returns whether it fits."""
     try:
         if source.is_dir():
-            yield lambda name, to, size: _copy_up_to((source / name).open("rb"), to, size)
+            yield lambda name, to, size: _copy_up_to(_opened(source / name), to, size)
             return
-        with tarfile.open(source, "r:") as archive:
-            members = {each.name: each for each in archive if each.isfile()}
+        with _opened(source) as file, tarfile.open(fileobj=file, mode="r:") as archive:
+            plain = (each for each in islice(archive, MEMBERS_MAX) if each.isreg() and not each.issparse())
+            members = {each.name: each for each in plain}
 
             def copy_file(name: str, to: Path, size: int) -> bool:
                 found = archive.extractfile(members[name])
                 return found is not None and _copy_up_to(found, to, size)
 
             yield copy_file
-    except (tarfile.TarError, EOFError) as error:
+    except (tarfile.TarError, EOFError, ValueError, ArithmeticError, RecursionError) as error:
         message = f"`{source}` is not a backup: {one_line(error, MESSAGE_CHARS_MAX)}"
         raise UsageError(message, hint=A_BACKUP) from error
     except (FileNotFoundError, KeyError) as error:
         raise UsageError(f"`{source}` is not a whole backup", hint=A_BACKUP) from error
     except OSError as error:
         raise StoreError(f"`{source}` cannot be read: {cause_of(error)}") from error
+
+
+def _opened(path: Path) -> IO[bytes]:
+    """Open a file to read it. Raises FileNotFoundError also for what is no file: a pipe would be waited for."""
+    if not path.is_file():
+        raise FileNotFoundError(path)
+    return path.open("rb")
 
 
 def _copy_up_to(file: IO[bytes], to: Path, size: int) -> bool:

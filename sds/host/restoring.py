@@ -32,7 +32,7 @@ from sds.kernel.errors import SdsError, StoreError, UsageError, cause_of
 from sds.kernel.storage import copying
 from sds.kernel.storage.ledger import Head, PublicKeys, head
 from sds.kernel.storage.private_files import replace_private_file, sync_folder
-from sds.kernel.storage.sqlite import SqliteReader, SqliteStore
+from sds.kernel.storage.sqlite import SqliteReader, SqliteStore, look_at
 from sds.kernel.storage.store import Reader
 
 LOCKED_S = 1.0
@@ -58,10 +58,11 @@ def restore(source: Path, folder: Path, *, gate: str, public: PublicKeys | None 
             raise UsageError(f"`{source}` is not a whole backup", hint=A_BACKUP)
     with _folder_of_gate(folder), unpacked(source, folder) as backup:
         if backup.manifest.gate != gate:
-            hint = f"sds restore --gate {backup.manifest.gate} --from {shlex.quote(str(source))}"
+            hint = f"sds restore --gate {shlex.quote(backup.manifest.gate)} --from {shlex.quote(str(source))}"
             raise UsageError(f"`{source}` is a backup of gate `{backup.manifest.gate}`, not of `{gate}`", hint=hint)
         key = _key_to_put(backup, folder)
         known = public or _public_of(key, backup, folder)
+        _refuse_foreign(backup.record)
         verified(backup.record, known, lambda _: None, backup.manifest.expected, hint=_DAMAGED)
         with _placing(folder, backup, known) as replace:
             if key is not None:
@@ -114,6 +115,13 @@ def _public_of(key: Path | None, backup: Unpacked, folder: Path) -> PublicKeys |
     if key is None and (found := paths.known_public_keys(folder)) is not None:
         return found[0]
     return keys_in(backup.folder)
+
+
+def _refuse_foreign(record: Path) -> None:
+    """Raise StoreError for a record with tables, views or triggers that are not this program's, before anything runs that is in them."""
+    with closing(look_at(record)) as found:
+        if faults := verify.foreign_schema(found):
+            raise StoreError(f"the record is damaged: {faults[0]}", hint=_DAMAGED)
 
 
 def _placing(folder: Path, backup: Unpacked, public: PublicKeys | None) -> AbstractContextManager[Callable[[], None]]:

@@ -130,6 +130,10 @@ CREATE TRIGGER audited BEFORE INSERT ON spend FOR EACH ROW EXECUTE FUNCTION swal
         ("ALTER TABLE spend SET UNLOGGED", "the table `spend` is unlogged: a crash of the server would empty it"),
         (SWALLOWS, "the trigger `audited` on `spend` may swallow or alter rows"),
         (
+            SWALLOWS.replace("audited", "ledger_next"),
+            "the trigger `ledger_next` on `spend` may swallow or alter rows",
+        ),
+        (
             "CREATE RULE nothing AS ON UPDATE TO agents DO INSTEAD NOTHING",
             "the rule `nothing` on `agents` may swallow or alter rows",
         ),

@@ -14,13 +14,14 @@ import psycopg
 
 from sds.kernel.errors import StoreError
 from sds.kernel.storage.postgres.dialect import defined
-from sds.kernel.storage.sqlite import statements
+from sds.kernel.storage.sqlite_schema import statements
 from sds.kernel.storage.store import SCHEMA_VERSION
 
 Connection = psycopg.Connection[Any]
 
 _expected: dict[int, Mapping[str, str]] = {}  # by the server's version
 _NAMED = re.compile(r"CREATE (?:UNIQUE )?(TABLE|INDEX|TRIGGER|OPERATOR) (\S+)")
+_TRIGGER = re.compile(r"CREATE TRIGGER (\w+) [A-Z ]+ ON \w+\.(\w+)")
 
 # Every object of one schema by name, with its whole definition.
 _CATALOGUE = """
@@ -59,7 +60,8 @@ FROM pg_class WHERE relnamespace = to_regnamespace(%(schema)s) AND relpersistenc
 UNION ALL
 SELECT 'the trigger `' || t.tgname || '` on `' || c.relname || '` may swallow or alter rows'
 FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
-WHERE c.relnamespace = to_regnamespace(%(schema)s) AND NOT t.tgisinternal AND t.tgtype & 3 = 3 AND t.tgname <> ALL (%(own)s)
+WHERE c.relnamespace = to_regnamespace(%(schema)s) AND NOT t.tgisinternal AND t.tgtype & 3 = 3
+    AND t.tgname || ' ' || c.relname <> ALL (%(own)s)
 UNION ALL
 SELECT 'the rule `' || r.rulename || '` on `' || c.relname || '` may swallow or alter rows'
 FROM pg_rewrite r JOIN pg_class c ON c.oid = r.ev_class
@@ -126,9 +128,11 @@ def complete(db: Connection, schema: str, found: Mapping[str, str]) -> None:
 
 
 def catalogue(db: Connection, schema: str) -> dict[str, str]:
-    """Return the definition of everything in a schema, by name and without the schema's own name."""
-    rows = db.execute(_CATALOGUE, {"schema": schema}).fetchall()
-    return {name: text.replace(f"{schema}.", "") for name, text in rows}
+    """Return the definition of everything in a schema, by name and without the schema's own name; of triggers of one name, all."""
+    found = dict[str, str]()
+    for name, text in sorted(db.execute(_CATALOGUE, {"schema": schema}).fetchall()):
+        found[name] = f"{found[name]}; {text}" if name in found else text
+    return {name: text.replace(f"{schema}.", "") for name, text in found.items()}
 
 
 def switched_off(db: Connection, schema: str) -> list[str]:
@@ -138,7 +142,7 @@ def switched_off(db: Connection, schema: str) -> list[str]:
 
 def refuse_losing(db: Connection, schema: str) -> None:
     """Raise StoreError for a table that a crash would empty, or what may swallow rows before they are written."""
-    own = [name for name, text in named_objects(schema) if text.startswith("CREATE TRIGGER")]
+    own = [" ".join(named.groups()) for _, text in named_objects(schema) if (named := _TRIGGER.match(text))]
     if found := db.execute(_LOSING, {"schema": schema, "own": own}, prepare=False).fetchone():
         raise StoreError(f"it may lose rows: {found[0]}", hint="undo what was done to the schema", retryable=False)
 

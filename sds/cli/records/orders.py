@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from datetime import tzinfo
@@ -24,7 +25,8 @@ from sds.kernel.errors import UsageError, WorldError
 from sds.kernel.executor.statement import CLOCKS_APART_MS
 
 BY = ("day", "month", "status", "kind", "account", "agent", "contract", "decision", "decided_by")
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet takes for the beginning of a formula
+# What a spreadsheet takes for the beginning of a formula: in full width, too, and after `;`, which begins a cell in many countries
+_FORMULA = re.compile("(^|;)(?=[-=+@\t\r\uff1d\uff0b\uff0d\uff20])")
 
 
 def list_orders(
@@ -172,5 +174,4 @@ def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _cell(value: Any) -> str:
-    text = "" if value is None else plain(value)
-    return f"'{text}" if text.startswith(_FORMULA) else text
+    return _FORMULA.sub(r"\1'", "" if value is None else plain(value))

@@ -139,13 +139,15 @@ def test_days_and_months_are_those_of_the_time_zone(company: Company) -> None:
 
 def test_csv_has_one_row_for_each_order_and_no_formula_of_a_callers(company: Company) -> None:
     with company.gate() as gate:
-        decide(gate, 1, prefix="=HYPERLINK(1)")
+        for number, prefix in enumerate(("=HYPERLINK(1)", "\uff1dHYPERLINK(1)", "x;=HYPERLINK(1);-1")):
+            decide(gate, number, prefix=prefix)
     shown = company.cli.ok("orders", "--gate", str(company.path), "--csv")
-    (row,) = csv.DictReader(io.StringIO(shown))
+    row, *others = csv.DictReader(io.StringIO(shown))
     assert shown == company.cli.ok("orders", "toll", "--csv")
-    assert ("'=HYPERLINK(1)-1", "5.00", "PAID", "AGENT") == tuple(
+    assert ("'=HYPERLINK(1)-0", "5.00", "PAID", "AGENT") == tuple(
         row[n] for n in ("event_id", "amount", "status", "decision")
     )
+    assert ["'\uff1dHYPERLINK(1)-1", "x;'=HYPERLINK(1);'-1-2"] == [each["event_id"] for each in others]
 
 
 @pytest.mark.parametrize(

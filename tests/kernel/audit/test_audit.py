@@ -155,6 +155,21 @@ def test_a_trigger_that_does_not_belong_is_named(world: World):
     assert ("schema: `quiet` does not belong here",) == faults(world)
 
 
+def test_a_trigger_with_the_name_of_something_that_does_belong_is_named(world: World):
+    name, drop, does = {
+        SQLITE: ("flows_unfinished", "DROP INDEX flows_unfinished", "BEGIN DELETE FROM spend; END"),
+        POSTGRESQL: (
+            "clock_was_set_back",
+            "DROP TRIGGER clock_was_set_back ON ledger",
+            "EXECUTE FUNCTION refuse('spend')",
+        ),
+    }[Chosen.kind]
+    as_it_was = world.store.schema[name].removesuffix(" O")
+    for statement in (drop, f"CREATE TRIGGER {name} AFTER INSERT ON spend {does}", as_it_was):
+        alone(world.store, statement)
+    assert (f"schema: `{name}` was altered",) == faults(world)
+
+
 def test_without_a_head_the_check_says_what_it_cannot_see(world: World):
     report = verify.verify(world.store, public=PUBLIC)
     assert "without --head: entries cut off at the end" == report.blind

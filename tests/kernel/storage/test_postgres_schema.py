@@ -20,7 +20,7 @@ from sds.kernel.storage.postgres.connections import Url, connected
 from sds.kernel.storage.postgres.dialect import translated
 from sds.kernel.storage.postgres.pipelined import Connection
 from sds.kernel.storage.postgres.store import PostgresStore, look_at, records_in
-from sds.kernel.storage.sqlite import statements
+from sds.kernel.storage.sqlite_schema import statements
 from tests.stores.server import by_hand, fresh_schema, own_database, server_url, user_with_a_schema
 
 

@@ -15,7 +15,8 @@ import pytest
 
 from sds.kernel.audit import verify
 from sds.kernel.errors import StoreError
-from sds.kernel.storage.sqlite import SqliteStore, connect, expected_schema
+from sds.kernel.storage.sqlite import SqliteStore, connect
+from sds.kernel.storage.sqlite_schema import expected_schema
 from sds.kernel.storage.store import SCHEMA_VERSION, Store, refuse_newer
 from tests.scale import scale
 
@@ -312,3 +313,36 @@ def test_an_older_record_gets_the_tables_it_lacks_and_keeps_the_rest(folder: Pat
     with closing(SqliteStore(path)) as store:
         assert expected_schema() == store.schema
         assert SCHEMA_VERSION == store.value("SELECT value FROM meta WHERE key = 'schema_version'")
+
+
+IGNORES = "BEGIN SELECT RAISE(IGNORE); END"
+
+
+@pytest.mark.parametrize(
+    ("name", "statements"),
+    [
+        ("quiet", [f"CREATE TRIGGER quiet BEFORE INSERT ON spend {IGNORES}"]),
+        ("quiet", [f"create trigger if not exists quiet insert on ledger {IGNORES}"]),
+        ("x AFTER y", [f'CREATE TRIGGER "x AFTER y" DELETE ON spend {IGNORES}']),
+        ("spend", [f"CREATE TRIGGER spend BEFORE INSERT ON spend {IGNORES}"]),
+        ("ledger_next", ["DROP TRIGGER ledger_next", f"CREATE TRIGGER ledger_next BEFORE INSERT ON ledger {IGNORES}"]),
+        ("spend", ["DROP TABLE spend", "CREATE VIEW spend AS SELECT 'd' AS dfid, 's' AS scope, 0 AS amount"]),
+    ],
+)
+def test_a_record_that_may_lose_rows_is_refused(folder: Path, name: str, statements: list[str]):
+    path = folder / "kernel.db"
+    SqliteStore(path).close()
+    with closing(connect(path)) as db:
+        for statement in statements:
+            db.execute(statement)
+    why = f"it may lose rows: the trigger or view `{name}` may swallow or alter them"
+    assert f"{why} (undo what was done to the schema)" == refusal(path)
+
+
+def test_a_trigger_that_comes_after_a_row_is_left_to_the_verification(folder: Path):
+    path = folder / "kernel.db"
+    SqliteStore(path).close()
+    with closing(connect(path)) as db:
+        db.execute("CREATE TRIGGER told AFTER INSERT ON spend BEGIN SELECT 1; END")
+    with closing(SqliteStore(path)) as store:
+        assert ("schema: `told` does not belong here",) == verify.verify(store).faults
