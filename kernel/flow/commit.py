@@ -41,9 +41,7 @@ _NOT_THE_AGENT = frozenset(
     {"AGENT_SUSPENDED", "CONTRACT_REVOKED", "HALTED", "KERNEL_FAULT", "PROPOSAL_EXPIRED", "RESOURCE_CONTENTION"}
 )
 ALREADY_ORDERED = "ALREADY_ORDERED"
-ORDERED_BEFORE = (
-    "the record already has this order under another flow, or one of this event that was carried out although recorded as failed"
-)
+ORDERED_BEFORE = "the record already has this order under another flow, or one of this event that was carried out although recorded as failed"
 
 
 class Committer:
