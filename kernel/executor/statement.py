@@ -299,7 +299,10 @@ def _compare_end(order: Order, outcome: str) -> str | None:
 def _compare_order(order: Order, line: StatementLine) -> str | None:
     """Compare what was ordered, as far as the outside says it."""
     moved = line.amount_minor is None or order.moved(line.amount_minor)
-    if line.outcome in ("settled", "reverted") and (line.other_currency or not moved):
+    stood = (
+        line.outcome in ("settled", "reverted") and order.status != "FAILED"
+    )  # of a failed one what moved was taken back
+    if stood and (line.other_currency or not moved):
         return "AMOUNT_DIFFERS"
     there = (line.dfid, line.kind, dict(line.params), line.resource_key)
     here = (order.dfid, order.kind, dict(order.params), order.resource_key)

@@ -42,5 +42,6 @@ def flow_of_event(store: Reader, gate: str, event_id: str, body_hash: str) -> Ad
 
 
 def is_adopted(trigger: str) -> bool:
-    """Tell whether a trigger is that of an adopted flow: its `adopted` is an object, and an event's fields are texts."""
-    return isinstance(json.loads(trigger).get("adopted"), dict)
+    """Tell whether a trigger is that of an adopted flow: its one field is an object, and an event has an id and a key in texts."""
+    said = json.loads(trigger)
+    return [*said] == ["adopted"] and isinstance(said["adopted"], dict)

@@ -41,7 +41,7 @@ _NOT_THE_AGENT = frozenset(
     {"AGENT_SUSPENDED", "CONTRACT_REVOKED", "HALTED", "KERNEL_FAULT", "PROPOSAL_EXPIRED", "RESOURCE_CONTENTION"}
 )
 ALREADY_ORDERED = "ALREADY_ORDERED"
-ORDERED_BEFORE = "the record already has this order under another flow, which was adopted from the outside"
+ORDERED_BEFORE = "the record already has this order under another flow, or one of this event that was carried out although recorded as failed"
 
 
 class Committer:
@@ -206,12 +206,14 @@ class Committer:
         return order, None, head
 
     def _check_key(self, attempt: Attempt) -> tuple[str, bool]:
-        """Return the order's key, and whether the record has an order under it. A flow without parent has read both."""
+        """Return the order's key, and whether its case has been ordered already: the record has an order under that key, or has
+        learnt that one which it has as failed was carried out. A flow without parent has read all that there is.
+        """
         dfid, flow = attempt.packet.dfid, attempt.flow
         if flow and flow.parent is None:
             return flow.key, bool(flow.ordered)
         key = self._idempotency_key(attempt, undecided.named_by(self._store, dfid))
-        return key, bool(known_keys(self._store, [key]))
+        return key, bool(known_keys(self._store, [key])) or undecided.was_carried_out(self._store, dfid)
 
     def _reject(self, attempt: Attempt) -> Watched:
         """Keep the attempt and let the flow go on, or end it when the limit is reached or another attempt cannot help.

@@ -203,7 +203,7 @@ def _answered(
         return _known_answer(store, dfid, event)
     if anew or undecided.has_restart(store, dfid, tag, restarts_max):
         return None
-    why = f"{restarts + 1} flows have ended without a decision"
+    why = undecided.why_handed_over(tag, restarts + 1)
     return _known_answer(store, undecided.hand_over(store, dfid, tag or state, why, now_ms=now_ms), event)
 
 

@@ -61,6 +61,7 @@ UNDECIDED_TAGS = RESTARTABLE_TAGS | WAITING_TAGS
 # was denied, or by the erasure of the case, which left no text to decide on.
 ERASED = "ERASED"
 SAGA_DIRTY = "PARTIAL_SUCCESS_DIRTY"
+DIRTY = "DIRTY"  # the status and tag of an order whose recorded end the executor has contradicted
 DECIDED_TAGS = frozenset({"HUMAN_ABORTED", "COMPENSATED", SAGA_DIRTY, "STEP_DENIED", ERASED})
 
 

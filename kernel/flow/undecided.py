@@ -16,7 +16,16 @@ from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.dim import AFTER_THE_GATES
 from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.flow.decision_record import SEALED, seal
-from sds.kernel.flow.states import DECIDED_TAGS, NOT_DECIDED, RESTARTABLE_TAGS, State, may_restart, move_on, transition
+from sds.kernel.flow.states import (
+    DECIDED_TAGS,
+    DIRTY,
+    NOT_DECIDED,
+    RESTARTABLE_TAGS,
+    State,
+    may_restart,
+    move_on,
+    transition,
+)
 from sds.kernel.storage import ledger
 from sds.kernel.storage.store import Reader, Row, Store
 
@@ -52,6 +61,26 @@ WITH RECURSIVE chain(dfid, parent, gate, event_id, back) AS (
     WHERE NOT EXISTS (SELECT 1 FROM execution_log e WHERE e.dfid = f.dfid)
 )
 SELECT dfid FROM chain ORDER BY back DESC LIMIT 1
+"""
+
+# Of a flow's case (the flow, those before it, and the steps of these): an order that the record has as failed, and that was carried
+# out or may be. The executor has said so since (DIRTY), or its statement has (`human.statement_cases`). Counts, because
+# PostgreSQL joins a table that was never analysed by reading all of it.
+_SAID_OUTSIDE = """
+SELECT count(*) FROM decision_flows s WHERE s.event_id = 'statement/' || e.idempotency_key
+AND s.event_id >= 'statement/' AND s.event_id < 'statement0'
+AND CASE WHEN json_valid(s.trigger_event) THEN s.trigger_event ->> '$.statement.code' END IN ('CARRIED_OUT_OUTSIDE', 'PENDING_OUTSIDE')
+"""
+_CONTRADICTED = f"(e.status = 'DIRTY' OR (e.status = 'FAILED' AND ({_SAID_OUTSIDE}) > 0))"
+_CARRIED_OUT = f"""
+WITH RECURSIVE chain(dfid, parent) AS (
+    SELECT dfid, parent_dfid FROM decision_flows WHERE dfid = ?
+    UNION ALL
+    SELECT f.dfid, f.parent_dfid FROM chain c JOIN decision_flows f ON f.dfid = c.parent
+)
+SELECT 1 FROM chain c WHERE (SELECT count(*) FROM execution_log e WHERE e.dfid = c.dfid AND {_CONTRADICTED})
++ (SELECT count(*) FROM decision_flows f JOIN execution_log e ON e.dfid = f.dfid WHERE f.parent_dfid = c.dfid AND {_CONTRADICTED}) > 0
+LIMIT 1
 """
 
 _BEING_DECIDED = (
@@ -92,6 +121,11 @@ def named_by(store: Reader, dfid: str) -> str:
     the middle of a decision and put back finds that flow interrupted; its fresh flow uses the key that was sent then.
     """
     return str(store.value(_WITHOUT_ORDER, (dfid,)) or dfid)
+
+
+def was_carried_out(store: Reader, dfid: str) -> bool:
+    """Tell whether an order of a flow's case was carried out, or may be, although the record has it as failed."""
+    return store.value(_CARRIED_OUT, (dfid,)) is not None
 
 
 def interrupt(store: Store, dfid: str, *, restarts_max: int, now_ms: int) -> State:
@@ -160,6 +194,13 @@ def names_of_flows(gate: str, event_id: str, body_hash: str) -> Iterator[tuple[s
         for successor in range(1, HAND_OVERS_LOOKED_AT + 1):
             name = flow_id(gate, event_id, name, restarts + successor)
             yield name, restarts + successor
+
+
+def why_handed_over(tag: str | None, flows: int) -> str:
+    """Return why the event of a flow that ended undecided, the last of so many `flows`, is a human's now."""
+    if tag == DIRTY:
+        return "its order was recorded as failed, and was carried out all the same"
+    return f"{flows} flows have ended without a decision"
 
 
 def _copy(store: Store, table: str, dfid: str, successor: str) -> None:

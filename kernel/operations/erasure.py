@@ -20,6 +20,12 @@ from sds.kernel.storage import ledger, vault
 from sds.kernel.storage.store import Reader, Store
 
 _CHAIN = "SELECT event_id, state, tag, trigger_event, parent_dfid FROM decision_flows WHERE dfid = ?"
+# The last flow of an event; where an adopted one stands for it, the last of its own, which hold its texts.
+_LAST = """
+SELECT COALESCE((SELECT f.dfid FROM decision_flows f WHERE f.dfid = e.dfid AND f.event_id = e.event_id),
+    (SELECT f.dfid FROM decision_flows f WHERE f.gate = e.gate AND f.event_id = e.event_id ORDER BY f.restarts DESC LIMIT 1))
+FROM events e WHERE e.gate = ? AND e.event_id = ?
+"""
 _ERASURES = """
 SELECT x.event_id, x.erased_at_ms, x.who, x.reason FROM erasures x
 LEFT JOIN events e ON e.gate = x.gate AND e.event_id = x.event_id LEFT JOIN decision_flows f ON f.dfid = e.dfid
@@ -128,7 +134,7 @@ def _flows(store: Reader, gate: str, event_id: str) -> list[_Flow]:
 
 def _chain(store: Reader, gate: str, event_id: str) -> Iterator[_Flow]:
     """Yield the flows of one event, the last first. Each is the child of the one before it."""
-    dfid = store.value("SELECT dfid FROM events WHERE gate = ? AND event_id = ?", (gate, event_id))
+    dfid = store.value(_LAST, (gate, event_id))
     seen = set[str]()
     while dfid not in seen and (found := store.row(_CHAIN, (dfid,))) is not None and found[0] == event_id:
         seen.add(dfid)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from sds.kernel.canonical import canonical, one_line, person, reason_line
 from sds.kernel.contract.schema import Contract
-from sds.kernel.errors import NOT_AS_WRITTEN, ContractError, TransitionError
+from sds.kernel.errors import NOT_AS_WRITTEN, ContractError, StoreError, TransitionError
 from sds.kernel.registry import carried_spend, compatibility, counter_scale, forgotten_draws, windows
 from sds.kernel.registry.contract_versions import contracts_unreadable
 from sds.kernel.storage import ledger
@@ -25,6 +25,13 @@ DEPLOYMENT = "deployment"  # the name under which a program registers a contract
 
 Status = Literal["INITIALIZING", "ACTIVE", "SUSPENDED", "ESCALATED", "RETIRED"]
 Actor = Literal["registry", "runtime", "operator", "agent"]
+
+# Where a record was moved last, and whether it was resumed since: then it is the moved one, or a copy of that.
+_MOVED = (
+    "SELECT m.body ->> '$.to', (SELECT MAX(idx) FROM ledger WHERE dfid = '' AND kind = 'RESUME') > m.idx FROM ledger m WHERE m.idx ="
+    f" (SELECT MAX(idx) FROM ledger WHERE dfid = '' AND kind = 'OPERATOR' AND {ledger.ABOUT} = 'MOVED')"
+)
+_IN_DATABASE = "postgresql://"  # how the name of a record in a database begins
 
 _WHO_MAY: dict[tuple[Status, Status], frozenset[Actor]] = {
     ("INITIALIZING", "ACTIVE"): frozenset({"registry"}),
@@ -318,13 +325,30 @@ def append_act(
 def set_halted(store: Store, halted: bool, *, by: str, reason: str, now_ms: int) -> bool:
     """Halt or resume the system; return False when it was so already. It binds from the next transaction on.
 
-    Raises TransitionError without a reason.
+    Raises TransitionError without a reason, StoreError for a record that was moved away: its orders are the other one's now.
     """
     why = reason_given(reason)
     with store.transaction():
         if store.halted == halted:
             return False
+        if not halted:
+            _refuse_moved(store)
         store.run("UPDATE meta SET value = ? WHERE key = 'halted'", ("1" if halted else "0",))
         body = {"by": person(by, REASON_CHARS_MAX), "reason": why}
         ledger.append(store, now_ms, "HALT" if halted else "RESUME", "", body)
     return True
+
+
+def _refuse_moved(store: Store) -> None:
+    """Raise StoreError for a record that was moved from its file into a database, or back. The moved one has the same entry,
+    which names its own kind of store.
+    """
+    there, resumed = store.row(_MOVED) or ("", True)
+    if not resumed and there.startswith(_IN_DATABASE) != store.name.startswith(_IN_DATABASE):
+        mend = "set SDS_STORE to the database" if there.startswith(_IN_DATABASE) else "unset SDS_STORE"
+        message = (
+            f"this record was moved to `{there}`: if it went on, too, the same orders would be sent from two records"
+        )
+        raise StoreError(
+            message, hint=f"{mend} here and for all processes of the gate, and resume that record", retryable=False
+        )

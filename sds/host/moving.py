@@ -29,7 +29,8 @@ def move(folder: Path, source: Store, url: str | None, *, who: str, reason: str,
     """Copy the record of a folder into an empty one: into PostgreSQL at `url`, else into the folder's file.
 
     The gate must be halted. Neither record decides until somebody resumes one of them, which must be the new one. The
-    copy is compared and verified; if that finds a fault, the new record must not be used. Raises UsageError, StoreError.
+    copy is compared and verified; if that finds a fault, the new record must not be used, and the old one says that it is back.
+    Raises UsageError, StoreError.
     """
     why = registry.reason_given(reason)  # before the other record is made
     _refuse_deciding(source)
@@ -53,6 +54,8 @@ def move(folder: Path, source: Store, url: str | None, *, who: str, reason: str,
             reached = head(source)
         found = verify.verify(target, reached, paths.public_keys_of(folder))
         if found.faults:
+            with source.transaction():
+                registry.append_act(source, "MOVED", who=who, reason=why, now_ms=now_ms, facts={"to": source.name})
             raise StoreError(
                 f"the copy is damaged: {found.faults[0]}", hint="drop the copy; the old record is unchanged"
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,48 @@ def _changed(record: Store, path: Path) -> list[str]:
             before.insert("artifacts", name="n", version=1, sha256="", text="a", ended_at_ms=None)
             ledger.append(before, START_MS, "HALT", "", {})
         return copying.differing(record, before)
+
+
+def test_a_record_that_was_moved_away_is_not_resumed_whichever_way_it_went(
+    halted: Path, monkeypatch: pytest.MonkeyPatch
+):
+    moved(halted, server_url())
+    with pytest.raises(StoreError, match="this record was moved to `postgresql://") as caught:
+        resumed(halted)  # whoever does it has no SDS_STORE in their shell
+    assert caught.value.hint.startswith("set SDS_STORE to the database here and for all processes of the gate")
+    (halted / "decisions.db").rename(halted / "as-it-was.db")
+    monkeypatch.setenv("SDS_STORE", server_url())
+    assert resumed(halted)
+    with closing(paths.open_record(halted)) as store:
+        registry.set_halted(store, True, by="ada", reason="back", now_ms=START_MS)
+    moved(halted, None)
+    with pytest.raises(StoreError, match=r"this record was moved to `.*decisions.db`") as caught:
+        resumed(halted)
+    assert caught.value.hint.startswith("unset SDS_STORE here and for all processes of the gate")
+    monkeypatch.delenv("SDS_STORE")
+    assert resumed(halted)
+    with closing(paths.open_record(halted)) as store:
+        registry.set_halted(store, True, by="ada", reason="fares", now_ms=START_MS)
+    assert resumed(halted)
+
+
+def resumed(folder: Path) -> bool:
+    with closing(paths.open_record(folder)) as store:
+        return registry.set_halted(store, False, by="ada", reason="on", now_ms=START_MS)
+
+
+def test_a_record_whose_copy_is_damaged_goes_on_where_it_is(halted: Path, monkeypatch: pytest.MonkeyPatch):
+    verified, found = verify.verify, list[str]()
+
+    def damaged_copy(store: Store, *known: object) -> verify.Report:
+        found.append(store.name)
+        whole = verified(store, *known)  # type: ignore[arg-type]  # passed on
+        return replace(whole, faults=("flow x: altered",)) if len(found) == 2 else whole
+
+    monkeypatch.setattr(verify, "verify", damaged_copy)
+    with pytest.raises(StoreError, match="the copy is damaged: flow x: altered"):
+        moved(halted, server_url())
+    assert resumed(halted)
 
 
 def test_a_gate_that_decides_does_not_move(halted: Path):

@@ -26,6 +26,7 @@ WHOLE = [
     "operations.test_adopted_rows",
     "operations.test_erasure",
     "operations.test_labels",
+    "reconciliation.test_carried_out",
     "registry.test_aggregate_thresholds",
     "registry.test_authority",
     "registry.test_carried_spend",

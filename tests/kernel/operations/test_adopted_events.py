@@ -18,6 +18,7 @@ from sds.kernel.flow.kernel import Kernel
 from sds.kernel.flow.states import Answer
 from sds.kernel.human.cases import waiting
 from sds.kernel.human.review import HumanReview, Resolution
+from sds.kernel.operations import erasure
 from sds.kernel.registry import registry
 from sds.kernel.saga import driver
 from sds.kernel.saga import state as saga
@@ -177,6 +178,26 @@ def test_a_flow_that_nobody_recognises_at_first_decides_its_event_once_that_come
     again = decided(world, 1, refund("70.00"))
     assert (second.dfid, second.dfid, "SUCCESS") == (named, again.dfid, again.execution)
     assert 1 == len(rail.paid())
+
+
+@pytest.mark.parametrize("came_again", [True, False])
+def test_the_texts_of_an_event_for_which_an_adopted_flow_stands_are_erased(world: World, *, came_again: bool) -> None:
+    """The order was given by the event's second flow; the texts are those of its first one, which this record knows."""
+    listing(world)
+    first = world.packet("C1", "T1")
+    world.kernel.not_decided(first, "NO_TURN", "there is no turn")
+    data = backup(world)
+    second = decided(world, 1, refund("40.00"))
+    restore(world, data)
+    adopted(world)
+    if came_again:
+        assert second.dfid == decided(world, 1, refund("40.00")).dfid
+    done = erasure.erase(world.store, "claims", "C1", who="ada", reason="asked", now_ms=world.clock())
+    assert (first.dfid, ("C1",), ()) == (done.dfid, done.events, done.in_clear)
+    assert [] == world.column("SELECT 1 FROM case_keys WHERE event_id = 'C1'")
+    again = world.kernel.open(world.event("C1", "T1"))
+    assert isinstance(again, Answer)
+    assert again.state == ("CLOSED" if came_again else "ABORTED")
 
 
 @pytest.mark.parametrize("times", [0, 2])

@@ -24,7 +24,18 @@ from tests.gates.refund.rail.orders import key_of
 from tests.kernel.authority import AGENT
 from tests.kernel.durable import World, counters, deny, refund
 from tests.kernel.sagas import REVERT, Script, run
-from tests.kernel.statements import Liar, ListingRail, cases, codes, compared, listing, paid_elsewhere
+from tests.kernel.statements import (
+    Liar,
+    ListingRail,
+    adopted,
+    backup,
+    cases,
+    codes,
+    compared,
+    listing,
+    paid_elsewhere,
+    restore,
+)
 from tests.stores.records import alone
 
 DECLINED, PAID = Receipt("rejected", detail="no"), Receipt("settled", "PAY-1")
@@ -140,6 +151,18 @@ def test_what_was_taken_back_and_here_was_not_is_a_case_and_the_other_way_round(
     assert ["REVERSED_OUTSIDE"] == codes(world)
     rail.tells = lambda line: replace(line, outcome="settled" if line.outcome == "reverted" else line.outcome)
     assert ["NOT_REVERSED"] == codes(world)
+
+
+def test_what_was_taken_over_as_taken_back_is_no_difference_in_its_amount(world: World) -> None:
+    """The outside tells only keys and amounts; nothing that moved stands."""
+    listing(world)
+    data = backup(world)
+    world.decide(refund())
+    restore(world, data)
+    assert isinstance(world.rail, ListingRail)
+    world.rail.tells = lambda line: StatementLine(line.key, "reverted", line.at_ms, line.amount_minor)
+    assert 1 == len(adopted(world))
+    assert [] == codes(world)
 
 
 def test_two_orders_of_one_event_that_both_stand_are_a_case(world: World) -> None:

@@ -9,7 +9,9 @@ import pytest
 from sds.kernel.audit import verify
 from sds.kernel.decision.packet import DecisionPacket, with_feedback
 from sds.kernel.errors import EventError, UsageError
+from sds.kernel.flow.intake import Event, read_event
 from sds.kernel.saga import state as saga
+from sds.kernel.saga.claim import claim as claim_saga
 from sds.kernel.saga.state import SagaAnswer
 from tests.kernel.authority import halt
 from tests.kernel.durable import (
@@ -289,3 +291,15 @@ def test_the_children_of_a_saga_are_named_after_it():
         saga.child_id("C1", saga.COMPENSATION),
         saga.child_id("C1/r2", 3),
     )
+
+
+def test_an_event_from_outside_with_the_id_of_a_step_is_no_step_whatever_its_field_for_the_text_is_called(folder: Path):
+    world = World(folder, terms=terms(("evidence: text", "evidence: adopted")))
+
+    def event(name: str) -> Event:
+        return read_event(world.contract, {"claim_id": name, "ticket_id": "T1", "adopted": "please"})
+
+    assert "SUCCESS" == see_through(world.kernel, event("C1/1"), refund("1.00")).execution
+    dfid = claim_saga(world.store, world.contract, "BOTH", event("C1"), now_ms=world.clock())
+    assert ["NOT_BEGUN", "NOT_BEGUN"] == [step.became for step in saga.load(world.store, world.contract, dfid).steps]
+    world.close()
