@@ -12,6 +12,7 @@ import pytest
 from tests.kernel.durable import World
 from tests.stores.both import runs_over_both
 from tests.stores.opened import KINDS, SQLITE, Chosen
+from tests.stores.schemas import give_back
 
 
 @pytest.fixture
@@ -20,6 +21,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     memory = Path("/dev/shm")  # noqa: S108  the name inside it is random
     with TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else tmp_path) as name:
         yield Path(name)
+        give_back(Path(name))
 
 
 @pytest.fixture

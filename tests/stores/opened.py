@@ -62,6 +62,8 @@ def opened_store(path: Path, *, connect: Connect = connect, witness: Witness | N
     if connect.__module__ != SqliteStore.__module__:
         pytest.skip("looks at the statements of a connection to SQLite")
     from sds.kernel.storage.postgres.store import PostgresStore
+    from tests.stores.schemas import put_empty
     from tests.stores.server import server_url
 
+    put_empty(schema_of(path), path.parent)
     return PostgresStore(server_url(), schema_of(path), witness=witness)

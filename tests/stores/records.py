@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -13,16 +12,15 @@ from typing import Any, Protocol
 
 import psycopg
 
-from sds.kernel.storage.copying import keys_of_tables
 from sds.kernel.storage.postgres.connections import Url, connected
 from sds.kernel.storage.postgres.pipelined import Connection, Done
 from sds.kernel.storage.postgres.store import PostgresStore
 from sds.kernel.storage.store import Store
 from tests.stores.opened import SQLITE, Chosen, schema_of
+from tests.stores.schemas import copy, forget, give_back, put_empty
 from tests.stores.server import by_hand, fresh_schema, server_url
 
 Kept = bytes | str  # a file's bytes, or the schema that has the copy
-_MADE: set[str] = set()  # schemas that are known to be there
 UNSTOPPED = "SET session_replication_role = replica"  # no trigger fires, no foreign key is looked at
 
 
@@ -100,17 +98,17 @@ def tampering_with(path: Path) -> Iterator[Stranger]:
             finally:
                 whole.backup(db)
         return
-    _copy(schema_of(path), _aside())
+    copy(schema_of(path), _aside())
     try:
         with stranger_at(path) as other:
             yield other
     finally:
-        _copy(_aside(), schema_of(path))
+        copy(_aside(), schema_of(path))
 
 
 @cache
 def _aside() -> str:
-    return fresh_schema()
+    return _made(fresh_schema(), Path())
 
 
 def kept(path: Path) -> Kept:
@@ -118,15 +116,14 @@ def kept(path: Path) -> Kept:
     if Chosen.kind == SQLITE:
         with closing(sqlite3.connect(path)) as db:
             return db.serialize()
-    aside = fresh_schema()
-    _copy(schema_of(path), aside)
+    copy(schema_of(path), aside := _made(fresh_schema(), path.parent))
     return aside
 
 
 def put_back(path: Path, data: Kept) -> None:
     """Put a record in the place of what there is. In SQLite nobody may have it open."""
     if isinstance(data, str):
-        _copy(data, schema_of(path))
+        copy(data, _made(schema_of(path), path.parent))
         return
     remove(path)
     path.write_bytes(data)
@@ -138,13 +135,16 @@ def remove(path: Path) -> None:
         for end in ("", "-wal", "-shm"):
             path.with_name(path.name + end).unlink(missing_ok=True)
     else:
-        _MADE.discard(schema_of(path))
+        forget(schema_of(path), path.parent)
         by_hand(f"DROP SCHEMA IF EXISTS {schema_of(path)} CASCADE")
 
 
 def emptied(folder: Path) -> None:
     """Remove the files of a world, and its record."""
-    remove(folder / "kernel.db")
+    if Chosen.kind == SQLITE:
+        remove(folder / "kernel.db")
+    else:
+        give_back(folder)
     for path in folder.iterdir():
         path.unlink()
 
@@ -152,7 +152,7 @@ def emptied(folder: Path) -> None:
 def follow(source: Path, target: Path) -> None:
     """Copy a record to where the folder of its file was copied to: in SQLite that is the record."""
     if Chosen.kind != SQLITE:
-        _copy(schema_of(source), schema_of(target))
+        copy(schema_of(source), _made(schema_of(target), target.parent))
 
 
 def alone(store: Store, sql: str, values: tuple[Any, ...] = ()) -> int:
@@ -161,21 +161,8 @@ def alone(store: Store, sql: str, values: tuple[Any, ...] = ()) -> int:
         return store.run(sql, values)
 
 
-def _copy(source: str, target: str) -> None:
-    """Make the rows of one schema those of another, in one transaction."""
-    if target not in _MADE:
-        PostgresStore(server_url(), target).close()
-        _MADE.add(target)
-    names = keys_of_tables()
-    emptied = "; ".join(f"DELETE FROM {target}.{name}" for name in names)  # of few rows: quicker than TRUNCATE
-    moved = "; ".join(f"INSERT INTO {target}.{name} SELECT * FROM {source}.{name}" for name in names)
-    # sent as one message: the server makes one transaction of it, and none is left open where a statement fails
-    _copying().execute(f"SET LOCAL session_replication_role = replica; {emptied}; {moved}")
-
-
-@cache
-def _copying() -> psycopg.Connection[Any]:
-    """Return the connection of this process that copies records: to open one takes longer than most copies."""
-    db = psycopg.connect(server_url(), autocommit=True)
-    atexit.register(db.close)
-    return db
+def _made(schema: str, folder: Path) -> str:
+    """Have an empty record in a schema where there is none."""
+    if not put_empty(schema, folder):
+        PostgresStore(server_url(), schema).close()
+    return schema
