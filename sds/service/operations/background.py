@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 from sds.engines.protocol import language_model_of
@@ -68,13 +69,17 @@ class Background:
     def _repeat(self, name: str, every_s: float, work: Callable[[], object]) -> None:
         """Run `work` at once, and again `every_s` seconds after each run, until the process stops or drains."""
         while not self._stopping.is_set() and not self._service.draining:
-            try:
-                work()
-            except Exception as error:  # noqa: BLE001  whatever it is, the next time may go well
-                self._metrics.store_errors.labels(_kind(name)).inc()
-                code = error.reason_code if isinstance(error, SdsError) else type(error).__name__
-                self._service.log("service.background_failed", {"work": name, "reason_code": code})
-            self._stopping.wait(every_s)
+            with suppress(Exception):  # where memory is out, to tell of it or to wait may fail, too
+                try:
+                    work()
+                except Exception as error:  # noqa: BLE001  whatever it is, the next time may go well
+                    self._failed(name, error)
+                self._stopping.wait(every_s)
+
+    def _failed(self, name: str, error: Exception) -> None:
+        self._metrics.store_errors.labels(_kind(name)).inc()
+        code = error.reason_code if isinstance(error, SdsError) else type(error).__name__
+        self._service.log("service.background_failed", {"work": name, "reason_code": code})
 
     def _recover(self, gate: Gate) -> None:
         """Recover a gate, unless another process is doing so. Raises what recovery raises, once it is counted."""
