@@ -13,13 +13,14 @@ from functools import partial
 
 from sds.engines.protocol import language_model_of
 from sds.gate import Gate
-from sds.kernel.errors import SdsError
+from sds.kernel.errors import SdsError, WorldError
 from sds.service.deciding.idempotency import SWEPT_MAX
 from sds.service.operations.health import Health
 from sds.service.operations.metrics import Metrics
 from sds.service.operations.webhooks import Deliverer
 from sds.service.state import Service
 
+NO_THREAD_HINT = "raise the limits of memory and of processes (`ulimit -u`, `TasksMax`)"
 SAMPLE_EVERY_S = 1.0
 STOP_S_MAX = 15.0  # how long a process that ends waits for the work its threads have begun
 
@@ -54,10 +55,15 @@ class Background:
             metrics.store_errors.labels(_kind(work))
 
     def start(self) -> None:
+        """Start all threads. Raises WorldError, with none left, where the system gives too few."""
         for name, every_s, work in self._works:
             thread = threading.Thread(target=self._repeat, args=(name, every_s, work), name=f"sds-{name}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                self.stop()
+                raise WorldError(f"no thread can be started: {error}", hint=NO_THREAD_HINT) from error
             self._threads.append(thread)
-            thread.start()
 
     def stop(self) -> None:
         """Start no more work, and wait up to `STOP_S_MAX` seconds for work that has begun. It may be called twice."""

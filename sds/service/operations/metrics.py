@@ -143,7 +143,9 @@ class Metrics:
         self.settle()
         if not (folder := os.environ.get(SHARED)):
             return generate_latest(self._registry)
-        Path(folder).mkdir(mode=0o700, exist_ok=True)  # without it nothing could be scraped, and no alarm but `SdsDown` fire
+        Path(folder).mkdir(
+            mode=0o700, exist_ok=True
+        )  # without it nothing could be scraped, and no alarm but `SdsDown` fire
         shared = CollectorRegistry()
         MultiProcessCollector(shared)  # type: ignore[no-untyped-call]  # it registers itself
         shared.register(_AtScrape(self._read))

@@ -153,7 +153,10 @@ class Server(uvicorn.Server):
         self._ending: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        try:
+            await super().startup(sockets)
+        except SystemExit:
+            raise self._service.failed or SdsError("the service did not start") from None
         if self.started:
             self._on_started()
 
