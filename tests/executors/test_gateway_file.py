@@ -15,9 +15,9 @@ from sds.executors.http import HttpExecutor, form, load_executor
 from sds.executors.sandbox.server import GatewayServer
 from sds.kernel.contract.yaml_lines import FILE_BYTES_MAX
 from sds.kernel.errors import UsageError
+from tests.executors.apis.certificates import certificate
 from tests.executors.apis.paypal import CLIENT_SECRET, PayPal
 from tests.executors.apis.serving import serving
-from tests.executors.certificates import certificate
 from tests.executors.gateways import EXAMPLE, connected, in_thread, order, written
 
 KEY = "k" * 64

@@ -69,9 +69,10 @@ def test_who_cannot_start_for_want_of_threads_says_so_and_leaves_none(
 
     bed.service.stop_background()
     again = Operations(bed.service)
-    with monkeypatch.context() as full, pytest.raises(WorldError, match="no thread can be started"):
+    with monkeypatch.context() as full:
         full.setattr(threading.Thread, "start", limited)
-        again.background.start()
+        with pytest.raises(WorldError, match="no thread can be started"):
+            again.background.start()
     assert not [each for each in threading.enumerate() if each.name in ("sds-look", "sds-sample")]
 
 

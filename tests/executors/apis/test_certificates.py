@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from pathlib import Path
 
-from tests.executors.certificates import certificate
+from tests.executors.apis.certificates import certificate
 from tests.executors.gateways import connected, in_thread, order
 
 OURS = ("currency: EUR", "currency: EUR\ntls: {ca: server.pem, certificate: client.pem, key: client.key}")
