@@ -202,7 +202,9 @@ class _TooLateError(Exception):
 
 
 def _reason(error: Exception) -> str:
-    """Return what failed, and no word of the gateway's, which may repeat what it was sent."""
+    """Return what failed, and no word of the gateway's, which may repeat what it was sent. OpenSSL's name of an alert is none."""
+    if isinstance(error, ssl.SSLError) and error.reason:
+        return f"{type(error).__name__}: {error.reason}"
     return "the deadline has passed" if isinstance(error, _TooLateError) else f"{type(error).__name__}"
 
 

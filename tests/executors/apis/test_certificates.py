@@ -46,3 +46,12 @@ def test_while_certificates_do_not_fit_or_are_gone_the_last_ones_are_shown(tmp_p
         for name in ("client.pem", "client.key", "server.pem"):
             (tmp_path / name).unlink()
         assert "settled" == executor.dispatch(order("c" * 64), "c" * 64, 5.0).status
+
+
+def test_a_certificate_of_ours_that_has_expired_is_named_in_what_became_of_the_order(tmp_path: Path) -> None:
+    """The gateway refuses it after the order was sent (TLS 1.3), so the order is unknown."""
+    certificate(tmp_path, "client", days=-1)
+    server_side = letting_in(tmp_path, certificate(tmp_path, "server"))
+    with in_thread(tmp_path, tls=server_side) as server, connected(tmp_path, server.url, OURS) as executor:
+        found = executor.dispatch(order("a" * 64), "a" * 64, 5.0)
+    assert ("unknown", True) == (found.status, "CERTIFICATE_EXPIRED" in found.detail)
