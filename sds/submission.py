@@ -278,6 +278,7 @@ class Submissions:
 
     def _start_thread(self) -> None:
         """Start one more thread where more calls are queued than threads are idle. Raises WorldError where there is none."""
+        self._threads = [each for each in self._threads if each.is_alive()]  # one may have run out of memory
         if self._idle < len(self._queue) and len(self._threads) < self._threads_max:
             thread = threading.Thread(target=self._work, name=f"sds-decide-{len(self._threads)}", daemon=True)
             try:
@@ -300,8 +301,10 @@ class Submissions:
             while self._queue or not self._draining:
                 if not self._queue:
                     self._idle += 1
-                    self._changed.wait()
-                    self._idle -= 1
+                    try:
+                        self._changed.wait()
+                    finally:
+                        self._idle -= 1
                 elif (call := self._queue.popleft()).begin():
                     self._under_way.add(call)
                     return call

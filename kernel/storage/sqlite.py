@@ -49,7 +49,6 @@ _OLDER_CLOCK_STEPS = (
     "INSERT INTO clock_steps SELECT b.idx, a.at_ms, b.at_ms FROM ledger a JOIN ledger b ON b.idx = a.idx + 1"
     " WHERE b.at_ms < a.at_ms - 60000 AND b.idx NOT IN (SELECT idx FROM clock_steps)"
 )
-
 _UNSTORABLE = (OverflowError, UnicodeEncodeError)  # a number beyond 64 bits, text that has no UTF-8
 
 _WRITE, _RESTORE = "check that you may write in its folder", "restore the record from a backup, or use another folder"
@@ -299,6 +298,7 @@ class SqliteStore(SqliteReader, Store):
                     self._wait_for_disk(durable)
                     self._db.execute("BEGIN IMMEDIATE")
                     yield _fetched(self._db, first, values) if first else []
+                    self.file.check_place()
                     self._db.execute("COMMIT")
                 except BaseException:
                     if self._db.in_transaction:

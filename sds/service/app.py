@@ -14,6 +14,7 @@ import orjson
 from fastapi import Depends, FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from sds.kernel.errors import SdsError
 from sds.service import console, problems
 from sds.service.admission import Admission
 from sds.service.callers import Callers
@@ -75,7 +76,8 @@ class Outermost:
             await self._app(scope, receive, with_headers)
         except Exception as error:  # noqa: BLE001  whatever it is, the caller gets a problem
             instance = f"urn:sds:{self._token(16)}"
-            unforeseen, facts = problems.unforeseen(error, instance)
+            again = scope["method"] in ("GET", "HEAD")
+            unforeseen, facts = problems.unforeseen(error, instance, again=again)
             self._log("service.failed", {**facts, "route": getattr(scope.get("route"), "path", "")})
             if not begun:
                 await problems.response_of(unforeseen, instance=instance)(scope, receive, with_headers)
@@ -162,8 +164,12 @@ def create_app(
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    async with app.state.operations.running():
-        yield
+    try:
+        async with app.state.operations.running():
+            yield
+    except SdsError as error:
+        app.state.service.failed = error  # uvicorn keeps no exception
+        raise
 
 
 def _service(

@@ -69,6 +69,9 @@ class OpenGates(Mapping[str, OpenGate]):
         try:
             with ThreadPoolExecutor(max(1, len(self._gates))) as pool:
                 list(pool.map(lambda each: each.gate.close(drain_s), self._gates.values()))
+        except RuntimeError:  # the system gives no thread
+            for each in self._gates.values():
+                each.gate.close(drain_s)
         finally:
             self._close_engines()
 

@@ -40,6 +40,7 @@ RETRIED = frozenset({404, 409, 429, 503, 504})  # statuses whose problems have `
 _BY_STATUS = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "BODY_TOO_LARGE", 415: "MEDIA_TYPE", 400: "USAGE"}
 # Codes that reading raises because the gate has just been closed
 _WHILE_CLOSING = frozenset({"USAGE", "STORE_UNAVAILABLE", "INTERNAL"})
+_NO_THREAD = "can't start new thread"  # the message of Python's RuntimeError
 _BEFORE_AN_ACT = frozenset({"USAGE"})  # the same before an act; a store's error may come after part of the act was done
 COMMAND = re.compile(r"\bsds [a-z]|--[a-z]")
 _AS_REQUESTS = (
@@ -167,15 +168,17 @@ def add_to(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, invalid)
 
 
-def unforeseen(error: Exception, instance: str) -> tuple[Problem, dict[str, object]]:
-    """Return the problem for an unforeseen exception, and the facts for the log: its type and place, not its message."""
+def unforeseen(error: Exception, instance: str, *, again: bool = False) -> tuple[Problem, dict[str, object]]:
+    """Return the problem for an unforeseen exception, and the facts for the log: its type and place, not its message.
+
+    `again`: as for `foreseen`. Then a request for which the machine has no memory or no thread may be sent again.
+    """
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "sds" in Path(frame.filename).parts]
     place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "outside sds"
     detail = (
         "a fault of the service itself ended this request, which may have taken effect; its log names this `instance`"
     )
-    return Problem("INTERNAL", detail), {
-        "instance": instance,
-        "kind": type(error).__name__,
-        "place": place,
-    }
+    facts: dict[str, object] = {"instance": instance, "kind": type(error).__name__, "place": place}
+    if again and (isinstance(error, MemoryError) or str(error) == _NO_THREAD):
+        return Problem("UNAVAILABLE", "the machine gives the service no more memory, or no more threads"), facts
+    return Problem("INTERNAL", detail), facts

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from starlette.requests import HTTPConnection
 
 from sds.host.machine import is_loopback
+from sds.kernel.errors import SdsError
 from sds.kernel.registry import registry
 from sds.service.admission import Admission
 from sds.service.callers import Caller, Callers
@@ -41,7 +42,7 @@ class Service:
     """The state of one process. `stopping`: SIGTERM has come, and the process is not ready. `draining`: no new event is
     decided. `gates_closed`: the gates are closed, so nothing can be read either.
 
-    `superseded`: the gates with a newer contract in force than this process has, by the last probe. `unsafe`: those whose
+    `failed`: why the process cannot serve. `superseded`: the gates with a newer contract in force than this process has, by the last probe. `unsafe`: those whose
     ledger was altered or whose key is lost, by the last probe, with the name of the check: no new event is begun.
 
     `traced(gate, event_id, traceparent)` is called once an event has been read. `decides(dfid)`: whether this process decides
@@ -61,6 +62,7 @@ class Service:
     stop_background: Callable[[], object] = _nothing
     superseded: set[str] = field(default_factory=set)
     unsafe: dict[str, str] = field(default_factory=dict)
+    failed: SdsError | None = None
     stopping: bool = False
     draining: bool = False
     gates_closed: bool = False

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import ipaddress
 import re
 import ssl
 from collections.abc import Iterator
@@ -11,16 +9,13 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from pydantic import BaseModel
 
 from sds.executors.http import HttpExecutor, form, load_executor
 from sds.executors.sandbox.server import GatewayServer
 from sds.kernel.contract.yaml_lines import FILE_BYTES_MAX
 from sds.kernel.errors import UsageError
+from tests.executors.apis.certificates import certificate
 from tests.executors.apis.paypal import CLIENT_SECRET, PayPal
 from tests.executors.apis.serving import serving
 from tests.executors.gateways import EXAMPLE, connected, in_thread, order, written
@@ -279,7 +274,7 @@ def test_a_secret_in_the_file_itself_is_refused_and_not_shown(tmp_path: Path) ->
 def test_a_certificate_that_nobody_trusts_is_refused_and_one_of_the_files_own_authority_is_taken(
     tmp_path: Path,
 ) -> None:
-    server_side = _certificate(tmp_path, "server")
+    server_side = certificate(tmp_path, "server")
     with in_thread(tmp_path, tls=server_side) as server:
         with connected(tmp_path, server.url) as strangers:
             refused = strangers.dispatch(order(), KEY, 5.0)
@@ -294,7 +289,7 @@ def test_a_certificate_that_nobody_trusts_is_refused_and_one_of_the_files_own_au
 
 
 def test_a_token_is_fetched_by_the_same_rules_of_tls_and_sent_to_nobody_else(tmp_path: Path) -> None:
-    server_side = _certificate(tmp_path, "server")
+    server_side = certificate(tmp_path, "server")
     api = PayPal("COMPLETED")
     with serving(api, server_side) as url:
         (tmp_path / "strangers.yaml").write_text(api.file(url), encoding="utf-8")
@@ -309,9 +304,9 @@ def test_a_token_is_fetched_by_the_same_rules_of_tls_and_sent_to_nobody_else(tmp
             assert SECRETS.isdisjoint(re.findall(r"[\w~-]+", repr(vars(executor)) + repr(vars(executor._client))))
 
 
-def test_a_gateway_that_asks_who_we_are_is_shown_our_certificate(tmp_path: Path) -> None:
-    server_side = _certificate(tmp_path, "server")
-    _certificate(tmp_path, "client")
+def test_a_gateway_that_asks_who_we_are_is_shown_ourcertificate(tmp_path: Path) -> None:
+    server_side = certificate(tmp_path, "server")
+    certificate(tmp_path, "client")
     server_side.verify_mode = ssl.CERT_REQUIRED
     server_side.load_verify_locations(tmp_path / "client.pem")
     tls = "tls: {ca: server.pem, certificate: client.pem, key: client.key}"
@@ -334,32 +329,6 @@ def test_the_file_that_the_package_brings_is_one(tmp_path: Path) -> None:
     with closing(load_executor(written(tmp_path, "http://127.0.0.1:8099"))) as made:
         assert isinstance(made, HttpExecutor)
         assert (True, None) == (made.idempotent, made.keys_kept_ms)
-
-
-def _certificate(folder: Path, name: str) -> ssl.SSLContext:
-    """Write a certificate of its own authority and its key; return a server's side that shows it."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    named = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    now = dt.datetime.now(dt.UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(named)
-        .issuer_name(named)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(days=1))
-        .not_valid_after(now + dt.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    (folder / f"{name}.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    no_password = serialization.NoEncryption()
-    form = serialization.PrivateFormat.PKCS8
-    (folder / f"{name}.key").write_bytes(key.private_bytes(serialization.Encoding.PEM, form, no_password))
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(folder / f"{name}.pem", folder / f"{name}.key")
-    return context
 
 
 def test_the_library_page_names_every_field_of_a_gateway_file() -> None:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NoReturn
 
+import pytest
+
+from sds.executors.http import exchange
 from sds.executors.sandbox.server import GatewayServer
 from tests.executors.gateways import connected, order
 from tests.executors.wires import GOOD, KEY, answering, http, keeping_connections, kept
@@ -63,3 +68,34 @@ def test_a_redirect_is_not_followed(gateway: GatewayServer, tmp_path: Path) -> N
     with answering(elsewhere) as url, connected(tmp_path, url) as executor:
         assert "unknown" == executor.dispatch(order(), KEY, DEADLINE_S).status
     assert 0 == gateway.books.totals()["settled"]
+
+
+def test_where_the_system_gives_no_thread_nothing_is_sent_and_the_next_order_is(
+    gateway: GatewayServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(*_: object, **__: object) -> NoReturn:
+        raise RuntimeError("can't start new thread")
+
+    with connected(tmp_path, gateway.url.replace("127.0.0.1", "localhost")) as executor:
+        with monkeypatch.context() as full:
+            full.setattr(exchange, "Thread", none_left)
+            refused = executor.dispatch(order(), KEY, DEADLINE_S)
+            assert ("unsent", True) == (refused.status, "can't start new thread" in refused.detail)
+        assert "settled" == executor.dispatch(order(), KEY, DEADLINE_S).status
+        with monkeypatch.context() as full:  # nor one that looks a name up
+            full.setattr("asyncio.base_events.BaseEventLoop.getaddrinfo", none_left)
+            executor.close()
+            assert "unsent" == executor.dispatch(order("l" * 64), "l" * 64, DEADLINE_S).status
+        assert "settled" == executor.dispatch(order("l" * 64), "l" * 64, DEADLINE_S).status
+
+
+def test_where_the_thread_of_the_connections_ended_the_next_order_has_another(tmp_path: Path) -> None:
+    paid = http("201 Created", json.dumps(GOOD).encode())
+    with answering(paid) as url, connected(tmp_path, url) as executor:
+        assert "settled" == executor.dispatch(order(), KEY, DEADLINE_S).status
+        (thread,) = [each for each in threading.enumerate() if each.name == "sds-gateway" and each.is_alive()]
+        loop = executor._client._exchange._loop
+        assert loop is not None
+        loop.call_soon_threadsafe(loop.stop)  # as an error in the loop itself ends it
+        thread.join()
+        assert "settled" == executor.dispatch(order(), KEY, DEADLINE_S).status

@@ -11,11 +11,13 @@ from signal import SIGINT
 
 import psycopg
 import pytest
+from psycopg import errors
 
 from sds.kernel.audit import verify
 from sds.kernel.errors import SdsError, StoreError, UsageError
 from sds.kernel.storage.postgres import schema as schemas
 from sds.kernel.storage.postgres.connections import Url
+from sds.kernel.storage.postgres.errors import refused
 from sds.kernel.storage.postgres.store import PostgresStore, look_at
 from tests.stores.server import by_hand, fresh_schema, role_with, server_url
 from tests.storms.servers import Server, postgresql
@@ -247,3 +249,24 @@ def test_another_cluster_is_another_server_although_both_are_on_their_first_time
     with closing(PostgresStore(server.url, schema)) as there:
         assert after != there.generation
         assert not there.generation.replaced(after)
+
+
+def test_what_a_role_may_no_longer_do_may_be_done_once_it_may_again(schema: str) -> None:
+    with role_with(superuser=False) as url:
+        role = psycopg.conninfo.conninfo_to_dict(url)["user"]
+        by_hand(f"GRANT USAGE ON SCHEMA {schema} TO {role}")
+        by_hand(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {role}")
+        with closing(PostgresStore(url, schema)) as store:
+            by_hand(f"REVOKE INSERT ON resources FROM {role}", schema)
+            with pytest.raises(StoreError, match="permission denied") as caught:
+                add(store, "r")
+            by_hand(f"GRANT INSERT ON resources TO {role}", schema)
+            add(store, "r")
+    assert caught.value.retryable
+
+
+@pytest.mark.parametrize(
+    "error", [errors.IdleInTransactionSessionTimeout, errors.TransactionTimeout, errors.ReadOnlySqlTransaction]
+)
+def test_what_a_server_of_another_version_or_part_says_may_pass(error: type[psycopg.Error]) -> None:
+    assert refused(error(), "the store refused").retryable

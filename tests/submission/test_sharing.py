@@ -195,3 +195,19 @@ def test_what_is_raised_between_reasoning_and_the_order_reaches_all_who_wait(bed
 
 def test_a_teller_cancels_nothing_and_need_not():
     assert not isinstance(Thinking(), Cancels)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_ended_for_want_of_memory_is_replaced(bed: Testbed, monkeypatch: pytest.MonkeyPatch):
+    """Python takes memory to wait."""
+
+    def none_left(*_: object) -> None:
+        raise MemoryError
+
+    with bed.gate() as gate:
+        with monkeypatch.context() as full:
+            full.setattr(gate._submissions._changed, "wait", none_left)
+            assert "SUCCESS" == gate.submit(bed.event(1)).result(PATIENCE_S).execution
+            for thread in gate._submissions._threads:
+                thread.join(PATIENCE_S)
+        assert "SUCCESS" == gate.submit(bed.event(2)).result(PATIENCE_S).execution

@@ -16,6 +16,13 @@ UNREPLICATED = "the commit was made, but a standby may lack it: the wait for the
 RIGHTS = "operations.md of the documentation, under A record in PostgreSQL, lists the rights that the user needs"
 _UNSTORABLE = (OverflowError, UnicodeEncodeError, psycopg.DataError)
 REFUSED = (psycopg.Error, OverflowError, UnicodeEncodeError)
+# The server has ended the session: what was not committed is rolled back.
+_ENDED = (errors.IdleInTransactionSessionTimeout, errors.TransactionTimeout)
+# The same may succeed later, by itself or once an operator has mended the server.
+_PASSING = (
+    *(psycopg.OperationalError, psycopg.InterfaceError, *_ENDED),
+    *(errors.ReadOnlySqlTransaction, errors.InsufficientPrivilege),
+)
 _MENDS: dict[type[psycopg.Error], str] = {
     errors.InvalidPassword: "give the right user and password in the store's URL",
     errors.InvalidAuthorizationSpecification: "give the right user and password in the store's URL",
@@ -33,19 +40,20 @@ _MENDS: dict[type[psycopg.Error], str] = {
 
 def is_lost(error: BaseException) -> bool:
     """Tell whether the connection is gone; otherwise the server refused what was asked."""
+    if isinstance(error, _ENDED):
+        return True
     if not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) or isinstance(
         error, errors.PipelineAborted
     ):
         return False
-    return error.sqlstate is None or error.sqlstate.startswith(("08", "57P", "25P03"))
+    return error.sqlstate is None or error.sqlstate.startswith(("08", "57P"))
 
 
 def refused(error: Exception, what: str) -> StoreError:
     """Return the StoreError that is raised in place of `error`. `what`: the beginning of its message."""
     if isinstance(error, _UNSTORABLE) and not isinstance(error, errors.IntegrityError):
         return StoreError(f"the store cannot hold such a value: {said(error)}", retryable=False)
-    passing = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
-    return StoreError(f"{what}: {said(error)}", hint=mend(error), retryable=passing)
+    return StoreError(f"{what}: {said(error)}", hint=mend(error), retryable=isinstance(error, _PASSING))
 
 
 def said(error: Exception) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ssl
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +28,7 @@ class GatewayClient:
         shown = form.authentication
         oauth2 = shown.oauth2 if shown else None
         secure = any(address.startswith("https:") for address in (form.address, oauth2.token_url if oauth2 else ""))
-        tls = _tls(form.tls or Tls(), folder) if secure else None
+        tls = TlsFiles(form.tls or Tls(), folder).context if secure else None
         self._exchange = _exchange(form, form.address, tls)
         self._secret = Secret(shown.secret, folder) if shown and shown.secret else None
         self._tokens = Tokens(oauth2, folder, _exchange(form, oauth2.token_address, tls)) if oauth2 else None
@@ -81,15 +83,45 @@ class GatewayClient:
         return self._exchange.ask(known, ends_s - time.monotonic(), body_bytes_max=body_bytes_max)
 
 
-def _exchange(form: GatewayForm, address: str, tls: ssl.SSLContext | None) -> Exchange:
+def _exchange(form: GatewayForm, address: str, tls: Callable[[], ssl.SSLContext] | None) -> Exchange:
     """Return the connections to an address; one with http:// is on this machine, and has neither TLS nor a proxy."""
     secure = address.startswith("https:")
     proxy = form.proxy if secure else ""
     return Exchange(address, tls=tls if secure else None, proxy=proxy, connections_max=form.connections_max)
 
 
-def _tls(form: Tls, folder: Path) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=str(folder / form.ca) if form.ca else None)
-    if form.certificate:
-        context.load_cert_chain(str(folder / form.certificate), str(folder / form.key) if form.key else None)
-    return context
+class TlsFiles:
+    """The TLS context that a form's files make. Files that change are read again: certificates are renewed while a service
+    runs. While what they hold cannot be used, the last context is.
+    """
+
+    def __init__(self, form: Tls, folder: Path) -> None:
+        self._form, self._folder = form, folder
+        self._stamp, self._context = self._stamp_now(), self._read()
+
+    def context(self) -> ssl.SSLContext:
+        """Return the context of the files as they are now, or as they last could be used."""
+        if (stamp := self._stamp_now()) != self._stamp:
+            self._stamp = stamp
+            with suppress(OSError):  # ssl.SSLError, too: of two files that belong together one may be replaced later
+                self._context = self._read()
+        return self._context
+
+    def _stamp_now(self) -> list[tuple[int, ...]]:
+        return [_stamp(self._folder / name) for name in (self._form.ca, self._form.certificate, self._form.key) if name]
+
+    def _read(self) -> ssl.SSLContext:
+        form, folder = self._form, self._folder
+        context = ssl.create_default_context(cafile=str(folder / form.ca) if form.ca else None)
+        if form.certificate:
+            context.load_cert_chain(str(folder / form.certificate), str(folder / form.key) if form.key else None)
+        return context
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """Return what is another once a file was replaced; () where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    return found.st_ino, found.st_size, found.st_mtime_ns

@@ -62,6 +62,7 @@ class Reply:
 class Exchange:
     """Connections to one address. Safe in several threads; they share one event loop, in a thread of its own.
 
+    `tls`: returns the context of new connections. Once it is another, the connections that are kept are used no more.
     `clock`: seconds, which must go on while this process is stopped.
     """
 
@@ -69,7 +70,7 @@ class Exchange:
         self,
         address: str,
         *,
-        tls: ssl.SSLContext | None,
+        tls: Callable[[], ssl.SSLContext] | None,
         proxy: str,
         connections_max: int,
         clock: Callable[[], float] = time.monotonic,
@@ -79,13 +80,14 @@ class Exchange:
         self._lock = Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._client: Any = None
+        self._context: ssl.SSLContext | None = None  # the client's
 
     def ask(self, request: GatewayRequest, deadline_s: float, *, body_bytes_max: int = BODY_BYTES_MAX) -> Reply:
         """Return the whole answer to a request. Raises NotSentError, NoReplyError."""
         if deadline_s <= 0:
             raise NotSentError("nothing was sent: the deadline has passed")
         ends = self._clock() + deadline_s
-        asked = self._run(self._ask_within(request, ends, body_bytes_max))
+        asked = self._run(lambda: self._ask_within(request, ends, body_bytes_max))
         try:
             return asked.result(deadline_s + GRACE_S)
         except TimeoutError:
@@ -103,15 +105,31 @@ class Exchange:
                 asyncio.run_coroutine_threadsafe(_end(client), loop).result(STOP_S)
             loop.call_soon_threadsafe(loop.stop)
 
-    def _run(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+    def _run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> Future[T]:
         with self._lock:
-            if self._loop is None:
-                self._client = self._new_client()
-                self._loop = asyncio.new_event_loop()
-                Thread(target=_run_loop, args=(self._loop,), name="sds-gateway", daemon=True).start()
-            return asyncio.run_coroutine_threadsafe(work, self._loop)
+            if self._loop is None or self._loop.is_closed():  # its thread may have ended: a machine out of memory
+                self._loop, self._client = self._begun_loop(), None
+            context = self._tls() if self._tls else None
+            if self._client is None or context is not self._context:
+                before, self._client, self._context = self._client, self._new_client(context), context
+                if before is not None:
+                    asyncio.run_coroutine_threadsafe(_retire(before), self._loop)
+            return asyncio.run_coroutine_threadsafe(work(), self._loop)
 
-    def _new_client(self) -> Any:
+    @staticmethod
+    def _begun_loop() -> asyncio.AbstractEventLoop:
+        """Return an event loop that runs in a thread. Raises NotSentError where there is none: the next request tries again."""
+        loop = None
+        try:
+            loop = asyncio.new_event_loop()
+            Thread(target=_run_loop, args=(loop,), name="sds-gateway", daemon=True).start()
+        except (OSError, RuntimeError) as error:  # no file or no thread is left
+            if loop is not None:
+                loop.close()
+            raise NotSentError(f"nothing was sent: {_cause(error)}") from None
+        return loop
+
+    def _new_client(self, context: ssl.SSLContext | None) -> Any:
         import httpx2  # noqa: PLC0415  loaded when a gateway is asked
 
         limits = httpx2.Limits(
@@ -122,7 +140,7 @@ class Exchange:
         client = httpx2.AsyncClient(
             trust_env=False,
             follow_redirects=False,
-            verify=self._tls or False,  # False only for http, which is only for this machine
+            verify=context or False,  # False only for http, which is only for this machine
             proxy=self._proxy or None,
             limits=limits,
         )
@@ -146,7 +164,8 @@ class Exchange:
         try:
             async with asyncio.timeout(ends - self._clock()):
                 return await self._stream_reply(request, ends, body_bytes_max, on_event)
-        except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, _TooLateError) as error:
+        # RuntimeError: no thread can be started that looks the name up
+        except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, RuntimeError, _TooLateError) as error:
             if sending:
                 raise NoReplyError(_reason(error)) from None
             raise NotSentError(f"nothing was sent: {_cause(error)}") from None
@@ -183,7 +202,9 @@ class _TooLateError(Exception):
 
 
 def _reason(error: Exception) -> str:
-    """Return what failed, and no word of the gateway's, which may repeat what it was sent."""
+    """Return what failed, and no word of the gateway's, which may repeat what it was sent. OpenSSL's name of an alert is none."""
+    if isinstance(error, ssl.SSLError) and error.reason:
+        return f"{type(error).__name__}: {error.reason}"
     return "the deadline has passed" if isinstance(error, _TooLateError) else f"{type(error).__name__}"
 
 
@@ -198,6 +219,13 @@ async def _end(client: Any) -> None:
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
+    await client.aclose()
+
+
+async def _retire(client: Any) -> None:
+    """Close a client once the requests that it may have under way have ended."""
+    if others := asyncio.all_tasks() - {asyncio.current_task()}:
+        await asyncio.wait(others)
     await client.aclose()
 
 

@@ -8,17 +8,19 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 from sds.engines.protocol import language_model_of
 from sds.gate import Gate
-from sds.kernel.errors import SdsError
+from sds.kernel.errors import SdsError, WorldError
 from sds.service.deciding.idempotency import SWEPT_MAX
 from sds.service.operations.health import Health
 from sds.service.operations.metrics import Metrics
 from sds.service.operations.webhooks import Deliverer
 from sds.service.state import Service
 
+NO_THREAD_HINT = "raise the limits of memory and of processes (`ulimit -u`, `TasksMax`)"
 SAMPLE_EVERY_S = 1.0
 STOP_S_MAX = 15.0  # how long a process that ends waits for the work its threads have begun
 
@@ -53,10 +55,15 @@ class Background:
             metrics.store_errors.labels(_kind(work))
 
     def start(self) -> None:
+        """Start all threads. Raises WorldError, with none left, where the system gives too few."""
         for name, every_s, work in self._works:
             thread = threading.Thread(target=self._repeat, args=(name, every_s, work), name=f"sds-{name}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                self.stop()
+                raise WorldError(f"no thread can be started: {error}", hint=NO_THREAD_HINT) from error
             self._threads.append(thread)
-            thread.start()
 
     def stop(self) -> None:
         """Start no more work, and wait up to `STOP_S_MAX` seconds for work that has begun. It may be called twice."""
@@ -68,13 +75,17 @@ class Background:
     def _repeat(self, name: str, every_s: float, work: Callable[[], object]) -> None:
         """Run `work` at once, and again `every_s` seconds after each run, until the process stops or drains."""
         while not self._stopping.is_set() and not self._service.draining:
-            try:
-                work()
-            except Exception as error:  # noqa: BLE001  whatever it is, the next time may go well
-                self._metrics.store_errors.labels(_kind(name)).inc()
-                code = error.reason_code if isinstance(error, SdsError) else type(error).__name__
-                self._service.log("service.background_failed", {"work": name, "reason_code": code})
-            self._stopping.wait(every_s)
+            with suppress(Exception):  # where memory is out, to tell of it or to wait may fail, too
+                try:
+                    work()
+                except Exception as error:  # noqa: BLE001  whatever it is, the next time may go well
+                    self._failed(name, error)
+                self._stopping.wait(every_s)
+
+    def _failed(self, name: str, error: Exception) -> None:
+        self._metrics.store_errors.labels(_kind(name)).inc()
+        code = error.reason_code if isinstance(error, SdsError) else type(error).__name__
+        self._service.log("service.background_failed", {"work": name, "reason_code": code})
 
     def _recover(self, gate: Gate) -> None:
         """Recover a gate, unless another process is doing so. Raises what recovery raises, once it is counted."""

@@ -1,8 +1,8 @@
 """Readiness of this process: probed every few seconds in the background, and answered from the last probe.
 
 - model: it has made a proposal for each gate since the process began, and its breaker is closed: these looks are probes, too
-- store: it takes a write; a file is still at its path, and its disk has ROOM_BYTES_MIN left, since the probe's small write
-  fits on a full disk
+- store: it takes a write, as a file does that is still at its path; its disk has ROOM_BYTES_MIN left, since the probe's small
+  write fits on a full disk
 - clock: within a second of the store's clock; for a file, at most a second before the last ledger entry
 - contract: the record has no newer version than this process decides under; until it is replaced, events go elsewhere. While
   another gate of the process has none either, the process stays ready: it refuses the events of this gate alone
@@ -136,8 +136,6 @@ class Health:
             store.run(_PROBE)
         if not isinstance(store, SqliteStore):
             return OK
-        if not store.file.is_at(store.path):  # it was moved away, deleted or replaced: nobody finds what is written now
-            return StoreError.reason_code
         return "DISK_FULL" if disk_usage(store.path.parent).free < ROOM_BYTES_MIN else OK
 
     def _clock(self, each: OpenGate) -> str:

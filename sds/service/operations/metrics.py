@@ -141,8 +141,11 @@ class Metrics:
     def render(self) -> bytes:
         """Return all metrics in Prometheus' text format. Blocks while the gauges are read."""
         self.settle()
-        if not os.environ.get(SHARED):
+        if not (folder := os.environ.get(SHARED)):
             return generate_latest(self._registry)
+        Path(folder).mkdir(
+            mode=0o700, exist_ok=True
+        )  # without it nothing could be scraped, and no alarm but `SdsDown` fire
         shared = CollectorRegistry()
         MultiProcessCollector(shared)  # type: ignore[no-untyped-call]  # it registers itself
         shared.register(_AtScrape(self._read))
@@ -171,6 +174,7 @@ def _reserve(folder: Path) -> None:
     name once it has its size, since a scrape of another process fails on an empty one.
     """
     try:
+        folder.mkdir(mode=0o700, exist_ok=True)  # a cleaner of temporary files may have removed it
         for kind, size in RESERVED_BYTES.items():
             file = folder / f"{kind}_{os.getpid()}.db"
             made = file if file.exists() else file.with_suffix(".new")  # it exists where an ended process had this id

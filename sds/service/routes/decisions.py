@@ -94,9 +94,9 @@ class Decisions:
             self._metrics.refused.labels(problem.code).inc()
             return response_of(problem)
         instance = f"urn:sds:{self._token(16)}"
-        problem, facts = unforeseen(error, instance)
+        problem, facts = unforeseen(error, instance, again=True)
         self._service.log("service.failed", {**facts, "route": described.DECIDE})
-        self._metrics.refused.labels("INTERNAL").inc()
+        self._metrics.refused.labels(problem.code).inc()
         return response_of(problem, instance=instance)
 
 

@@ -96,6 +96,10 @@ class BoundedConnection(HttpToolsProtocol):
             if self._in_head and self._received_bytes > self.settings.head_bytes_max:
                 raise httptools.HttpParserError("its head is too long")
         except httptools.HttpParserError as error:
+            if isinstance(
+                error.__context__, MemoryError
+            ):  # no mistake of the client's, which asks again where no answer came
+                self.transport.abort()
             self.send_400_response(str(error))
         if self._lingers:
             return

@@ -11,9 +11,11 @@ import resource
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import UTC, datetime
 from types import FrameType
 
@@ -64,13 +66,13 @@ def serve(
     *,
     open_model: Callable[[ServiceSettings], Engine] = open_model,
 ) -> None:
-    """Serve until SIGTERM or SIGINT. `started` is called once requests are answered.
+    """Serve until SIGTERM, SIGINT or SIGHUP. `started` is called once requests are answered.
 
     Raises UsageError, ModelError or StoreError where something does not open, SdsError where the server does not start.
     """
     if settings.store:
         os.environ["SDS_STORE"] = settings.store
-    _raise_file_limit(settings.connections_max + FILES_BESIDE_CONNECTIONS)
+    settings = replace(settings, connections_max=_connections_max(settings.connections_max))
     with ExitStack() as opened:
         database = open_database(settings.store)
         opened.callback(database.close)
@@ -80,10 +82,20 @@ def serve(
         server = server_over(create_app(settings, gates, database, now_ms=now_ms, log=log), started)
         _freeze_objects()
         sys.setswitchinterval(SWITCH_S)
+        for sig in hang_up():
+            signal.signal(sig, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
         listen(listener)
         server.run(sockets=[listener])
     if not server.started:
         raise SdsError("the service did not start")
+
+
+def hang_up() -> tuple[signal.Signals, ...]:
+    """Return SIGHUP, which would end this process in the middle of its work; nothing where it is ignored (`nohup`) or handled,
+    or outside the main thread.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    return (signal.SIGHUP,) if main and signal.getsignal(signal.SIGHUP) == signal.SIG_DFL else ()
 
 
 def _freeze_objects() -> None:
@@ -116,12 +128,16 @@ def server_over(app: FastAPI, started: Callable[[], None]) -> Server:
     return Server(config, app.state.service, started)
 
 
-def _raise_file_limit(wanted: int) -> None:
-    """Raise this process's soft limit of open files to `wanted`, or to the hard limit where that is lower."""
+def _connections_max(wanted: int) -> int:
+    """Raise this process's soft limit of open files for so many connections, to the hard limit at most; return how many there may
+    be. Silent ones beyond it are closed: if they took every file, nobody else could connect, and no record could be opened.
+    """
+    files = wanted + FILES_BESIDE_CONNECTIONS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    allowed = files if hard == resource.RLIM_INFINITY else min(files, hard)
     if soft != resource.RLIM_INFINITY and soft < allowed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    return min(wanted, max(allowed - FILES_BESIDE_CONNECTIONS, allowed // 4))
 
 
 class Server(uvicorn.Server):
@@ -137,7 +153,10 @@ class Server(uvicorn.Server):
         self._ending: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        try:
+            await super().startup(sockets)
+        except SystemExit:
+            raise self._service.failed or SdsError("the service did not start") from None
         if self.started:
             self._on_started()
 
@@ -165,15 +184,32 @@ class Server(uvicorn.Server):
         service.draining = True
         service.log("service.draining", {"in_hand": service.admission.in_hand})
         try:
-            await asyncio.to_thread(service.stop_background)
+            await _apart(service.stop_background)
             left_s = max(0.0, service.settings.drain_s - (time.monotonic() - began_s))
-            await asyncio.to_thread(service.gates.close, left_s)
+            await _apart(lambda: service.gates.close(left_s))
         except SdsError as error:
             service.log("service.closing_failed", {"reason_code": error.reason_code})
         finally:
             service.gates_closed = True
             service.log("service.drained", {"after_ms": round(1_000 * (time.monotonic() - began_s))})
             self.should_exit = True
+
+
+async def _apart(work: Callable[[], object]) -> None:
+    """Do some work in another thread, so that this one goes on answering; in this one where the system gives no other."""
+    begun = False
+
+    def marked() -> None:
+        nonlocal begun
+        begun = True
+        work()
+
+    try:
+        await asyncio.to_thread(marked)
+    except RuntimeError:
+        if begun:
+            raise
+        work()
 
 
 def bound(host: str, port: int) -> socket.socket:

@@ -22,7 +22,7 @@ from typing import Any
 
 from sds.kernel.errors import SdsError, cause_of
 from sds.service.operations.metrics import forget_process, shared_values
-from sds.service.server.serving import LAST_ANSWERS_S, log, serve
+from sds.service.server.serving import LAST_ANSWERS_S, hang_up, log, serve
 from sds.service.settings import ServiceSettings
 
 POLL_S = 0.2
@@ -98,7 +98,7 @@ def restart_pause_s(failures: int) -> float:
 
 
 class Supervisor:
-    """Keeps `settings.workers` workers running until SIGTERM or SIGINT. `work`: what each runs in its process."""
+    """Keeps `settings.workers` workers running until SIGTERM, SIGINT or SIGHUP. `work`: what each runs in its process."""
 
     def __init__(
         self, settings: ServiceSettings, listener: socket.socket, started: Callable[[], None], work: Work = _work
@@ -109,15 +109,17 @@ class Supervisor:
         self._failures = [0] * settings.workers  # in a row, by place
 
     def run(self) -> None:
-        """Run until SIGTERM or SIGINT. Raises SdsError where a worker cannot start before all have served once."""
+        """Run until SIGTERM, SIGINT or SIGHUP. Raises SdsError where a worker cannot start before all have served once."""
         with shared_values():
             self._run()
 
     def _run(self) -> None:
-        before = {sig: signal.signal(sig, self._stop) for sig in (signal.SIGTERM, signal.SIGINT)}
+        asks = (signal.SIGTERM, signal.SIGINT, *hang_up())
+        before = {sig: signal.signal(sig, self._stop) for sig in asks}
         failure = ""
         try:
-            self._workers = [self._begun() for _ in range(self._settings.workers)]
+            for _ in range(self._settings.workers):
+                self._workers.append(self._begun())
             while not self._stopping and not failure:
                 wait([each.process.sentinel for each in self._workers if not each.dead], POLL_S)
                 failure = self._look()

@@ -42,6 +42,7 @@ FIRES: dict[str, tuple[int, int, list[Values]]] = {
     "SdsRestarts": (11, 13, [("sds_processes", {}, "1x3 0 1x2 0 1x2 0 1x50")]),
     "SdsFull": (4, 7, [("sds_refusals_total", {"code": "QUEUE_FULL"}, "0+2x60")]),
     "SdsFault": (9, 11, [("sds_refusals_total", {"code": "INTERNAL"}, "0x9 1x50")]),
+    "SdsFault, a limit of the machine": (9, 11, [("sds_refusals_total", {"code": "UNAVAILABLE"}, "0x9 1x50")]),
     "SdsBackgroundWorkFails": (12, 16, [("sds_store_errors_total", {"work": "webhooks"}, "0+1x60")]),
     "SdsUndecided": (9, 13, [("sds_decisions_total", {"tag": "NOT_DECIDED"}, "0+1x60")]),
     "SdsEscalates": (9, 13, [("sds_decisions_total", {"state": "ESCALATED"}, "0+6x60")]),

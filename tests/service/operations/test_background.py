@@ -56,6 +56,26 @@ def test_what_recovery_meets_is_logged_and_counted_and_does_not_end_it(
     assert "4111" not in str(bed.logged)
 
 
+def test_where_even_to_tell_of_a_failure_fails_the_work_is_done_again(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where memory is out for a while."""
+    calls = list[int]()
+
+    def fails(*_: object, **__: object) -> Recovered:
+        calls.append(1)
+        raise MemoryError
+
+    with opened_bed(home, recover_every_s=0.02) as bed:
+        bed.service.stop_background()
+        monkeypatch.setattr(bed.gate, "recover", fails)
+        monkeypatch.setattr(bed.service, "log", fails)
+        again = type(bed.app.state.operations)(bed.service)
+        again.background.start()
+        wait_until(lambda: len(calls) > 6)
+        again.background.stop()
+
+
 def test_of_several_processes_one_recovers_a_gate_at_a_time(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = list[int]()
 

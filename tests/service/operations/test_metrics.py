@@ -209,6 +209,16 @@ def test_a_process_that_hangs_shows_by_when_it_last_set_its_gauges() -> None:
         assert 200 == value(of_one_process(set_now), "sds_sampled_timestamp_seconds")
 
 
+def test_a_folder_that_a_cleaner_of_temporary_files_removed_keeps_no_process_from_starting_and_no_scrape() -> None:
+    with shared_values():
+        folder = Path(os.environ["PROMETHEUS_MULTIPROC_DIR"])
+        folder.rmdir()
+        text = of_one_process("metrics.processes.set(1); print(metrics.render().decode())")
+        assert 1 == value(text, "sds_processes")
+        work = "import shutil, os; shutil.rmtree(os.environ[SHARED]); print(metrics.render().decode())"
+        assert None is value(of_one_process(work), "sds_processes")
+
+
 def test_the_shared_files_have_their_room_on_the_disk_from_the_start_and_keep_what_they_use_at_the_end() -> None:
     with shared_values():
         folder = Path(os.environ["PROMETHEUS_MULTIPROC_DIR"])

@@ -49,6 +49,24 @@ def test_who_asks_for_another_protocol_is_answered_in_this_one_and_with_its_body
         assert 200 == one_answer(connection)[0]
 
 
+def test_a_request_for_which_there_is_no_memory_is_not_called_wrong(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its caller would give up; without an answer it asks again."""
+
+    def none_left(_: object) -> bool:
+        raise MemoryError
+
+    with on_socket(home) as service, service.connect() as connection:
+        with monkeypatch.context() as full:
+            full.setattr(connections.BoundedConnection, "_sheds", none_left)
+            connection.sendall(POST + service.authorization + LENGTH + b"\r\n" + BODY)
+            assert b"" == answer(connection)
+        with service.connect() as again:
+            again.sendall(POST + service.authorization + LENGTH + b"\r\n" + BODY)
+            assert 200 == one_answer(again)[0]
+
+
 def test_a_trailer_adds_nothing_to_what_was_asked(home: Path) -> None:
     """Else whoever stands before the service, and takes headers away, could be walked around."""
     chunk = b"%x\r\n%b\r\n0\r\n" % (len(BODY), BODY)

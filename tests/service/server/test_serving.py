@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import resource
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Collection, Iterator
@@ -25,9 +22,8 @@ from sds.kernel.errors import SdsError
 from sds.service.server import serving
 from sds.service.server.serving import Server, bound, listen, serve, server_over
 from sds.service.settings import ServiceSettings
-from tests.gates.own import GATE, written
 from tests.service.operations.waiting import wait_until
-from tests.service.server.driver import KEY
+from tests.service.server.driver import asked, driven
 from tests.service.testbed import EVENT, Bed, opened_bed
 
 pytestmark = pytest.mark.timeout(90)
@@ -203,28 +199,6 @@ def test_a_thousand_silent_clients_hurt_nobody_and_beyond_the_limit_the_longest_
         silent[-1].settimeout(0.05)
         with pytest.raises(TimeoutError):
             silent[-1].recv(1)
-
-
-@contextmanager
-def driven(home: Path, drain_s: float) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Serve the toll gate in a process of its own; give it and its address."""
-    written(home / "toll_gate", GATE)
-    command = [sys.executable, "-m", "tests.service.server.driver", str(home / "toll_gate"), str(drain_s)]
-    environ = {**os.environ, "SDS_HOME": str(home)}
-    process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        address = process.stdout.readline().strip()
-        assert address, process.communicate()[1]
-        yield process, address
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def asked(address: str, event: dict[str, str]) -> httpx2.Response:
-    headers = {"Authorization": f"Bearer {KEY}"}
-    return httpx2.post(f"{address}/v1/gates/toll/decisions", json=event, headers=headers, timeout=30)
 
 
 def test_sigterm_lets_what_is_under_way_end_refuses_what_is_new_and_exits_with_0(home: Path) -> None:
