@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from os import PathLike
@@ -41,6 +42,15 @@ def check_fits(executor: object, contract: Contract) -> None:
     """Raise UsageError where the executor says that it cannot carry out what the contract permits."""
     if callable(check := getattr(executor, "check_contract", None)):
         check(contract)
+
+
+def refuse_fork(process: int) -> None:
+    """Raise UsageError unless this process has opened the gate: a fork has none of its threads, and must not use its locks
+    and connections.
+    """
+    if process != os.getpid():
+        hint = "open a gate in the forked process itself"
+        raise UsageError("the gate was opened by another process", reason_code="FORKED", hint=hint)
 
 
 def paths_given(folder: object, model: object) -> tuple[Path, Path | None]:

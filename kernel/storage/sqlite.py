@@ -209,6 +209,7 @@ class SqliteStore(SqliteReader, Store):
 
     def _fetched(self, sql: str, values: Row = ()) -> list[Row]:
         """Return all rows: inside this thread's transaction, else as they were last committed."""
+        self.file.refuse_fork()
         if self._writer == threading.get_ident():
             return _fetched(self._db, sql, values)
         try:  # an interrupt may come right after the lock was taken
@@ -248,8 +249,7 @@ class SqliteStore(SqliteReader, Store):
     def _unusable(self, error: Exception) -> StoreError:
         damaged = _RESTORE if isinstance(error, UnicodeDecodeError) else ""
         hint = _mend(error) or (_WRITE if isinstance(error, OSError) else damaged)
-        why = cause_of(error) if isinstance(error, OSError) else error
-        said = one_line(why, MESSAGE_CHARS_MAX)
+        said = one_line(cause_of(error) if isinstance(error, OSError) else error, MESSAGE_CHARS_MAX)
         message = f"`{self.path}` cannot be opened as a decision store: {said}"
         if isinstance(error, StoreError):
             return StoreError(message, hint=error.hint, retryable=error.retryable)
@@ -270,8 +270,7 @@ class SqliteStore(SqliteReader, Store):
     def _prepare(self) -> None:
         """Set the connection up, and make or upgrade the record in one transaction. Raises StoreError."""
         self._db.execute("PRAGMA page_size=2048")  # a commit writes whole pages; files of before keep theirs of 4096
-        mode = self._write_ahead()
-        if mode != "wal":
+        if (mode := self._write_ahead()) != "wal":
             raise StoreError(f"its file system offers no write-ahead log (journal mode {mode})")
         for pragma in ("synchronous=FULL", "foreign_keys=ON", "secure_delete=ON"):  # this overwrites a destroyed key
             self._db.execute(f"PRAGMA {pragma}")
@@ -316,6 +315,7 @@ class SqliteStore(SqliteReader, Store):
     def transaction(self, first: str = "", values: Row = (), *, durable: bool = True) -> Iterator[list[Row]]:
         if first:
             refuse_writing(first)
+        self.file.refuse_fork()
         with self._lock:
             if self._writer == threading.get_ident():
                 raise StoreError("the store refused: cannot start a transaction within a transaction")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import threading
 from collections import deque
@@ -17,6 +18,7 @@ from psycopg.pq import TransactionStatus
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
 from sds.kernel.errors import StoreError, UsageError
+from sds.kernel.storage.open_files import forked
 from sds.kernel.storage.postgres import schema as schemas
 from sds.kernel.storage.postgres.errors import REFUSED, RIGHTS, is_lost, mend, refused, said
 from sds.kernel.storage.postgres.pipelined import Connection
@@ -217,7 +219,7 @@ class Pool:
     """Connections that are set up, each used by one thread at a time. One that died is replaced."""
 
     def __init__(self, url: Url, schema: str) -> None:
-        self._url, self._lock = url, threading.RLock()
+        self._url, self._lock, self._process = url, threading.RLock(), os.getpid()
         self._lost = lost = deque[Connection]()
         self._pool: ConnectionPool[Connection] = ConnectionPool(
             url.conninfo,
@@ -234,6 +236,8 @@ class Pool:
         )
 
     def take(self) -> Connection:
+        if self._process != os.getpid():  # it would speak over a connection of the process that it was forked from
+            raise forked()
         self._replace_lost()
         try:
             return self._pool.getconn()
