@@ -26,9 +26,9 @@ class Opened(Generic[C]):
     """An HTTP client, in each forked process another one: over a shared connection each would get the other's replies."""
 
     def __init__(self, make: Callable[[], C]) -> None:
-        self._make = make
+        self._make: Callable[[], C] = make
         self._client: C | None = make()
-        self._of_parents = list[C | None]()
+        self._of_parents: list[C] = []
         begin_anew_in_forks(self)
 
     @property

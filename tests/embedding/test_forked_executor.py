@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from sds.executors.http import HttpExecutor
 from sds.executors.http.credentials import Tokens
 from sds.executors.http.exchange import Exchange
 from sds.executors.http.form import ClientCredentials
 from tests.embedding.elsewhere import held_elsewhere
-from tests.executors.gateways import order
+from tests.executors.gateways import connected, in_thread, order
 from tests.executors.wires import answering, http
 from tests.submission.parts import in_a_fork
 
@@ -20,13 +19,15 @@ FORKED_S_MAX, DEADLINE_S = 60, 10.0
 
 
 @pytest.mark.timeout(FORKED_S_MAX)
-def test_an_executor_that_was_used_before_the_fork_carries_orders_out_on_both_sides(executor: HttpExecutor) -> None:
-    def carried_out(key: str) -> None:
-        assert "settled" == executor.dispatch(order(key), key, DEADLINE_S).status
+def test_an_executor_that_was_used_before_the_fork_carries_orders_out_on_both_sides(tmp_path: Path) -> None:
+    with in_thread(tmp_path) as gateway, connected(tmp_path, gateway.url) as executor:
 
-    carried_out("a" * 64)
-    assert 0 == in_a_fork(lambda: carried_out("b" * 64))
-    carried_out("c" * 64)
+        def carried_out(key: str) -> None:
+            assert "settled" == executor.dispatch(order(key), key, DEADLINE_S).status
+
+        carried_out("a" * 64)
+        assert 0 == in_a_fork(lambda: carried_out("b" * 64))
+        carried_out("c" * 64)
 
 
 @pytest.mark.timeout(FORKED_S_MAX)
