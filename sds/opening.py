@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from os import PathLike
@@ -44,13 +43,10 @@ def check_fits(executor: object, contract: Contract) -> None:
         check(contract)
 
 
-def refuse_fork(process: int) -> None:
-    """Raise UsageError unless this process has opened the gate: a fork has none of its threads, and must not use its locks
-    and connections.
-    """
-    if process != os.getpid():
-        hint = "open a gate in the forked process itself"
-        raise UsageError("the gate was opened by another process", reason_code="FORKED", hint=hint)
+def forked() -> UsageError:
+    """Return the error of a gate in a fork: it has none of the threads, and must not use the locks and connections."""
+    hint = "open a gate in the forked process itself"
+    return UsageError("the gate was opened by another process", reason_code="FORKED", hint=hint)
 
 
 def paths_given(folder: object, model: object) -> tuple[Path, Path | None]:

@@ -32,19 +32,8 @@ class OpenFile:
         except OSError:
             return False
 
-    def refuse_fork(self) -> None:
-        """Raise UsageError in another process than the one that opened the file."""
-        if self.process != os.getpid():
-            raise forked()
-
     def close(self) -> None:
         _open.pop(id(self), None)
-
-
-def forked() -> UsageError:
-    """Return the error of a record that is used in a fork of the process that opened it."""
-    hint = "open a gate in the forked process itself"
-    return UsageError("the record was opened by another process", reason_code="FORKED", hint=hint)
 
 
 def refuse_inherited(path: Path) -> None:

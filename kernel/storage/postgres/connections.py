@@ -18,11 +18,10 @@ from psycopg.pq import TransactionStatus
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
 from sds.kernel.errors import StoreError, UsageError
-from sds.kernel.storage.open_files import forked
 from sds.kernel.storage.postgres import schema as schemas
 from sds.kernel.storage.postgres.errors import REFUSED, RIGHTS, is_lost, mend, refused, said
 from sds.kernel.storage.postgres.pipelined import Connection
-from sds.kernel.storage.store import Generation
+from sds.kernel.storage.store import Generation, refuse_fork
 
 # A transaction must see everything that was committed before it got its lock, whatever a server, role or URL sets.
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
@@ -236,8 +235,7 @@ class Pool:
         )
 
     def take(self) -> Connection:
-        if self._process != os.getpid():  # it would speak over a connection of the process that it was forked from
-            raise forked()
+        refuse_fork(self._process)
         self._replace_lost()
         try:
             return self._pool.getconn()
