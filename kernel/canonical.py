@@ -62,8 +62,8 @@ def one_line(text: object, chars_max: int) -> str:
 
 
 def reason_line(text: str, chars_max: int) -> str:
-    """Return a person's reason as the record keeps it, on one line; "" where nothing of it can be seen."""
-    kept = one_line(text, chars_max)
+    """Return a person's reason as the record keeps it, on one line; "" where nothing of it can be seen, or it is no text."""
+    kept = one_line(text, chars_max) if isinstance(text, str) else ""  # a program may hand on an empty field: None
     return kept if _UNSEEN.sub("", kept).strip() else ""
 
 
@@ -143,8 +143,9 @@ def control_in(text: str) -> str:
 
 
 def person(text: str, chars_max: int) -> str:
-    """Return a user's name as the record keeps it: one line, and one spelling for names that look the same."""
-    return one_line(unicodedata.normalize("NFC", _UNSEEN.sub("", text)), chars_max)
+    """Return a user's name as the record keeps it: one line, and one spelling for names that look the same; "" for no text."""
+    seen = _UNSEEN.sub("", text) if isinstance(text, str) else ""
+    return one_line(unicodedata.normalize("NFC", seen), chars_max)
 
 
 def _code(char: str) -> str:

@@ -96,6 +96,8 @@ class Gate:
 
     def register(self) -> None:
         """Put the contract in force, once, and take events from now on. Raises ContractError where the record refuses it."""
+        if self._process != os.getpid():
+            raise opening.forked()
         registry.register(self.store, self.contract, by="operator", now_ms=self._now_ms())
         refuse_other_keys(self._folder, self.store)  # again: another process may have signed a fresh record by now
         context, log = opening.context_of(self.contract, self.store, self.engine.count_tokens), self._log.write
@@ -181,9 +183,8 @@ class Gate:
         return self._kernel
 
     def _check_open(self) -> None:
-        if self._process != os.getpid():  # a fork has none of the threads, and must not use the locks and connections
-            hint = "open a gate in the forked process itself"
-            raise UsageError("the gate was opened by another process", reason_code="FORKED", hint=hint)
+        if self._process != os.getpid():
+            raise opening.forked()
         if self._closed:
             hint = "use the gate within its `with` block, or open another; with register=False, `register()` opens it"
             raise UsageError("the gate is closed", hint=hint)

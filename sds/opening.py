@@ -43,6 +43,12 @@ def check_fits(executor: object, contract: Contract) -> None:
         check(contract)
 
 
+def forked() -> UsageError:
+    """Return the error of a gate in a fork: it has none of the threads, and must not use the locks and connections."""
+    hint = "open a gate in the forked process itself"
+    return UsageError("the gate was opened by another process", reason_code="FORKED", hint=hint)
+
+
 def paths_given(folder: object, model: object) -> tuple[Path, Path | None]:
     """Return a gate's folder and its model as paths. Raises UsageError for anything else."""
     return _path(folder, "folder"), None if model is None else _path(model, "model")

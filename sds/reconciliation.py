@@ -61,10 +61,9 @@ class Schedule:
     """
 
     def __init__(self, kernel: Kernel, *, every_s: float, now_ms: Callable[[], int], log: Log) -> None:
-        if not every_s >= EVERY_S_MIN:
-            raise UsageError(
-                f"`{every_s}` seconds between two comparisons are too few", hint=f"give at least {EVERY_S_MIN}"
-            )
+        if not isinstance(every_s, int | float) or not EVERY_S_MIN <= every_s <= threading.TIMEOUT_MAX:
+            hint = f"give a number of seconds, at least {EVERY_S_MIN}"
+            raise UsageError(f"`{every_s}` is not a time between two comparisons", hint=hint)
         if not kernel.dispatcher.executor.lists:
             raise UsageError(
                 "this executor offers no statement", hint="add `statement(since_ms, until_ms)` to the executor"

@@ -39,13 +39,11 @@ class Handle:
     def __init__(self, call: Call) -> None:
         self._call, self._process = call, os.getpid()
         self.future: Future[Answer] = Future()
-        self.future.add_done_callback(lambda _: call.let_go(self))
+        self.future.add_done_callback(lambda _: self._process == os.getpid() and call.let_go(self))
 
     def result(self, timeout_s: float | None = None) -> Answer:
         """Wait for the answer. Raises what `decide` raises; WorldError when there is none within `timeout_s` seconds."""
-        if self._process != os.getpid() and not self.future.done():  # the deciding threads are not here
-            hint = "submit the event in the process that waits for it"
-            raise UsageError("the event was submitted by another process", reason_code="FORKED", hint=hint)
+        self._is_here()
         try:
             return self.future.result(timeout_s)
         except FutureTimeoutError:
@@ -55,7 +53,14 @@ class Handle:
 
     def cancel(self) -> bool:
         """Give up this share. Return whether the decision ends undecided; False: others wait for it, or it may be committed."""
-        return self._call.let_go(self)
+        return self._is_here() and self._call.let_go(self)
+
+    def _is_here(self) -> bool:
+        """Tell whether the deciding threads are in this process. Raises UsageError where they are not, and there is no answer."""
+        if self._process != os.getpid() and not self.future.done():
+            hint = "submit the event in the process that waits for it"
+            raise UsageError("the event was submitted by another process", reason_code="FORKED", hint=hint)
+        return self._process == os.getpid()
 
 
 class Call:

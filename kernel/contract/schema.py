@@ -25,6 +25,8 @@ from sds.kernel.contract.yaml_lines import FILE_BYTES_MAX, load_with_lines
 from sds.kernel.envelope.envelope import DENY, ESCALATE
 from sds.kernel.errors import ContractError, cause_of
 
+_FIELDS = "contract.md of the documentation says what each field means"
+_EXPRESSIONS = "contract.md of the documentation says what an expression may be, under `Types and expressions`"
 PROPOSAL_FIELDS = frozenset({"action", "params", "reason", "reason_code", "rationale", "context_ref"})
 
 
@@ -210,9 +212,7 @@ def _parsed(text: str, name: str) -> Contract:
         contract = Contract.model_validate(_tuples(data))
     except ValidationError as error:
         line, message = say_first(error.errors(include_url=False), lines, Contract)
-        raise ContractError(
-            f"{name}:{line}: {message}", hint="contract.md of the documentation says what each field means"
-        ) from error
+        raise ContractError(f"{name}:{line}: {message}", hint=_FIELDS) from error
     prefix: tuple[str | int, ...] = ()
     try:
         Rules(contract)
@@ -223,7 +223,8 @@ def _parsed(text: str, name: str) -> Contract:
         where = (*prefix, *getattr(error, "path", ()))
         while where not in lines:  # an expression that was left out has the line of its kind
             where = where[:-1]
-        raise ContractError(f"{name}:{lines[where]}: {'.'.join(map(str, where))}: {error}") from error
+        message = f"{name}:{lines[where]}: {'.'.join(map(str, where))}: {error}"
+        raise ContractError(message, hint=error.hint or _EXPRESSIONS) from error
     return contract
 
 

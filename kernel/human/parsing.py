@@ -97,6 +97,8 @@ def parse_change(text: str, context_ref: str) -> Proposal:
 
     Raises UsageError that says what is wrong. The kernel's gates find whether the decision is permitted.
     """
+    if not isinstance(text, str):  # of JSON data the decimals of a number would be lost
+        raise UsageError("the decision is not JSON text", hint=_FORM)
     if len(text) > CHANGE_CHARS_MAX:
         raise UsageError(f"the decision has more than {CHANGE_CHARS_MAX} characters")
     try:

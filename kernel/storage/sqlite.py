@@ -33,6 +33,7 @@ from sds.kernel.storage.store import (
     Store,
     Witness,
     check_lock_name,
+    refuse_fork,
     refuse_newer,
     refuse_writing,
 )
@@ -183,6 +184,7 @@ class SqliteStore(SqliteReader, Store):
 
     def _fetched(self, sql: str, values: Row = ()) -> list[Row]:
         """Return all rows: inside this thread's transaction, else as they were last committed."""
+        refuse_fork(self.file.process)
         if self._writer == threading.get_ident():
             return _fetched(self._db, sql, values)
         try:  # an interrupt may come right after the lock was taken
@@ -213,8 +215,7 @@ class SqliteStore(SqliteReader, Store):
 
     def _connected_apart(self) -> sqlite3.Connection:
         try:
-            db = self._connect(self.path)
-            db.execute("PRAGMA query_only=ON")
+            (db := self._connect(self.path)).execute("PRAGMA query_only=ON")
         except _REFUSED as error:
             raise StoreError(f"the store cannot be read: {one_line(error, MESSAGE_CHARS_MAX)}") from error
         return db
@@ -289,6 +290,7 @@ class SqliteStore(SqliteReader, Store):
     def transaction(self, first: str = "", values: Row = (), *, durable: bool = True) -> Iterator[list[Row]]:
         if first:
             refuse_writing(first)
+        refuse_fork(self.file.process)
         with self._lock:
             if self._writer == threading.get_ident():
                 raise StoreError("the store refused: cannot start a transaction within a transaction")

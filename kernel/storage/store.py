@@ -7,6 +7,7 @@ raised as StoreError.
 
 from __future__ import annotations
 
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -41,6 +42,13 @@ def refuse_writing(sql: str) -> None:
     text = sql.lstrip()
     if not text.startswith("SELECT") and (not text.startswith("WITH") or _WRITES.search(text)):
         raise StoreError("the store cannot be read: the statement is not a SELECT", retryable=False)
+
+
+def refuse_fork(process: int) -> None:
+    """Raise UsageError in another process than the one that opened a store: its connections are that one's."""
+    if process != os.getpid():
+        hint = "open a gate in the forked process itself"
+        raise UsageError("the record was opened by another process", reason_code="FORKED", hint=hint)
 
 
 def check_lock_name(name: str) -> None:

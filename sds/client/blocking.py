@@ -13,7 +13,7 @@ import httpx2
 from sds.client.calls import Calls, Event, segment
 from sds.client.connection import TIMEOUT_S, Connection
 from sds.client.following import Following
-from sds.client.http import Collector, arguments, limits, lost
+from sds.client.http import Collector, Opened, arguments, limits, lost
 from sds.client.replies import Changed, HttpReply, Lost, answer_of
 from sds.client.steps import HttpRequest, Said, Steps, Wait
 from sds.kernel.flow.states import Answer
@@ -44,7 +44,7 @@ class DecisionClient:
         self._connection = Connection(url, key, timeout_s, plain_http)
         self._random, self._now_s, self._sleep = random or SystemRandom(), now_s, sleep
         self._calls = Calls(self._connection, now_s=now_s, random=self._random)
-        self._http = httpx2.Client(base_url=url, transport=transport, limits=limits())
+        self._opened = Opened(lambda: httpx2.Client(base_url=url, transport=transport, limits=limits()))
 
     def __repr__(self) -> str:
         return f"DecisionClient({self._connection!r})"
@@ -168,8 +168,9 @@ class DecisionClient:
             return result
 
     def _sent(self, request: HttpRequest) -> HttpReply | Lost:
+        http = self._opened.client
         try:
-            with self._http.stream(**arguments(self._http, self._connection, request)) as response:
+            with http.stream(**arguments(http, self._connection, request)) as response:
                 return self._collected(response, request)
         except httpx2.HTTPError as error:
             return lost(error)
@@ -188,10 +189,10 @@ class DecisionClient:
         """
         following = Following(last_event_id, now_s=self._now_s, random=self._random)
         while True:
-            request = following.request()
+            request, http = following.request(), self._opened.client
             said: HttpReply | Lost = Lost("the stream ended")
             try:
-                with self._http.stream(**arguments(self._http, self._connection, request)) as response:
+                with http.stream(**arguments(http, self._connection, request)) as response:
                     if not response.is_success:
                         said = self._collected(response, request)
                     else:
@@ -203,7 +204,7 @@ class DecisionClient:
             self._sleep(following.pause_s(said))
 
     def close(self) -> None:
-        self._http.close()
+        self._opened.client.close()
 
     def __enter__(self) -> Self:
         return self

@@ -3,21 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import httpx2
 
 from sds.client.connection import CONNECT_S_MAX, Connection
 from sds.client.replies import REPLY_BYTES_MAX, HttpReply, Lost, unreadable
 from sds.client.steps import HttpRequest
+from sds.host.forks import begin_anew_in_forks
 from sds.kernel.canonical import in_words
 from sds.kernel.errors import UsageError
 
 CONNECTIONS_MAX = 100
+C = TypeVar("C", httpx2.Client, httpx2.AsyncClient)
 
 
 def limits() -> httpx2.Limits:
     return httpx2.Limits(max_connections=CONNECTIONS_MAX, max_keepalive_connections=CONNECTIONS_MAX)
+
+
+class Opened(Generic[C]):
+    """An HTTP client, in each forked process another one: over a shared connection each would get the other's replies."""
+
+    def __init__(self, make: Callable[[], C]) -> None:
+        self._make: Callable[[], C] = make
+        self._client: C | None = make()
+        self._of_parents: list[C] = []
+        begin_anew_in_forks(self)
+
+    @property
+    def client(self) -> C:
+        made = self._client = self._client or self._make()
+        return made
+
+    def begin_anew(self) -> None:
+        """Keep the parent's connections unused: closing them could hang up for the parent. A closed client stays closed."""
+        if self._client is not None and not self._client.is_closed:
+            self._of_parents.append(self._client)
+            self._client = None
 
 
 def arguments(http: httpx2.Client | httpx2.AsyncClient, connection: Connection, request: HttpRequest) -> dict[str, Any]:

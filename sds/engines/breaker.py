@@ -19,6 +19,7 @@ from typing import Protocol
 from sds.decoding.errors import CHOICE_TOO_CLOSE, DEADLINE_EXCEEDED, TOKEN_BUDGET_EXCEEDED
 from sds.engines.queueing import CANCELLED, QueueTimeoutError
 from sds.kernel.canonical import canonical
+from sds.kernel.decision.dim import PROBABILITY_MAX
 from sds.kernel.decision.packet import NOT_ASKED, DecisionPacket, Decoding
 from sds.kernel.envelope.envelope import MAGNITUDE_MAX
 from sds.kernel.errors import ModelError, SdsError
@@ -201,9 +202,10 @@ def _refuse_unkeepable(data: object, decoding: object) -> None:
     """
     if not isinstance(data, bytes) or not isinstance(decoding, Decoding):
         raise ModelError("the engine did not return a proposal in bytes and its measurements")
-    confidence = 0.0 if decoding.confidence is None else decoding.confidence
+    if decoding.confidence is not None and not _probability(decoding.confidence):
+        raise ModelError("the engine returned a confidence that is no probability: a number from 0 to 1")
     counted = _number(decoding.tokens, int) and _number(decoding.passes, int)
-    if not counted or not _number(confidence, float) or not _number(decoding.duration_ms, float):
+    if not counted or not _number(decoding.duration_ms, float):
         raise ModelError("the engine returned a measurement that is not a number or too large for the record")
     try:
         if b"\0" in str.encode(decoding.model):  # PostgreSQL keeps no such text
@@ -211,6 +213,10 @@ def _refuse_unkeepable(data: object, decoding: object) -> None:
         canonical((decoding.alternatives, decoding.facts))
     except Exception as error:
         raise ModelError(f"the record cannot store the engine's measurements: {type(error).__name__}") from error
+
+
+def _probability(value: object) -> bool:
+    return _number(value, float) and 0 <= value <= PROBABILITY_MAX  # type: ignore[operator]  # a number, just checked
 
 
 def _number(value: object, kind: type[int | float]) -> bool:

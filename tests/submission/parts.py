@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 from sds.gate import Gate
@@ -51,3 +53,18 @@ def write_locks(gate: Gate) -> Iterator[list[str]]:
 
 def flows(gate: Gate) -> list[tuple[str, str | None]]:
     return gate.store.rows("SELECT state, tag FROM decision_flows ORDER BY rowid")
+
+
+def in_a_fork(work: Callable[[], object]) -> int:
+    """Do something in a process that is forked off; return its exit code: 0, unless it raised."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12 on: what it warns of is what is tested
+        child = os.fork()
+    if not child:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,24 +13,9 @@ from sds.kernel.errors import ModelError, UsageError
 from sds.kernel.storage.sqlite import look_at
 from sds.models.llamacpp.backend import LlamaBackend
 from tests.attack.testbed import Testbed
-from tests.submission.parts import PATIENCE_S, Thinking
+from tests.submission.parts import PATIENCE_S, Thinking, in_a_fork
 
 FORKED_S_MAX = 20
-
-
-def in_a_fork(work: Callable[[], None]) -> int:
-    """Do something in a process that is forked off; return its exit code: 0, unless it raised."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12 on: what it warns of is what is tested
-        child = os.fork()
-    if not child:
-        code = 1
-        try:
-            work()
-            code = 0
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 @pytest.mark.timeout(FORKED_S_MAX)
@@ -68,6 +50,36 @@ def test_a_handle_is_not_waited_for_in_a_forked_process(bed: Testbed, thinking: 
         assert 0 == in_a_fork(wait)
         thinking.done.set()
         assert "SUCCESS" == handle.result(PATIENCE_S).execution
+
+
+@pytest.mark.timeout(FORKED_S_MAX)
+def test_a_handle_is_not_given_up_in_a_forked_process(bed: Testbed, thinking: Thinking):
+    with bed.gate(engine=thinking) as gate:
+        handle = gate.submit(bed.event(0))
+        thinking.wait_until_begun()
+
+        def give_up() -> None:
+            with pytest.raises(UsageError, match="the event was submitted by another process"):
+                handle.cancel()
+            handle.future.cancel()
+
+        assert 0 == in_a_fork(give_up)
+        thinking.done.set()
+        assert "SUCCESS" == handle.result(PATIENCE_S).execution
+        assert 0 == in_a_fork(lambda: handle.cancel() and pytest.fail("it had been decided"))
+
+
+@pytest.mark.timeout(FORKED_S_MAX)
+def test_a_gate_that_is_not_in_force_yet_is_not_put_in_force_by_a_forked_process(bed: Testbed):
+    with bed.gate(register=False) as gate:
+
+        def register() -> None:
+            with pytest.raises(UsageError, match="the gate was opened by another process"):
+                gate.register()
+
+        assert 0 == in_a_fork(register)
+        gate.register()
+        assert "SUCCESS" == gate.decide(bed.event(0)).execution
 
 
 @pytest.mark.timeout(FORKED_S_MAX)

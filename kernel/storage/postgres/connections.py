@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import threading
 from collections import deque
@@ -20,7 +21,7 @@ from sds.kernel.errors import StoreError, UsageError
 from sds.kernel.storage.postgres import schema as schemas
 from sds.kernel.storage.postgres.errors import REFUSED, RIGHTS, is_lost, mend, refused, said
 from sds.kernel.storage.postgres.pipelined import Connection
-from sds.kernel.storage.store import Generation
+from sds.kernel.storage.store import Generation, refuse_fork
 
 # A transaction must see everything that was committed before it got its lock, whatever a server, role or URL sets.
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
@@ -217,7 +218,7 @@ class Pool:
     """Connections that are set up, each used by one thread at a time. One that died is replaced."""
 
     def __init__(self, url: Url, schema: str) -> None:
-        self._url, self._lock = url, threading.RLock()
+        self._url, self._lock, self._process = url, threading.RLock(), os.getpid()
         self._lost = lost = deque[Connection]()
         self._pool: ConnectionPool[Connection] = ConnectionPool(
             url.conninfo,
@@ -234,6 +235,7 @@ class Pool:
         )
 
     def take(self) -> Connection:
+        refuse_fork(self._process)
         self._replace_lost()
         try:
             return self._pool.getconn()

@@ -21,6 +21,7 @@ from urllib.parse import quote_plus
 from sds.executors.http import answers, bodies
 from sds.executors.http.exchange import Exchange, GatewayRequest, NoReplyError, NotSentError, Reply
 from sds.executors.http.form import ClientCredentials, SecretPlace, SignatureForm
+from sds.host.forks import begin_anew_in_forks
 from sds.kernel.errors import UsageError
 from sds.kernel.locks import acquired
 
@@ -99,9 +100,14 @@ class Tokens:
         self._lock = RLock()
         self._token, self._until_s = "", 0.0
         self._fetched = deque[str](maxlen=TOKENS_MASKED)
+        begin_anew_in_forks(self)
 
     def __repr__(self) -> str:
         return "Tokens(***)"
+
+    def begin_anew(self) -> None:
+        """Forget who was fetching a token: that thread is in the parent."""
+        self._lock = RLock()
 
     def close(self) -> None:
         self._exchange.close()

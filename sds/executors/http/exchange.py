@@ -17,6 +17,7 @@ from http.cookiejar import DefaultCookiePolicy
 from threading import Lock, Thread
 from typing import Any, TypeVar
 
+from sds.host.forks import begin_anew_in_forks
 from sds.kernel.canonical import one_line
 
 BODY_BYTES_MAX = 64 * 1024
@@ -81,6 +82,13 @@ class Exchange:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._client: Any = None
         self._context: ssl.SSLContext | None = None  # the client's
+        self._of_parents: tuple[Any, ...] = ()
+        begin_anew_in_forks(self)
+
+    def begin_anew(self) -> None:
+        """Open connections of this process's own. The parent's are kept unused: closing them could hang up for the parent."""
+        self._of_parents = (self._of_parents, self._loop, self._client)
+        self._lock, self._loop, self._client = Lock(), None, None
 
     def ask(self, request: GatewayRequest, deadline_s: float, *, body_bytes_max: int = BODY_BYTES_MAX) -> Reply:
         """Return the whole answer to a request. Raises NotSentError, NoReplyError."""

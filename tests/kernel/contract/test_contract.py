@@ -365,6 +365,12 @@ def test_an_expression_of_a_kind_without_authority_is_checked_all_the_same():
     assert "till.yaml:35: kinds.TALK.params.minutes.hi: expected int, found bool in `claim.due`" == fault(unused)
 
 
+def test_an_expression_that_is_refused_names_where_expressions_are_described():
+    with pytest.raises(ContractError, match="expected int, found bool") as refused:
+        world.contract(("hi: claim.minutes", "hi: claim.due"))
+    assert "`Types and expressions`" in refused.value.hint
+
+
 def test_a_loaded_contract_cannot_be_changed():
     with pytest.raises(ValueError, match="frozen"):
         world.contract().gate = "other"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from sds.kernel.context import artifacts
 from sds.kernel.errors import UsageError
 from sds.kernel.executor.protocol import Receipt
+from sds.kernel.human.parsing import parse_change
 from sds.kernel.human.review import Resolution, attest
 from sds.kernel.operations import adoption, erasure
 from sds.kernel.registry import registry
@@ -54,3 +55,20 @@ def test_a_reason_of_which_nothing_can_be_seen_is_refused_and_nothing_is_done(wo
 def test_a_reason_of_which_something_can_be_seen_is_kept(world: World, reason: str) -> None:
     assert registry.set_halted(world.store, True, by="ada", reason=reason, now_ms=world.clock())
     assert [reason] == world.column("SELECT json_extract(body, '$.reason') FROM ledger WHERE kind = 'HALT'")
+
+
+def test_a_reason_or_a_name_that_is_no_text_is_none(world: World) -> None:
+    """A program hands on what its form has: None where nobody filled it in. `None` would stand in the ledger."""
+    every, nothing = acts(world), cast("str", None)
+    before = world.column("SELECT kind FROM ledger")
+    for act in every.values():
+        with pytest.raises(UsageError, match="a reason is needed"):
+            act(nothing)
+    with pytest.raises(UsageError, match="a name is needed"):
+        erasure.erase(world.store, "claims", "C2", who=nothing, reason="asked", now_ms=world.clock())
+    assert before == world.column("SELECT kind FROM ledger")
+
+
+def test_another_decision_is_taken_as_text_alone() -> None:
+    with pytest.raises(UsageError, match="the decision is not JSON text"):
+        parse_change(cast("str", {"action": "DENY"}), "0" * 64)

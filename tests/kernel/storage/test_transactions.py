@@ -17,6 +17,7 @@ from sds.kernel.storage.sqlite import SqliteStore
 from sds.kernel.storage.store import Store
 from tests.kernel.durable import together
 from tests.stores.opened import SQLITE, Chosen, opened_store
+from tests.submission.parts import in_a_fork
 
 
 @pytest.fixture
@@ -224,3 +225,18 @@ def test_reading_waits_for_no_transaction_of_another_thread_and_sees_what_was_co
 def test_a_name_that_is_no_name_locks_nothing(store: Store):
     with pytest.raises(UsageError, match=r"`\.\./other` is not a name of a lock"), store.exclusively("../other"):
         pass
+
+
+def test_a_store_is_not_used_in_a_fork_of_the_process_that_opened_it(store: Store):
+    """Its connections are the parent's: two processes on one would take each other's answers."""
+
+    def use() -> None:
+        for used in (lambda: store.value("SELECT 1"), lambda: store.transaction().__enter__()):
+            with pytest.raises(UsageError, match="the record was opened by another process") as refused:
+                used()
+            assert "FORKED" == refused.value.reason_code
+
+    assert 0 == in_a_fork(use)
+    with store.transaction():
+        store.insert("resources", resource="r", epoch=1, drawn=1)
+    assert [("r",)] == store.rows("SELECT resource FROM resources")
