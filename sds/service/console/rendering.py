@@ -61,6 +61,10 @@ _MENDS = {
     "BODY_TOO_LARGE": "Go back to the page, shorten what you typed, and send it again.",
     "DRAINING": "Load the page again in a minute.",
     **dict.fromkeys(
+        ("LEDGER_ALTERED", "KEY_LOST"),
+        "Nothing was sent. Tell an operator of this service. You can still return or end the case.",
+    ),
+    **dict.fromkeys(
         ("RATE_LIMITED", "TOO_SLOW", "STATE_UNAVAILABLE", "EXECUTOR_REFUSED", "UNAVAILABLE"),
         "Wait a moment, then load the page again.",
     ),

@@ -27,7 +27,6 @@ AMPLE_MS, SHORT_BYTES = 25, 8 * 1024
 GRACE_MS = 100  # time after its deadline for a decision to report that the deadline passed
 _OK = 200
 SUPERSEDED = "the record has a newer version of the gate's contract than this process: nothing was written"
-UNSAFE = "the check `{}` of /readyz fails: nothing was written"
 SUPERSEDED_S = 1.0  # `Retry-After` of what another process may take at once
 ELSEWHERE = {"Connection": "close"}  # else a caller that keeps its connection asks this process again
 # other reasons than its deadline why a flow ended NOT_DECIDED
@@ -136,8 +135,8 @@ def _may_begin_here(service: Service, request: DecisionRequest) -> bool:
     """
     ample = len(request.body) <= SHORT_BYTES and request.left_ms >= AMPLE_MS and request.terms.key is None
     admitted = service.admission.idle and service.admission.refusal(request.gate.name, request.left_ms) is None
-    name = request.gate.name
-    blocked = request.gate.gate.breaker.wait_ms or name in service.superseded or name in service.unsafe
+    opened, superseded = request.gate.gate, request.gate.name in service.superseded
+    blocked = opened.breaker.wait_ms or superseded or opened.kernel.whole.stopped is not None
     return ample and admitted and not blocked
 
 
@@ -177,8 +176,8 @@ def _admitted(service: Service, request: DecisionRequest, claim: KeyClaim | None
     """Admit a request, claim its key and submit its event. Raises Problem where it is not admitted, the model is down, the
     record was altered or its key is lost, or this process's contract is superseded: it could only hand the event to a human.
     """
-    if check := service.unsafe.get(request.gate.name):
-        raise Problem("NOT_READY", UNSAFE.format(check), retry_after_s=SUPERSEDED_S)
+    if (stopped := request.gate.gate.kernel.whole.stopped) is not None:
+        raise Problem("NOT_READY", f"{stopped.message}: nothing was written", retry_after_s=SUPERSEDED_S)
     if request.gate.name in service.superseded:
         raise Problem("NOT_READY", SUPERSEDED, retry_after_s=SUPERSEDED_S, headers=ELSEWHERE)
     if wait_ms := request.gate.gate.breaker.wait_ms:
