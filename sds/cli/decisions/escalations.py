@@ -217,7 +217,8 @@ def resolve(
         options.of_several()
     definition = defined(gate)
     open_store(definition.name).close()
-    with recovery_kernel(definition, gate_home(definition.name)) as kernel:
+    sends = wanted.decision not in TAGS
+    with recovery_kernel(definition, gate_home(definition.name), sends=sends) as kernel:
         if several:
             for_each(dfids, lambda each: _resolved(kernel, each, wanted), as_json=as_json)
             return
