@@ -31,10 +31,11 @@ def said(what: str, text: str) -> str:
     return kept
 
 
-def looked_at(seen: str) -> str:
-    """Return the id of a state in the form of `seen_id`, or "" when none is given. Raises UsageError."""
+def looked_at(seen: str, dfid: str) -> str:
+    """Return the id of a state of a case in the form of `seen_id`, or "" when none is given. Raises UsageError."""
     if seen and not (len(seen) <= SEEN_CHARS_MAX and _SEEN.fullmatch(seen)):
-        raise UsageError(f"`{one_line(seen, 80)}` is not the id of a state", hint="sds escalations show DFID prints it")
+        hint = f"sds escalations show {dfid} prints it"
+        raise UsageError(f"`{one_line(seen, 80)}` is not the id of a state", hint=hint, dfid=dfid)
     return seen
 
 

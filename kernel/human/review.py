@@ -106,7 +106,7 @@ class HumanReview:
         if wanted.decision not in get_args(Decision):  # a caller need not be type-checked
             raise UsageError(f"there is no decision `{wanted.decision}`", hint=", ".join(get_args(Decision)))
         who, why = said("name", wanted.who), said("reason", wanted.reason)
-        wanted = replace(wanted, who=who, reason=why, seen=looked_at(wanted.seen))
+        wanted = replace(wanted, who=who, reason=why, seen=looked_at(wanted.seen, dfid))
         case = self.case(dfid)
         cases.refuse_unless_waiting(case)
         if wanted.decision in TAGS:

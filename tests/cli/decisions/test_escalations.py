@@ -315,3 +315,10 @@ def test_from_an_altered_ledger_nothing_is_sent_and_a_case_can_be_ended(cli: Cli
     assert [] == paid(cli)
     assert "nothing is carried out" in cli.ok("escalations", "resolve", case.dfid, "--abort", "--reason", "altered")
     assert "halted" in cli.ok("halt", "--reason", "altered")
+
+
+def test_a_hint_names_the_case_that_was_typed(cli: Cli) -> None:
+    case = escalated(cli, "REFUND_TICKET")
+    for words in ((), ("--abort", "--return"), ("--abort", "--seen", "nonsense")):
+        err = cli("escalations", "resolve", case.dfid, *words, "--reason", "r")[2]
+        assert f"sds escalations show {case.dfid}" in err
