@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import zlib
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import asdict, dataclass, field
@@ -122,7 +123,7 @@ class Refused:
         """Return a redirect to the page; None where the page has to be the answer: a cookie cannot hold it, or it is not sure
         that nothing was done, and the next request may fail, too.
         """
-        data = urlsafe_b64encode(json.dumps(asdict(self), ensure_ascii=False).encode()).decode()
+        data = urlsafe_b64encode(zlib.compress(json.dumps(asdict(self), ensure_ascii=False).encode(), 9)).decode()
         if self.refusal.unsure or len(data) > COOKIE_CHARS_MAX - 65:
             return None
         response = RedirectResponse(self.page, 303)
@@ -135,10 +136,10 @@ class Refused:
         seal, _, data = cookie_of(request, REFUSED).partition(".")
         if not data or not hmac.compare_digest(seal.encode(), _seal(session, data).encode()):
             return None
-        read = json.loads(urlsafe_b64decode(data))
         try:
+            read = json.loads(zlib.decompress(urlsafe_b64decode(data)))
             made = cls(**read | {"refusal": Refusal(**read["refusal"])})
-        except (KeyError, TypeError):  # another version of the service has written it
+        except (KeyError, TypeError, ValueError, zlib.error):  # another version of the service has written it
             return None
         return made if made.page.partition("?")[0] == request.url.path else None
 
