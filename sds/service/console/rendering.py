@@ -150,11 +150,14 @@ def _seal(session: ConsoleSession, data: str) -> str:
 
 
 def refusal(error: SdsError, field: str) -> Refusal:
-    """Return a refusal of the kernel. A hint that is a command or JSON is replaced by what can be done on a page."""
+    """Return a refusal of the kernel. A hint that is a command or JSON is replaced by what can be done on a page, and the id of the
+    page's own case by words.
+    """
     mend = _MENDS.get(error.reason_code, error.hint)
     if COMMAND.search(mend) or "{" in mend:
         mend = _OPERATOR + mend if isinstance(error, StoreError) else _LOOK
-    return Refusal(str(error), mend, unsure=isinstance(error, StoreError) and error.retryable, field=field)
+    message = str(error).replace(f"flow `{error.dfid}`", "this case") if error.dfid else str(error)
+    return Refusal(message, mend, unsure=isinstance(error, StoreError) and error.retryable, field=field)
 
 
 def _visible(value: object) -> object:
