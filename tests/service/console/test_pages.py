@@ -31,18 +31,6 @@ def seen(ada: Visitor, path: str) -> str:
 # --- taking ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_field_is_shown_by_its_label_beside_its_path_escaped_on_the_pages_of_case_and_decision(
-    office: Office, ada: Visitor
-) -> None:
-    dfid = office.hand_over("C-1")
-    case, record = (ada.get(f"/console/{room}/claims/{dfid}").text for room in ("cases", "decisions"))
-    assert "Compensations &lt;left&gt;" in case
-    assert "Compensations &lt;left&gt;" in record
-    assert "Compensations <left> ticket.compensations_left 1 1" in text(case)
-    assert "Compensations <left> (ticket.compensations_left) 1" in text(record)
-    assert "ticket.mood calm calm" in text(case)
-
-
 def test_a_case_is_taken_for_others_to_see_and_free_again_after_a_while(office: Office, ada: Visitor) -> None:
     dfid = office.hand_over("C-1")
     ada.sends(f"/console/cases/claims/{dfid}/take", take="yes")
