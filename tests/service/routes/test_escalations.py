@@ -357,7 +357,7 @@ def test_a_halt_binds_and_is_lifted_with_who_and_why(bed: Bed) -> None:
 
 def test_a_reason_that_the_record_would_cut_is_refused_with_its_limit(asking: Bed) -> None:
     dfid, given = escalated(asking), {"reason": "w" * 501}
-    asked = (
+    asked: tuple[tuple[str, str, dict[str, object]], ...] = (
         ("POST", f"/v1/escalations/{dfid}/resolution", {"decision": "ABORT"}),
         ("PUT", "/v1/halt", {"halted": True}),
         ("POST", "/v1/agents/toll-agent/suspend", {}),
