@@ -17,9 +17,10 @@ from collections.abc import Mapping
 
 import orjson
 
-from sds.kernel.errors import EventError
+from sds.kernel.errors import EventError, UsageError
 
 ID_CHARS_MAX = 128
+REASON_CHARS_MAX = 500  # of the reason that a person gives for an act
 
 # Invisible characters that Python calls printable: Unicode's Default_Ignorable_Code_Point (joiners, fillers, variation
 # selectors), the Braille pattern without a dot, and two more that are empty.
@@ -61,9 +62,19 @@ def one_line(text: object, chars_max: int) -> str:
     return " ".join(kept.split())[:chars_max]
 
 
-def reason_line(text: str, chars_max: int) -> str:
-    """Return a person's reason as the record keeps it, on one line; "" where nothing of it can be seen, or it is no text."""
-    kept = one_line(text, chars_max) if isinstance(text, str) else ""  # a program may hand on an empty field: None
+def kept_whole(what: str, text: str, chars_max: int) -> str:
+    """Return what a person typed as the record keeps it: as `one_line` does. Raises UsageError where that would cut it."""
+    kept = one_line(text, len(text))
+    if len(kept) > chars_max:
+        raise UsageError(f"the {what} has {len(kept)} characters, and the record keeps {chars_max}", hint="shorten it")
+    return kept
+
+
+def reason_line(text: str) -> str:
+    """Return a person's reason as the record keeps it, on one line; "" where nothing of it can be seen, or it is no text. Raises
+    UsageError where it is longer than `REASON_CHARS_MAX`.
+    """
+    kept = kept_whole("reason", text, REASON_CHARS_MAX) if isinstance(text, str) else ""  # a program may hand on None
     return kept if _UNSEEN.sub("", kept).strip() else ""
 
 
@@ -143,9 +154,11 @@ def control_in(text: str) -> str:
 
 
 def person(text: str, chars_max: int) -> str:
-    """Return a user's name as the record keeps it: one line, and one spelling for names that look the same; "" for no text."""
+    """Return a user's name as the record keeps it: one line, and one spelling for names that look the same; "" for no text. Raises
+    UsageError where it is longer than that.
+    """
     seen = _UNSEEN.sub("", text) if isinstance(text, str) else ""
-    return one_line(unicodedata.normalize("NFC", seen), chars_max)
+    return kept_whole("name", unicodedata.normalize("NFC", seen), chars_max)
 
 
 def _code(char: str) -> str:

@@ -74,7 +74,8 @@ class Gate:
         self.contract = load_contract(contract) if isinstance(contract, Path) else contract
         opening.check_given(self.contract, source, executor, engine, on_reasoned)
         self._now_ms = now_ms = clock_given(now_ms)
-        self._closed, self._process = True, os.getpid()  # until its contract is in force
+        self._closed: bool | None = None  # until its contract is in force
+        self._process = os.getpid()
         folder, model = opening.paths_given(folder, model)
         paths.make_private(folder, hint="set `folder` to a folder that exists or can be made")
         with ExitStack() as opened:
@@ -185,9 +186,8 @@ class Gate:
     def _check_open(self) -> None:
         if self._process != os.getpid():
             raise opening.forked()
-        if self._closed:
-            hint = "use the gate within its `with` block, or open another; with register=False, `register()` opens it"
-            raise UsageError("the gate is closed", hint=hint)
+        if self._closed is not False:
+            raise opening.not_open(ended=self._closed is True)
 
     def _deadline_time_ms(self, deadline_ms: int | None, decisions: int = 1) -> int | None:
         """Return the time at which a deadline, in milliseconds from now for so many decisions, passes; None without one."""

@@ -189,11 +189,15 @@ def test_a_gate_takes_nothing_before_its_contract_is_in_force(parts: tuple[Ticke
     event = {"claim_id": "C1", "ticket_id": "T1", "text": "please"}
     with Gate(contract(), *parts, folder=tmp_path / "gate", engine=Greedy(), register=False) as gate:
         for asked in (gate.decide, gate.submit, gate.known, gate.preview):
-            with pytest.raises(UsageError, match="the gate is closed"):
+            with pytest.raises(UsageError, match="the gate is not open yet: its contract is not in force"):
                 asked(event)
         assert 0 == gate.store.value("SELECT (SELECT count(*) FROM contracts) + (SELECT count(*) FROM decision_flows)")
         gate.register()
         assert "CLOSED" == gate.decide(event).state
+    for ended in (gate, Gate(contract(), *parts, folder=tmp_path / "other", engine=Greedy(), register=False)):
+        ended.close()
+        with pytest.raises(UsageError, match="the gate is closed"):
+            ended.decide(event)
 
 
 def test_an_agent_whose_work_is_done_asks_through_its_gate_to_be_retired(

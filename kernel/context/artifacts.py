@@ -9,10 +9,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from sds.kernel.canonical import one_line, person, reason_line, sha256_hex
+from sds.kernel.canonical import REASON_CHARS_MAX, one_line, person, reason_line, sha256_hex
 from sds.kernel.decision.context import Artifact
 from sds.kernel.errors import UsageError
-from sds.kernel.registry.registry import REASON_CHARS_MAX
 from sds.kernel.storage import ledger
 from sds.kernel.storage.store import Reader, Store
 
@@ -116,7 +115,7 @@ def _write(store: Store, act: str, of: tuple[str, int, str], who: str, reason: s
 
 
 def _by(who: str, reason: str) -> dict[str, str]:
-    why = reason_line(reason, REASON_CHARS_MAX)
+    why = reason_line(reason)
     if not why:
         raise UsageError("a reason is needed")
     return {"who": person(who, REASON_CHARS_MAX), "reason": why}

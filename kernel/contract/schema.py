@@ -91,6 +91,7 @@ def check_paths(contract: ContractFields) -> None:
     """Check that every path that is named is a declared field."""
     named: list[tuple[tuple[str | int, ...], str]] = [(("show", path), path) for path, _ in contract.show]
     named += [(("levels", path), path) for path in contract.levels]
+    named += [(("labels", path), path) for path in contract.labels]
     named += [(("drift", "fields", path), path) for path in contract.drift.fields]
     named += [(("spend", i, "per"), limit.per) for i, limit in enumerate(contract.spend) if limit.per]
     named += [(("kinds", name, "draws", path), path) for name, kind in contract.kinds.items() for path in kind.draws]
@@ -107,6 +108,14 @@ def check_levels(contract: ContractFields) -> None:
             raise ContradictionError(("levels", path), "is not a number and cannot have levels")
         if path not in shown:
             raise ContradictionError(("levels", path), "is not shown to the model: name it in `show`")
+
+
+def check_labels(contract: ContractFields) -> None:
+    """Check that no two fields are the same to those who read their labels."""
+    taken = dict[str, str]()
+    for path, label in contract.labels.items():
+        if (other := taken.setdefault(label.casefold(), path)) != path:
+            raise ContradictionError(("labels", path), f"has the label of `{other}`")
 
 
 def check_names(contract: ContractFields) -> None:
@@ -139,7 +148,7 @@ def check_numbers(contract: ContractFields) -> None:
 
 
 # The checks that a human's terms have to pass, too.
-CHECKS = (check_kinds, check_paths, check_levels, check_names, check_numbers)
+CHECKS = (check_kinds, check_paths, check_levels, check_labels, check_names, check_numbers)
 
 
 class Contract(ContractFields):

@@ -31,6 +31,7 @@ from sds.kernel.contract.types import (
     SemVer,
     Shown,
     TimeZone,
+    Words,
 )
 from sds.kernel.envelope.envelope import DENY, MAGNITUDE_MAX, RATIONALE_CHARS_MAX, SCALE_MAX
 
@@ -252,6 +253,7 @@ class ContractFields(Section):
     snapshot: dict[FieldPath, FieldType] = Field(min_length=1, max_length=FIELDS_MAX)
     show: Shown = ()  # the fields that the model reads, and their labels (need to know); empty: all fields
     levels: dict[FieldPath, Levels] = Field(default_factory=dict, max_length=FIELDS_MAX)  # words shown for a number
+    labels: dict[FieldPath, Words] = Field(default_factory=dict, max_length=FIELDS_MAX)  # what people read for a path
     when: Expression = "true"
     kinds: dict[Code, KindSpec] = Field(min_length=1, max_length=KINDS_MAX)
     refusal: Code = DENY  # the kind by which the agent says no, always permitted

@@ -11,6 +11,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
+from sds.kernel.canonical import is_seen
 from sds.kernel.contract.yaml_lines import Lines
 from sds.kernel.envelope.envelope import MAGNITUDE_MAX
 
@@ -18,6 +19,7 @@ NOT_TEXT = "must be text"
 NOT_DRAWN = "must be the name of a parameter or fill, or a whole number"
 MILLIS_MAX = 24 * 3600 * 1000
 LEVELS_MAX = 16
+WORDS_CHARS_MAX = 64
 MAPPING, LISTED = FORMS = "(mapping)", "(list)"  # the forms of a section that has two; no part of a field's path
 _WORD = re.compile("[ -~]{1,32}")
 
@@ -36,6 +38,14 @@ def text_of(form: str, words: str) -> AfterValidator:
         return value
 
     return AfterValidator(check)
+
+
+def _words(value: str) -> str:
+    if not value or len(value) > WORDS_CHARS_MAX or value != value.strip() or not all(map(is_seen, value)):
+        raise ValueError(
+            f"`{shown(value)}` is not 1 to {WORDS_CHARS_MAX} characters that can be seen, without blanks around them"
+        )
+    return value
 
 
 def _date(value: str) -> str:
@@ -129,6 +139,7 @@ AgentId = Annotated[str, text_of("[a-z0-9][a-z0-9_.-]{0,63}", "an id of lower-ca
 TimeZone = Annotated[str, Field(max_length=64), AfterValidator(_zone)]
 Label = Annotated[str, text_of(r"[ -~]{1,64}", "a label of 1 to 64 printable ASCII characters")]
 Shown = Annotated[tuple[tuple[FieldPath, Label], ...], BeforeValidator(_shown)]
+Words = Annotated[str, AfterValidator(_words)]
 Levels = Annotated[tuple[str | int, ...], BeforeValidator(_levels)]
 FieldType = Annotated[
     str,

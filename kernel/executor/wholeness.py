@@ -16,6 +16,7 @@ from sds.kernel.locks import acquired
 from sds.kernel.storage.store import Generation, Reader
 
 RECORD_BEHIND = "RECORD_BEHIND"
+LEDGER_ALTERED, KEY_LOST = "LEDGER_ALTERED", "KEY_LOST"  # why a host stops a record (`Wholeness.stopped`)
 PAUSE_MS_MIN, PAUSE_MS_MAX = 1_000, 30_000  # the pause after an unreadable statement; each further one doubles it
 DOUBLINGS_MAX = 5  # enough to reach PAUSE_MS_MAX
 SERVER_REPLACED = "the record's server was replaced: orders of the one before may still be sent for {} ms"
@@ -60,6 +61,9 @@ class Wholeness:
     `statement`: lists the executor's orders (`Dispatcher.statement`); None: it cannot. `sent_within_ms`: how long after its
     reservation an order may still arrive outside. Threads may share this object: one asks and the others wait for its
     answer, unless the last statement could not be read.
+
+    `stopped`: set by a host that finds the record altered or its key lost, and None again once it is as it was. Meanwhile nothing
+    is ordered, looked up for recovery or taken back, by whom ever: each asks here.
     """
 
     def __init__(
@@ -78,17 +82,24 @@ class Wholeness:
         self._before: Generation | None = None  # the last record that was found whole
         self._replaced: tuple[Generation, int] | None = None  # the record in its place, and when it was first seen
         self._unreadable: Unreadable | None = None
+        self.stopped: Doubt | None = None
 
     @property
     def holds(self) -> bool:
-        """Tell whether the record that the caller's transaction writes is the one that `doubt` found whole."""
-        return self._statement is None or self._whole == self._record.generation
+        """Tell whether the record that the caller's transaction writes is the one that `doubt` found whole, and not `stopped`."""
+        return self.stopped is None and (self._statement is None or self._whole == self._record.generation)
+
+    def refuse_stopped(self) -> None:
+        if (why := self.stopped) is not None:
+            raise WorldError(why.message, reason_code=why.code)
 
     def doubt(self) -> Doubt | None:
         """Return why nothing may be ordered yet; None: the record is whole, or its executor cannot tell.
 
         It asks the executor, so it must not be called inside a transaction.
         """
+        if self.stopped is not None:
+            return self.stopped
         if self._statement is None or self._whole == (generation := self._record.generation):
             return None
         last = self._unreadable

@@ -177,6 +177,8 @@ class Committer:
         kind = verdict.proposal.action if verdict.proposal else ""
         if kind not in self._orders:  # this includes a choice from a saga's menu: the saga carries that out
             return None, None, None
+        if (stopped := self._whole.stopped) is not None:
+            return None, stopped.code, None
         if not self._whole.holds:  # this transaction runs at another server than the drift check did
             return None, RECORD_BEHIND, None
         circuit = flow.breaker if flow else breaker.read(self._store, self._contract.gate)

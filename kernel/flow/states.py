@@ -17,7 +17,7 @@ from typing import Literal
 
 from sds.kernel.errors import NOT_AS_WRITTEN, StoreError, TransitionError, unreadable
 from sds.kernel.executor.breaker import EXECUTOR_DOWN
-from sds.kernel.executor.wholeness import RECORD_BEHIND
+from sds.kernel.executor.wholeness import KEY_LOST, LEDGER_ALTERED, RECORD_BEHIND
 from sds.kernel.storage.store import Reader, Store
 from sds.kernel.storage.vault import Texts
 
@@ -55,7 +55,8 @@ NOT_DECIDED, NOT_SENT = "NOT_DECIDED", "NOT_SENT"
 CONTENTION = "RESOURCE_CONTENTION"
 DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"  # why a flow under a deadline ended NOT_DECIDED
 ADOPTED = "ADOPTED"  # an order that the record did not know was taken over; ABORTED: it was rejected or taken back
-WAITING_TAGS = frozenset({ADOPTED, NOT_DECIDED, CONTENTION, EXECUTOR_DOWN, NOT_SENT, RECORD_BEHIND})
+_OF_THE_RECORD = (RECORD_BEHIND, LEDGER_ALTERED, KEY_LOST)
+WAITING_TAGS = frozenset({ADOPTED, NOT_DECIDED, CONTENTION, EXECUTOR_DOWN, NOT_SENT, *_OF_THE_RECORD})
 UNDECIDED_TAGS = RESTARTABLE_TAGS | WAITING_TAGS
 # A flow that ended ABORTED under one of these is decided: by a human, by the choice from a saga's menu, by a step that
 # was denied, or by the erasure of the case, which left no text to decide on.

@@ -18,24 +18,24 @@ from sds.kernel.human.cases import Case
 CHANGE_CHARS_MAX = 4_096
 SEEN_CHARS_MAX = 4_096
 WHO_CHARS_MAX = 200
-REASON_CHARS_MAX = 500
 
 _SEEN = re.compile(r"[0-9a-f]{64}(?::(?:-?[0-9]{1,19}|None))*")
 _FORM = '{"action": "KIND", "params": {"amount": 1.00}, "reason": "CODE"}'
 
 
 def said(what: str, text: str) -> str:
-    """Return a name or a reason as the record keeps it. Raises UsageError when nothing of it can be seen."""
-    kept = reason_line(text, REASON_CHARS_MAX) if what == "reason" else person(text, WHO_CHARS_MAX)
+    """Return a name or a reason as the record keeps it. Raises UsageError when nothing of it can be seen, or it is too long."""
+    kept = reason_line(text) if what == "reason" else person(text, WHO_CHARS_MAX)
     if not kept:
         raise UsageError(f"a {what} is needed, for the record")
     return kept
 
 
-def looked_at(seen: str) -> str:
-    """Return the id of a state in the form of `seen_id`, or "" when none is given. Raises UsageError."""
+def looked_at(seen: str, dfid: str) -> str:
+    """Return the id of a state of a case in the form of `seen_id`, or "" when none is given. Raises UsageError."""
     if seen and not (len(seen) <= SEEN_CHARS_MAX and _SEEN.fullmatch(seen)):
-        raise UsageError(f"`{one_line(seen, 80)}` is not the id of a state", hint="sds escalations show DFID prints it")
+        hint = f"sds escalations show {dfid} prints it"
+        raise UsageError(f"`{one_line(seen, 80)}` is not the id of a state", hint=hint, dfid=dfid)
     return seen
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from sds.kernel.canonical import digest, is_seen
+from sds.kernel.canonical import digest, is_seen, kept_whole
 from sds.kernel.contract.human_terms import Impact, impact
 from sds.kernel.decision import jit
 from sds.kernel.decision.dim import Verdict
@@ -22,7 +22,7 @@ from sds.kernel.decision.safeguards import LiveState
 from sds.kernel.envelope.envelope import ESCALATE, format_literal
 from sds.kernel.envelope.proposal import write_proposal
 from sds.kernel.errors import SdsError, UsageError, WorldError, unreadable
-from sds.kernel.executor.protocol import ExecutionIntent, Receipt
+from sds.kernel.executor.protocol import REFERENCE_CHARS_MAX, ExecutionIntent, Receipt
 from sds.kernel.executor.wholeness import RECORD_BEHIND
 from sds.kernel.flow import adopted, in_flight
 from sds.kernel.flow.commit import ALREADY_ORDERED, ORDERED_BEFORE
@@ -106,7 +106,7 @@ class HumanReview:
         if wanted.decision not in get_args(Decision):  # a caller need not be type-checked
             raise UsageError(f"there is no decision `{wanted.decision}`", hint=", ".join(get_args(Decision)))
         who, why = said("name", wanted.who), said("reason", wanted.reason)
-        wanted = replace(wanted, who=who, reason=why, seen=looked_at(wanted.seen))
+        wanted = replace(wanted, who=who, reason=why, seen=looked_at(wanted.seen, dfid))
         case = self.case(dfid)
         cases.refuse_unless_waiting(case)
         if wanted.decision in TAGS:
@@ -326,6 +326,7 @@ def attest(
     when another human's word was recorded meanwhile.
     """
     by = {"who": said("name", who), "reason": said("reason", reason)}
+    kept_whole("reference", receipt.reference, REFERENCE_CHARS_MAX)
     case = read_case(kernel.store, kernel.contract, dfid)
     intent = next(
         (order for order in orders_in_flight(kernel.store, kernel.contract.gate, now_ms) if order.dfid == dfid), None

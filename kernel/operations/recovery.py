@@ -46,7 +46,9 @@ def recover(kernel: Kernel, *, now_ms: int, at_once: bool = True) -> Recovered:
 
     One flow, order or saga that cannot be recovered does not stop the others. `at_once`: ask about every order now; else,
     for a caller that recovers every few seconds, about each only when its pause is over (`lookup_pauses`).
+    Raises WorldError where the record is stopped (`Wholeness.stopped`).
     """
+    kernel.whole.refuse_stopped()
     counts: Counter[str] = Counter()
     interrupted, errors = _interrupt_orphans(kernel, now_ms)
 
@@ -83,7 +85,10 @@ def _recover_sagas(
 
 
 def recover_order(kernel: Kernel, dfid: str, *, now_ms: int) -> bool:
-    """Learn what became of a flow's order if its sender is gone. Return whether there was an order to ask about."""
+    """Learn what became of a flow's order if its sender is gone. Return whether there was an order to ask about. Raises WorldError
+    as `recover` does.
+    """
+    kernel.whole.refuse_stopped()
     found = [order for order in orders_in_flight(kernel.store, kernel.contract.gate, now_ms) if order.dfid == dfid]
     for order in found:
         _resolve(kernel, order)

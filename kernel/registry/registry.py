@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
-from sds.kernel.canonical import canonical, one_line, person, reason_line
+from sds.kernel.canonical import REASON_CHARS_MAX, canonical, one_line, person, reason_line
 from sds.kernel.contract.schema import Contract
 from sds.kernel.errors import NOT_AS_WRITTEN, ContractError, StoreError, TransitionError
 from sds.kernel.registry import carried_spend, compatibility, counter_scale, forgotten_draws, windows
@@ -20,7 +20,6 @@ from sds.kernel.registry.contract_versions import contracts_unreadable
 from sds.kernel.storage import ledger
 from sds.kernel.storage.store import Reader, Store
 
-REASON_CHARS_MAX = 500
 DEPLOYMENT = "deployment"  # the name under which a program registers a contract when no operator does
 
 Status = Literal["INITIALIZING", "ACTIVE", "SUSPENDED", "ESCALATED", "RETIRED"]
@@ -240,8 +239,8 @@ def _revoke(store: Store, contract_hash: str, *, by: str, who: str, reason: str,
 
 
 def reason_given(given: str) -> str:
-    """Return a reason as the record keeps it. Raises TransitionError where nothing of it can be seen."""
-    if why := reason_line(given, REASON_CHARS_MAX):
+    """Return a reason as the record keeps it. Raises TransitionError where nothing of it can be seen, UsageError: too long."""
+    if why := reason_line(given):
         return why
     raise TransitionError("a reason is needed")
 
@@ -270,20 +269,23 @@ def transition(
     store: Store, agent_id: str, status: Status, *, by: Actor, reason: str, now_ms: int, who: str = ""
 ) -> None:
     """Move an agent to another state. Raises TransitionError when the table of DIR 3.5a does not permit that to `by`."""
+    why = reason_given(reason)
     with store.transaction():
-        move(store, agent_id, status, by=by, reason=reason, now_ms=now_ms, who=who)
+        move(store, agent_id, status, by=by, reason=why, now_ms=now_ms, who=who)
 
 
 def move(
     store: Store, agent_id: str, status: Status, *, by: Actor, reason: str, now_ms: int, who: str = "", case: str = ""
 ) -> None:
-    """Do what `transition` does, inside the caller's transaction. `case`: the flow for which the agent is moved."""
+    """Do what `transition` does, inside the caller's transaction. `case`: the flow for which the agent is moved. A reason that the
+    program gives is cut where it is too long.
+    """
     known = lookup(store, agent_id)
     if known is None:
         raise TransitionError(f"there is no agent `{agent_id}`")
     if by not in _WHO_MAY.get((known.status, status), frozenset()):
         raise TransitionError(f"{by} may not move agent `{agent_id}` from {known.status} to {status}")
-    why = reason_given(reason)
+    why = reason_given(one_line(reason, REASON_CHARS_MAX))
     store.run("UPDATE agents SET status = ?, rejections = 0 WHERE agent_id = ?", (status, agent_id))
     if (known.status, status) == ("SUSPENDED", "ACTIVE"):  # an operator has looked: the agent begins anew
         store.run("DELETE FROM escalation_budgets WHERE agent_id = ?", (agent_id,))

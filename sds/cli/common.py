@@ -52,7 +52,9 @@ def written(path: Path | None) -> Path | None:
 GateOption = Annotated[str, typer.Option("--gate", help="The gate's name or path.", callback=as_name)]
 OpenedGate = Annotated[str, typer.Option("--gate", help="The gate's name or path.")]
 EventFile = Annotated[str, typer.Option("--event", help="A JSON file with one event; - reads standard input.")]
-Reason = Annotated[str, typer.Option("--reason", help="The reason, kept in the record.", callback=as_words)]
+Reason = Annotated[
+    str, typer.Option("--reason", help="The reason, kept in the record: at most 500 characters.", callback=as_words)
+]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print only JSON on standard output.")]
 GgufPath = Annotated[
     Path | None, typer.Option("--model", help="A GGUF file. Default: the embedded model.", show_default=False)

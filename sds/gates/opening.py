@@ -57,10 +57,11 @@ def _store_to_look_at(folder: Path, contract: Contract, opened: ExitStack) -> St
 
 
 @contextmanager
-def recovery_kernel(gate: GateDefinition, folder: Path) -> Iterator[Kernel]:
+def recovery_kernel(gate: GateDefinition, folder: Path, *, sends: bool = True) -> Iterator[Kernel]:
     """Open a kernel with state source and executor but without a model, for resolving orders.
 
-    It writes to the gate's log.
+    It writes to the gate's log. Raises StoreError where the ledger was altered, unless nothing is to be sent: a human may always
+    end a case.
     """
     from sds.host.log import JsonLog  # noqa: PLC0415  the command line starts without structlog
 
@@ -70,7 +71,8 @@ def recovery_kernel(gate: GateDefinition, folder: Path) -> Iterator[Kernel]:
         opened.callback(store.close)
         refuse_other_keys(folder, store)
         signer = paths.signer(folder)
-        paths.refuse_altered(folder, store)
+        if sends:
+            paths.refuse_altered(folder, store)
         source, executor = opened.enter_context(gate.opened(folder))
         check_fits(executor, contract)
         log = JsonLog(paths.log_path(folder))

@@ -115,6 +115,7 @@ def changed_settings(a: Contract, b: Contract) -> Iterator[SettingChange]:
         yield replace(change, direction="wider") if recounted else change
     yield from _entries("readings", a.readings, b.readings, _neutral, added="different")
     yield from _entries("levels", a.levels, b.levels, _neutral, added="different")
+    yield from _entries("labels", a.labels, b.labels, _neutral, added="different")
     yield from _entries("drift.fields", _tolerances(a), _tolerances(b), _drift, added="wider")
     limits_a, limits_b = ({limit.name: limit for limit in each.spend} for each in (a, b))
     yield from _entries("spend", limits_a, limits_b, _spend, added="narrower")

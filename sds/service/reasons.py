@@ -195,7 +195,8 @@ REASONS: dict[str, Reason] = {
         "This process is not ready",
         "`/readyz` answers this while the process should get no requests. `checks` lists what is wrong. A request for a decision gets"
         " it where the record has a newer version of the gate's contract than this process, where the ledger was altered, or where"
-        " `kernel.key` is lost: nothing was written.",
+        " `kernel.key` is lost: nothing was written. A human's decision that would send an order gets it in the last two cases, and"
+        " nothing has changed.",
         "look up the checks that are not `ok` in service.md of the documentation, Health; `sds doctor` examines store and model",
         retryable=True,
     ),
@@ -247,6 +248,8 @@ _AS = {
     "ALREADY_ORDERED": "CONFLICT",
     "HALTED": "CONFLICT",
     "RECORD_DAMAGED": "STORE_UNAVAILABLE",
+    "LEDGER_ALTERED": "NOT_READY",
+    "KEY_LOST": "NOT_READY",
     "DEADLINE_EXCEEDED": "NOT_DECIDED",
     "CANCELLED": "NOT_DECIDED",
 }

@@ -42,8 +42,8 @@ class Service:
     """The state of one process. `stopping`: SIGTERM has come, and the process is not ready. `draining`: no new event is
     decided. `gates_closed`: the gates are closed, so nothing can be read either.
 
-    `failed`: why the process cannot serve. `superseded`: the gates with a newer contract in force than this process has, by the last probe. `unsafe`: those whose
-    ledger was altered or whose key is lost, by the last probe, with the name of the check: no new event is begun.
+    `failed`: why the process cannot serve. `superseded`: the gates with a newer contract in force than this process has, by the
+    last probe.
 
     `traced(gate, event_id, traceparent)` is called once an event has been read. `decides(dfid)`: whether this process decides
     that open flow. `stop_background` returns once all background threads have ended; it is called before the gates close.
@@ -61,7 +61,6 @@ class Service:
     decides: Callable[[str], bool] = _anything
     stop_background: Callable[[], object] = _nothing
     superseded: set[str] = field(default_factory=set)
-    unsafe: dict[str, str] = field(default_factory=dict)
     failed: SdsError | None = None
     stopping: bool = False
     draining: bool = False

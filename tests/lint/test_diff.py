@@ -150,6 +150,7 @@ def test_the_verdict_says_that_it_rests_on_a_search():
         (("claim.minutes: int", "claim.minutes: timestamp"), "snapshot.claim.minutes", "different", "different"),
         (("kinds:", "human: {when: 'true'}\nkinds:"), "human.when", "different", "different"),
         (("kinds:", LEVELS), "levels.claim.minutes", "different", "different"),
+        (("kinds:", "labels: {claim.minutes: Minuten}\nkinds:"), "labels.claim.minutes", "different", "different"),
     ],
 )
 def test_a_setting_that_differs_is_named_with_its_direction(edit: tuple[str, str], path: str, forth: str, back: str):
@@ -193,7 +194,7 @@ def test_every_field_of_a_contract_is_compared_in_some_way():
     """A field that is added to the contract and forgotten here would be a difference that nobody is told of."""
     compared = {
         "gate", "agent_id", "owner", "effective_from", "proposal_schema", "mission", "source", "authority", "event",
-        "show", "levels", "rationale", "draws_settle_in", "drift", "escalation", "human", "memory", "artifacts", "retry", "budget",
+        "show", "levels", "labels", "rationale", "draws_settle_in", "drift", "escalation", "human", "memory", "artifacts", "retry", "budget",
         "aggregate_thresholds", "snapshot", "spend", "sagas", "kinds", "refusal",
         "when",  # as decisions
         "readings", "policy", "max_error",

@@ -167,9 +167,8 @@ class ResolveOptions:
         bool, typer.Option("--acknowledge", help="Accept an impact that is HIGH and cannot be undone.")
     ] = False
 
-    @property
-    def decision(self) -> Resolve:
-        """The only decision that was given. Raises UsageError where none or two were."""
+    def decision(self, dfid: str) -> Resolve:
+        """Return the only decision that was given about a case. Raises UsageError where none or two were."""
         given: dict[Resolve, bool] = {
             "OVERRIDE": self.override,
             "MODIFY": self.modify is not None,
@@ -181,18 +180,18 @@ class ResolveOptions:
         wanted = [name for name, is_given in given.items() if is_given]
         if len(wanted) != 1:
             names = ", ".join(f"--{name.lower()}" for name in given)
-            raise UsageError(f"give exactly one of {names}", hint="sds escalations show DFID")
+            raise UsageError(f"give exactly one of {names}", hint=f"sds escalations show {dfid}")
         return wanted[0]
 
-    def of_several(self) -> None:
+    def of_several(self, decision: Resolve) -> None:
         """Raise UsageError for what is decided of one case alone: what is carried out, and on which state it was decided."""
-        if self.decision not in TAGS or self.seen:
-            what = "seen" if self.decision in TAGS else self.decision.lower()
+        if decision not in TAGS or self.seen:
+            what = "seen" if decision in TAGS else decision.lower()
             raise UsageError(f"--{what} is for one case", hint="only --return and --abort resolve several cases")
 
-    def decided(self, reason: str) -> HumanDecision:
+    def decided(self, dfid: str, reason: str) -> HumanDecision:
         given = self.modify or "", self.seen, self.settled or "", self.acknowledge
-        return HumanDecision(self.decision, operator(), reason, *given)
+        return HumanDecision(self.decision(dfid), operator(), reason, *given)
 
 
 def resolve(
@@ -211,13 +210,15 @@ def resolve(
 
     Example: sds escalations resolve 550e8400 --abort --reason "the customer withdrew"
     """
-    wanted, dfids = options.decided(reason), ids_of(dfid, file, "DFID")
+    dfids = ids_of(dfid, file, "DFID")
+    wanted = options.decided(shlex.quote(dfids[0]), reason)
     several = file is not None or len(dfids) > 1
     if several:
-        options.of_several()
+        options.of_several(wanted.decision)
     definition = defined(gate)
     open_store(definition.name).close()
-    with recovery_kernel(definition, gate_home(definition.name)) as kernel:
+    sends = wanted.decision not in TAGS
+    with recovery_kernel(definition, gate_home(definition.name), sends=sends) as kernel:
         if several:
             for_each(dfids, lambda each: _resolved(kernel, each, wanted), as_json=as_json)
             return

@@ -228,7 +228,7 @@ def _given(reason: str) -> str:
     try:
         return said("reason", reason)
     except UsageError as error:
-        raise UsageError(str(error), hint='--reason "..."') from None
+        raise UsageError(str(error), hint=error.hint or '--reason "..."') from None
 
 
 def _parse_head(text: str) -> ledgers.Head | Checkpoint:

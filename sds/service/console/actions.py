@@ -224,7 +224,7 @@ def operate(request: Request, me: Me, gate: str, sent: Form) -> Response:
 
 
 def _operate(gate: Gate, who: str, sent: dict[str, str], now_ms: int) -> None:
-    act, agent, reason = sent.get("act", ""), sent.get("agent", ""), forms.kept_whole(sent, "reason")
+    act, agent, reason = sent.get("act", ""), sent.get("agent", ""), forms.whole(sent, "reason")
     if act in _HALTS:
         if act == "resume":
             _refuse_unseen(live.halted_ms(gate), sent)

@@ -30,9 +30,10 @@ _SHOWN = ("outcome", "decision", "who", "reason", "reason_code", "status", "refe
 
 @dataclass(frozen=True, slots=True)
 class FieldRow:
-    """One field of the state, as text: as the agent read it, now, and (`looked`) on the page whose form was sent, if any."""
+    """One field of the state, as text: its label, where the contract has one, as the agent read it, now, and (`looked`) on the page whose form was sent, if any."""
 
     path: str
+    label: str
     then: str
     now: str
     moved: bool
@@ -186,7 +187,7 @@ def _fields(
     moved = view.moved if view else ()
     for path, declared in terms.snapshot.items():
         then, is_now = (words.field(path, declared, fields.get(path), currency) for fields in (case.fields, now))
-        yield FieldRow(path, then, is_now, path in moved, looked.get(path, ""))
+        yield FieldRow(path, terms.labels.get(path, ""), then, is_now, path in moved, looked.get(path, ""))
 
 
 def numbers(terms: Contract, action: str, values: Mapping[str, int], currency: str) -> Iterator[tuple[str, str]]:

@@ -173,6 +173,12 @@ def _trigger(gate: Gate, record: Mapping[str, Any]) -> Section:
     return Section("Event", facts, words.pieces(str(event.get(evidence, ""))))
 
 
+def _named(terms: Contract, path: str) -> str:
+    """Return a field's path, with its label before it where the contract has one."""
+    label = terms.labels.get(path)
+    return f"{label} ({path})" if label else path
+
+
 def _state_and_prompt(gate: Gate, record: Mapping[str, Any], currency: str) -> Iterator[Section]:
     """Yield the sections of the state as the agent read it, and of the model's prompt."""
     snapshot = record["context_snapshots"]
@@ -181,7 +187,7 @@ def _state_and_prompt(gate: Gate, record: Mapping[str, Any], currency: str) -> I
     body = json.loads(snapshot["body"])
     declared = gate.contract.snapshot
     facts = tuple(
-        (path, words.field(path, declared.get(path, "string"), value, currency))
+        (_named(gate.contract, path), words.field(path, declared.get(path, "string"), value, currency))
         for path, value in body["fields"].items()
     )
     yield Section(

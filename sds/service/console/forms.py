@@ -11,10 +11,9 @@ from urllib.parse import parse_qsl
 from starlette.requests import ClientDisconnect, Request
 
 from sds.escalations import HumanDecision, Resolve
-from sds.kernel.canonical import one_line, reason_line
+from sds.kernel.canonical import REASON_CHARS_MAX, kept_whole, one_line, reason_line
 from sds.kernel.errors import SdsError, UsageError
 from sds.kernel.executor.protocol import REFERENCE_CHARS_MAX
-from sds.kernel.human.parsing import REASON_CHARS_MAX
 from sds.service.body import CLOSE
 from sds.service.problems import Problem
 from sds.service.state import service
@@ -62,21 +61,22 @@ def decided(sent: Mapping[str, str], who: str, decimals: Mapping[str, int]) -> H
     return HumanDecision(
         wanted,
         who,
-        kept_whole(sent, "reason"),
+        whole(sent, "reason"),
         change=_change(sent, decimals) if wanted == "MODIFY" else "",
         seen=sent.get("seen", ""),
-        reference=kept_whole(sent, "reference").strip() if wanted == "SETTLED" else "",
+        reference=whole(sent, "reference").strip() if wanted == "SETTLED" else "",
         acknowledge=sent.get("acknowledge") == "yes",
     )
 
 
-def kept_whole(sent: Mapping[str, str], name: str) -> str:
+def whole(sent: Mapping[str, str], name: str) -> str:
     """Return a text of a form. Raises UsageError where the record would cut it."""
-    if _is_too_long(sent, name):
-        length = len(one_line(sent[name], len(sent[name])))
-        hint = "What you typed is still here: shorten it, and send it again."
-        raise UsageError(f"the {name} has {length} characters, and the record keeps {_KEPT[name]}", hint=hint)
-    return sent.get(name, "")
+    text = sent.get(name, "")
+    try:
+        kept_whole(name, text, _KEPT[name])
+    except UsageError as error:
+        raise UsageError(str(error), hint="What you typed is still here: shorten it, and send it again.") from None
+    return text
 
 
 def _is_too_long(sent: Mapping[str, str], name: str) -> bool:
@@ -111,7 +111,7 @@ def field_of(error: SdsError, sent: Mapping[str, str]) -> str:
     """Return the field of a form that an error is about, by the end of its id; "" where it is about none."""
     if error.reason_code == "ACKNOWLEDGEMENT_REQUIRED":
         return "ok"
-    if _is_too_long(sent, "reason") or not reason_line(sent.get("reason", ""), REASON_CHARS_MAX):
+    if _is_too_long(sent, "reason") or not reason_line(sent.get("reason", "")):
         return "reason"
     if sent.get("decision") == "SETTLED" and (_is_too_long(sent, "reference") or "needs the reference" in str(error)):
         return "reference"

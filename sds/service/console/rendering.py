@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import zlib
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import asdict, dataclass, field
@@ -60,6 +61,10 @@ _MENDS = {
     "CONFLICT": "Load the page again, and look what is there now.",
     "BODY_TOO_LARGE": "Go back to the page, shorten what you typed, and send it again.",
     "DRAINING": "Load the page again in a minute.",
+    **dict.fromkeys(
+        ("LEDGER_ALTERED", "KEY_LOST"),
+        "Nothing was sent. Tell an operator of this service. You can still return or end the case.",
+    ),
     **dict.fromkeys(
         ("RATE_LIMITED", "TOO_SLOW", "STATE_UNAVAILABLE", "EXECUTOR_REFUSED", "UNAVAILABLE"),
         "Wait a moment, then load the page again.",
@@ -118,7 +123,7 @@ class Refused:
         """Return a redirect to the page; None where the page has to be the answer: a cookie cannot hold it, or it is not sure
         that nothing was done, and the next request may fail, too.
         """
-        data = urlsafe_b64encode(json.dumps(asdict(self), ensure_ascii=False).encode()).decode()
+        data = urlsafe_b64encode(zlib.compress(json.dumps(asdict(self), ensure_ascii=False).encode(), 9)).decode()
         if self.refusal.unsure or len(data) > COOKIE_CHARS_MAX - 65:
             return None
         response = RedirectResponse(self.page, 303)
@@ -131,10 +136,10 @@ class Refused:
         seal, _, data = cookie_of(request, REFUSED).partition(".")
         if not data or not hmac.compare_digest(seal.encode(), _seal(session, data).encode()):
             return None
-        read = json.loads(urlsafe_b64decode(data))
         try:
+            read = json.loads(zlib.decompress(urlsafe_b64decode(data)))
             made = cls(**read | {"refusal": Refusal(**read["refusal"])})
-        except (KeyError, TypeError):  # another version of the service has written it
+        except (KeyError, TypeError, ValueError, zlib.error):  # another version of the service has written it
             return None
         return made if made.page.partition("?")[0] == request.url.path else None
 
@@ -145,11 +150,14 @@ def _seal(session: ConsoleSession, data: str) -> str:
 
 
 def refusal(error: SdsError, field: str) -> Refusal:
-    """Return a refusal of the kernel. A hint that is a command or JSON is replaced by what can be done on a page."""
+    """Return a refusal of the kernel. A hint that is a command or JSON is replaced by what can be done on a page, and the id of the
+    page's own case by words.
+    """
     mend = _MENDS.get(error.reason_code, error.hint)
     if COMMAND.search(mend) or "{" in mend:
         mend = _OPERATOR + mend if isinstance(error, StoreError) else _LOOK
-    return Refusal(str(error), mend, unsure=isinstance(error, StoreError) and error.retryable, field=field)
+    message = str(error).replace(f"flow `{error.dfid}`", "this case") if error.dfid else str(error)
+    return Refusal(message, mend, unsure=isinstance(error, StoreError) and error.retryable, field=field)
 
 
 def _visible(value: object) -> object:

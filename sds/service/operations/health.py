@@ -30,7 +30,7 @@ from sds.engines.protocol import Engine, language_model_of
 from sds.host import keys, paths
 from sds.kernel.audit.rolling import RollingVerification
 from sds.kernel.errors import ModelError, SdsError, StoreError
-from sds.kernel.executor.wholeness import RECORD_BEHIND
+from sds.kernel.executor.wholeness import KEY_LOST, LEDGER_ALTERED, RECORD_BEHIND, Doubt
 from sds.kernel.storage.ledger import PublicKeys
 from sds.kernel.storage.sqlite import SqliteStore
 from sds.kernel.storage.store import Store
@@ -40,8 +40,11 @@ from sds.service.state import Service
 OK = "ok"
 LANGUAGE_MODEL = "language_model"
 CHECKS = ("model", "store", "clock", "contract", "key", "ledger", "record")  # for each gate
-CONTRACT_SUPERSEDED, LEDGER_ALTERED = "CONTRACT_SUPERSEDED", "LEDGER_ALTERED"
-KEY_LOST, KEY_OLDER = "KEY_LOST", "KEY_OLDER"
+CONTRACT_SUPERSEDED, KEY_OLDER = "CONTRACT_SUPERSEDED", "KEY_OLDER"
+STOPS = {  # what stops a record (`Wholeness.stopped`), by the check that finds it
+    "ledger": Doubt(LEDGER_ALTERED, "the ledger was altered (the check `ledger` of /readyz)"),
+    "key": Doubt(KEY_LOST, "`kernel.key` is lost, or is another (the check `key` of /readyz)"),
+}
 CLOCKS_APART_MS_MAX = 1_000
 ROOM_BYTES_MIN = 4 << 20  # free bytes on the disk of a record: enough for some decisions
 CASES_MAX = 20  # cases of a gate's queue that are tried for one with a choice to prove the model on
@@ -74,19 +77,21 @@ class Health:
             "record": self._record,
         }
         for check, look in looks.items():
-            for name, each in self._service.gates.items():
-                self._note(check, name, _result(partial(look, each)))
+            for each in self._service.gates.values():
+                self._note(check, each, _result(partial(look, each)))
         with self._lock:
             self._looked_s = time.monotonic()
 
-    def _note(self, check: str, gate: str, result: str) -> None:
-        """Keep a result; log it where it is another than the last. An altered ledger or a lost key stops new events."""
+    def _note(self, check: str, each: OpenGate, result: str) -> None:
+        """Keep a result; log it where it is another than the last. An altered ledger or a lost key stops the record."""
+        gate, whole = each.name, each.gate.kernel.whole
         with self._lock:
             before, self._found[check][gate] = self._found[check].get(gate, OK), result
-        if result in (LEDGER_ALTERED, KEY_LOST):
-            self._service.unsafe[gate] = check
-        elif self._service.unsafe.get(gate) == check and result == OK:
-            del self._service.unsafe[gate]
+        stop = STOPS.get(check)
+        if stop is not None and result == stop.code:
+            whole.stopped = stop
+        elif result == OK and whole.stopped is stop:
+            whole.stopped = None
         if result != before:
             self._service.log("service.check", {"check": check, "gate": gate, "was": before, "is": result})
 

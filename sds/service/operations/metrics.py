@@ -30,6 +30,8 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 RESERVED_BYTES = {"counter": 1 << 17, "histogram": 1 << 21} | dict.fromkeys(
     ("gauge_livesum", "gauge_livemax", "gauge_livemin"), 1 << 17
 )
+ENDED = "ended-"  # in the name of a shared file whose process has ended, until another process goes on with it
+RENAMED_MAX = 10  # files that may get another name while a scrape reads them
 _USED = struct.Struct("i")  # at the head of a shared file: how many of its bytes are used
 
 _MS = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000)
@@ -143,9 +145,13 @@ class Metrics:
         self.settle()
         if not (folder := os.environ.get(SHARED)):
             return generate_latest(self._registry)
-        Path(folder).mkdir(
-            mode=0o700, exist_ok=True
-        )  # without it nothing could be scraped, and no alarm but `SdsDown` fire
+        Path(folder).mkdir(mode=0o700, exist_ok=True)  # without it nothing is scraped, and no alarm but `SdsDown` fires
+        for _ in range(RENAMED_MAX):
+            with suppress(FileNotFoundError):  # a file got another name since the folder was listed
+                return self._of_all_processes()
+        return self._of_all_processes()
+
+    def _of_all_processes(self) -> bytes:
         shared = CollectorRegistry()
         MultiProcessCollector(shared)  # type: ignore[no-untyped-call]  # it registers itself
         shared.register(_AtScrape(self._read))
@@ -172,11 +178,14 @@ def _reserve(folder: Path) -> None:
 
     They are memory-mapped: a write to a page for which a full disk has no room would end the process by SIGBUS. A file gets its
     name once it has its size, since a scrape of another process fails on an empty one.
+
+    The process goes on counting in the files of one that has ended: there are never more than of processes that lived at once.
     """
     try:
         folder.mkdir(mode=0o700, exist_ok=True)  # a cleaner of temporary files may have removed it
         for kind, size in RESERVED_BYTES.items():
             file = folder / f"{kind}_{os.getpid()}.db"
+            _take_over(folder, kind, file)
             made = file if file.exists() else file.with_suffix(".new")  # it exists where an ended process had this id
             with made.open("ab") as opened:
                 _allocate(opened, size)
@@ -184,6 +193,14 @@ def _reserve(folder: Path) -> None:
     except OSError as error:
         hint = "make room where temporary files are, or set TMPDIR to a folder that has room"
         raise SdsError(f"the metrics cannot be kept in `{folder}`: {cause_of(error)}", hint=hint) from error
+
+
+def _take_over(folder: Path, kind: str, file: Path) -> None:
+    """Give a file of a process that has ended, if there is one, the name of this process's."""
+    for left in () if file.exists() else folder.glob(f"{kind}_{ENDED}*.db"):
+        with suppress(FileNotFoundError):  # another process has just taken it
+            left.rename(file)
+            return
 
 
 def _allocate(file: BinaryIO, size: int) -> None:
@@ -197,12 +214,15 @@ def _allocate(file: BinaryIO, size: int) -> None:
 
 
 def forget_process(pid: int) -> None:
-    """Remove the gauges of a process that has ended from the sums. Its counters and histograms stay, in the bytes they use."""
+    """Remove the gauges of a process that has ended from the sums. Its counters and histograms stay, in the bytes they use, for
+    the next process.
+    """
     mark_process_dead(pid, folder := os.environ[SHARED])  # type: ignore[no-untyped-call]
     for kind in ("counter", "histogram"):
         file = Path(folder) / f"{kind}_{pid}.db"
         with suppress(OSError), file.open("rb+") as opened:
             opened.truncate(max(_USED.size, *_USED.unpack(opened.read(_USED.size))))
+            file.rename(file.with_name(f"{kind}_{ENDED}{pid}.db"))
 
 
 class _AtScrape(Collector):

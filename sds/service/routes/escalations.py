@@ -12,6 +12,8 @@ from starlette.concurrency import run_in_threadpool
 from sds.escalations import HumanDecision, Resolve
 from sds.gate import Gate
 from sds.host.clock import when
+from sds.kernel.canonical import REASON_CHARS_MAX
+from sds.kernel.executor.protocol import REFERENCE_CHARS_MAX
 from sds.kernel.human.cases import BEFORE_ALL, Place
 from sds.service import review
 from sds.service.callers import Caller, Reviewer, Viewer
@@ -31,7 +33,7 @@ _REQUIRED = {"decision": TEXT, "reason": TEXT}
 _OPTIONAL = {"change": OBJECT, "seen": TEXT, "reference": TEXT, "acknowledge": FLAG}
 _SAID: dict[str, dict[str, Any]] = {
     "decision": {"enum": list(get_args(Resolve))},
-    "reason": {"description": "Why, for the record."},
+    "reason": {"description": f"Why, for the record: at most {REASON_CHARS_MAX} characters."},
     "change": {
         "description": "With MODIFY: the other decision. The numbers of `params` with all their decimals, best as text: `5.00`.",
         "properties": {
@@ -42,7 +44,9 @@ _SAID: dict[str, dict[str, Any]] = {
         "required": ["action", "reason"],
     },
     "seen": {"description": "The `now.id` of the case as it was shown."},
-    "reference": {"description": "With SETTLED: the external system's id of what was carried out."},
+    "reference": {
+        "description": f"With SETTLED: the external system's id of what was carried out, at most {REFERENCE_CHARS_MAX} characters."
+    },
     "acknowledge": {"description": "The person knows that the decision is of HIGH impact."},
 }
 

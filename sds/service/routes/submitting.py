@@ -19,6 +19,7 @@ from sds.service.deciding.idempotency import KeptAnswer, KeptAnswers, KeyClaim, 
 from sds.service.deciding.terms import Terms
 from sds.service.gates import OpenGate
 from sds.service.problems import Problem
+from sds.service.reasons import code_of
 from sds.service.state import Service
 from sds.submission import Handle
 
@@ -27,7 +28,6 @@ AMPLE_MS, SHORT_BYTES = 25, 8 * 1024
 GRACE_MS = 100  # time after its deadline for a decision to report that the deadline passed
 _OK = 200
 SUPERSEDED = "the record has a newer version of the gate's contract than this process: nothing was written"
-UNSAFE = "the check `{}` of /readyz fails: nothing was written"
 SUPERSEDED_S = 1.0  # `Retry-After` of what another process may take at once
 ELSEWHERE = {"Connection": "close"}  # else a caller that keeps its connection asks this process again
 # other reasons than its deadline why a flow ended NOT_DECIDED
@@ -122,7 +122,7 @@ async def _begin_once_free(service: Service, request: DecisionRequest, dfid: str
         while True:
             left_s = request.wait_ms / 1_000
             if left_s <= 0:
-                raise await _in_progress(request, dfid)
+                raise _in_progress(dfid)
             await asyncio.sleep(min(wait_s, left_s))
             begun = await run_in_threadpool(_begin, service, request)
             if not begun.elsewhere:
@@ -136,8 +136,8 @@ def _may_begin_here(service: Service, request: DecisionRequest) -> bool:
     """
     ample = len(request.body) <= SHORT_BYTES and request.left_ms >= AMPLE_MS and request.terms.key is None
     admitted = service.admission.idle and service.admission.refusal(request.gate.name, request.left_ms) is None
-    name = request.gate.name
-    blocked = request.gate.gate.breaker.wait_ms or name in service.superseded or name in service.unsafe
+    opened, superseded = request.gate.gate, request.gate.name in service.superseded
+    blocked = opened.breaker.wait_ms or superseded or opened.kernel.whole.stopped is not None
     return ample and admitted and not blocked
 
 
@@ -168,6 +168,8 @@ def _begin(service: Service, request: DecisionRequest) -> _Begun:
     waits = known is not None and known.state == "ACTIVE" and not request.terms.respond_async
     if known is not None and waits and not service.decides(known.dfid):
         return _Begun(elsewhere=known.dfid)
+    if request.left_ms <= 0 and known is not None:
+        raise _in_progress(known.dfid)
     if request.left_ms <= 0:
         raise Problem("NOT_DECIDED", "the deadline passed before a decision could begin")
     return _admitted(service, request, claim)
@@ -177,8 +179,8 @@ def _admitted(service: Service, request: DecisionRequest, claim: KeyClaim | None
     """Admit a request, claim its key and submit its event. Raises Problem where it is not admitted, the model is down, the
     record was altered or its key is lost, or this process's contract is superseded: it could only hand the event to a human.
     """
-    if check := service.unsafe.get(request.gate.name):
-        raise Problem("NOT_READY", UNSAFE.format(check), retry_after_s=SUPERSEDED_S)
+    if (stopped := request.gate.gate.kernel.whole.stopped) is not None:
+        raise Problem("NOT_READY", f"{stopped.message}: nothing was written", retry_after_s=SUPERSEDED_S)
     if request.gate.name in service.superseded:
         raise Problem("NOT_READY", SUPERSEDED, retry_after_s=SUPERSEDED_S, headers=ELSEWHERE)
     if wait_ms := request.gate.gate.breaker.wait_ms:
@@ -240,18 +242,26 @@ async def _answer(request: DecisionRequest, handle: Handle) -> Answer:
 
 
 async def _answer_now(request: DecisionRequest, handle: Handle) -> Answer:
-    """Return a decision's answer, or cancel it where there is none. Raises as `_answer` does."""
+    """Return a decision's answer, or cancel it where there is none. Raises as `_answer` does.
+
+    Where it ends without a flow of its own, another process may have the event: its answer counts.
+    """
     future = handle.future
     if not future.done() and await run_in_threadpool(handle.cancel):
         await _wait(future, GRACE_MS / 1_000)
     if not future.done():
-        raise await _in_progress(request)
+        raise _in_progress(await run_in_threadpool(_flow_of, request))
     try:
         return future.result()
     except SdsError as error:
         if error.reason_code == "FLOW_IN_PROGRESS":
-            raise (await _in_progress(request, error.dfid)) from error
-        raise
+            raise _in_progress(error.dfid or await run_in_threadpool(_flow_of, request)) from error
+        known = None if error.dfid or code_of(error) != NOT_DECIDED else await run_in_threadpool(_known, request)
+        if known is None:
+            raise
+        if known.pending:
+            raise _in_progress(known.dfid) from error
+        return known
 
 
 async def _wait(future: Future[Answer], seconds: float) -> None:
@@ -319,12 +329,15 @@ def _replayed(kept: KeptAnswer) -> DecisionReply:
     return DecisionReply(kept.status, kept.dfid, kept.body, replayed=True)
 
 
+def _known(request: DecisionRequest) -> Answer | None:
+    return request.gate.gate.known(request.body)
+
+
 def _flow_of(request: DecisionRequest) -> str:
     gate, kernel = request.gate.gate, request.gate.gate.kernel
     return flow_named(kernel.store, kernel.contract, gate.read(request.body), now_ms=kernel.now_ms)
 
 
-async def _in_progress(request: DecisionRequest, dfid: str = "") -> Problem:
+def _in_progress(dfid: str) -> Problem:
     """Return the problem that an event is being decided. It names the event's flow, also one that is not on record yet."""
-    dfid = dfid or await run_in_threadpool(_flow_of, request)
     return Problem("FLOW_IN_PROGRESS", dfid=dfid, headers={"Location": f"/v1/decisions/{dfid}"})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -289,3 +290,35 @@ def test_without_a_reason_a_record_or_a_flow_nothing_is_resolved(cli: Cli, tmp_p
     assert "there is no flow `nobody`" in cli("escalations", "show", "nobody")[2]
     done = Shell(cli.folder.parent)("escalations", "resolve", case.dfid, "--abort")
     assert (2, True) == (done.returncode, "Missing option '--reason'" in done.stderr)
+
+
+def test_a_reason_that_the_record_would_cut_is_refused_with_its_limit(cli: Cli) -> None:
+    case, long = escalated(cli, "REFUND_TICKET"), "w" * 501
+    for words in (("escalations", "resolve", case.dfid, "--abort"), ("halt",), ("agents", "suspend", "refund-agent")):
+        code, _, err = cli(*words, "--reason", long)
+        assert (2, True) == (code, "the reason has 501 characters, and the record keeps 500" in err)
+        assert "shorten it" in err
+    assert 1 == len(cli.json("escalations", "list"))
+
+
+def test_from_an_altered_ledger_nothing_is_sent_and_a_case_can_be_ended(cli: Cli) -> None:
+    case = escalated(cli, "REFUND_TICKET")
+    (bound,) = (each for each in cli.json("escalations", "show", case.dfid)["commands"] if "REFUND_TICKET" in each)
+    with closing(sqlite3.connect(decisions_path(cli.folder))) as db:
+        db.executescript(
+            "DROP TRIGGER ledger_no_update; UPDATE ledger SET entry_hash = '00000000' || substr(entry_hash, 9)"
+            " WHERE idx = (SELECT max(idx) FROM checkpoints)"
+        )
+    for words in (shlex.split(bound)[1:], ["recover"]):
+        code, _, err = cli(*words)
+        assert (1, True) == (code, "the ledger differs from what was signed" in err)
+    assert [] == paid(cli)
+    assert "nothing is carried out" in cli.ok("escalations", "resolve", case.dfid, "--abort", "--reason", "altered")
+    assert "halted" in cli.ok("halt", "--reason", "altered")
+
+
+def test_a_hint_names_the_case_that_was_typed(cli: Cli) -> None:
+    case = escalated(cli, "REFUND_TICKET")
+    for words in ((), ("--abort", "--return"), ("--abort", "--seen", "nonsense")):
+        err = cli("escalations", "resolve", case.dfid, *words, "--reason", "r")[2]
+        assert f"sds escalations show {case.dfid}" in err

@@ -163,6 +163,7 @@ def test_what_cannot_be_read_as_a_contract_file_is_said_in_one_line(tmp_path: Pa
         ("spends: amount", "spends: {}", "kinds.PAY.spends"),
         ("when: claim.due", "show: {{claim.due: {}}}\nwhen: claim.due", "show.claim.due"),
         ("when: claim.due", "levels: {{claim.minutes: [{}, 5, long]}}\nwhen: claim.due", "levels.claim.minutes.0"),
+        ("when: claim.due", "labels: {{claim.due: {}}}\nwhen: claim.due", "labels.claim.due"),
     ],
 )
 def test_a_word_that_yaml_reads_as_something_else_is_told_how_to_be_written(

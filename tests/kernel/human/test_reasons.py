@@ -72,3 +72,30 @@ def test_a_reason_or_a_name_that_is_no_text_is_none(world: World) -> None:
 def test_another_decision_is_taken_as_text_alone() -> None:
     with pytest.raises(UsageError, match="the decision is not JSON text"):
         parse_change(cast("str", {"action": "DENY"}), "0" * 64)
+
+
+def test_a_reason_longer_than_the_record_keeps_is_refused_not_cut_and_nothing_is_done(world: World) -> None:
+    every = acts(world)
+    before = world.column("SELECT kind FROM ledger")
+    for act in every.values():
+        with pytest.raises(UsageError, match="the reason has 501 characters, and the record keeps 500"):
+            act("é" * 501)
+    assert before == world.column("SELECT kind FROM ledger")
+
+
+def test_a_reason_as_long_as_the_record_keeps_is_kept_whole_also_where_it_frees_an_agent(world: World) -> None:
+    dfid, why = escalated(world), "w" * 500
+    with world.store.transaction():
+        registry.move(
+            world.store, "claims-agent", "ESCALATED", by="runtime", reason="r" * 900, now_ms=world.clock(), case=dfid
+        )
+    desk(world).resolve(dfid, Resolution("ABORT", "ada", f"  {why}\n"))
+    assert [why] == world.column("SELECT reason FROM human_decisions")
+    assert "ACTIVE" == world.column("SELECT status FROM agents")[0]
+
+
+@pytest.mark.parametrize("receipt", [Receipt("settled", "B" * 201), Receipt("rejected", "B" * 201)])
+def test_a_reference_longer_than_the_record_keeps_is_refused_not_cut(world: World, receipt: Receipt) -> None:
+    order, by = unknown(world, Silent()), dict[str, Any](who="ada", reason="looked", now_ms=world.clock())
+    with pytest.raises(UsageError, match="the reference has 201 characters, and the record keeps 200"):
+        attest(world.open_kernel(), order, receipt, acknowledged=True, **by)

@@ -54,6 +54,7 @@ TERMS = contract(
         "escalation: {always: [COMPENSATE, REFUND_TICKET], impact_high_minor: 4000, per_hour: 1000000}",
     ),
     more="""
+labels: {ticket.compensations_left: "Compensations <left>"}
 human:
   kinds:
     GOODWILL:

@@ -56,3 +56,15 @@ def test_of_a_record_without_texts_codes_and_numbers_are_left(office: Office) ->
     event = json.loads(left["decision_flows"]["trigger_event"])
     assert {"claim_id": "C-1", "ticket_id": "T-C-1", "text": FOR_REVIEWERS} == event
     assert 20_000 == json.loads(left["context_snapshots"]["body"])["fields"]["ticket.refundable_minor"]
+
+
+def test_a_field_is_shown_by_its_label_beside_its_path_escaped_on_the_pages_of_case_and_decision(
+    office: Office, ada: Visitor
+) -> None:
+    dfid = office.hand_over("C-1")
+    case, record = (ada.get(f"/console/{room}/claims/{dfid}").text for room in ("cases", "decisions"))
+    assert "Compensations &lt;left&gt;" in case
+    assert "Compensations &lt;left&gt;" in record
+    assert "Compensations <left> ticket.compensations_left 1 1" in text(case)
+    assert "Compensations <left> (ticket.compensations_left) 1" in text(record)
+    assert "ticket.mood calm calm" in text(case)

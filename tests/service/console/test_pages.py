@@ -219,7 +219,7 @@ def test_of_two_who_decide_a_case_the_second_learns_who_was_first(office: Office
         bob.sends(path, decision="ABORT", reason="withdrawn")
     answer = ada.sends(path, decision="OVERRIDE", reason="checked", acknowledge="yes")
     assert 409 == answer.status_code
-    assert f"flow `{dfid}` is resolved already: ABORT by bob" in answer.text
+    assert "this case is resolved already: ABORT by bob" in answer.text
     assert [] == office.rail.paid()
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hmac
 import json
+import zlib
 from base64 import urlsafe_b64encode
+from secrets import token_hex
 
 import pytest
 from starlette.testclient import TestClient
@@ -36,10 +38,20 @@ def test_a_refused_form_leads_to_its_page_which_says_so_once(office: Office, ada
 
 def test_what_no_cookie_can_hold_is_answered_with_the_page(office: Office, ada: Visitor) -> None:
     for form in (f"/console/cases/claims/{office.hand_over('C-1')}", "/console/live/claims"):
-        fields = {"csrf": ada.csrf(), "decision": "ABORT", "act": "halt", "agent": "", "reason": "x" * 4_000}
+        fields = {"csrf": ada.csrf(), "decision": "ABORT", "act": "halt", "agent": "", "reason": token_hex(4_000)}
         answer = TestClient.post(ada, form, data=fields)
         assert (409, 1) == (answer.status_code, answer.text.count(f'value="{fields["reason"]}"'))
         assert "set-cookie" not in answer.headers
+
+
+def test_a_long_reason_in_words_stays_on_its_page_and_is_not_sent_again_by_reload(office: Office, ada: Visitor) -> None:
+    case = f"/console/cases/claims/{office.hand_over('C-1')}"
+    said = " ".join(f"On day {day} the customer called again about claim {day * 7919}." for day in range(90))
+    assert 4_500 < len(said)
+    answer = TestClient.post(ada, case, data={"csrf": ada.csrf(), "decision": "ABORT", "reason": said})
+    assert (303, case) == (answer.status_code, answer.headers["location"])
+    assert len(answer.headers["set-cookie"]) < 4_096
+    assert f'value="{said}"' in ada.get(case).text
 
 
 def test_no_page_shows_a_refusal_that_no_page_of_its_session_made(office: Office, ada: Visitor) -> None:
@@ -56,8 +68,10 @@ def test_no_page_shows_a_refusal_that_no_page_of_its_session_made(office: Office
 
 def test_a_refusal_that_another_version_of_the_service_wrote_hides_no_page(office: Office, ada: Visitor) -> None:
     case = f"/console/cases/claims/{office.hand_over('C-1')}"
-    for written in ({"page": case}, {"page": case, "status": 409, "refusal": {"what": "no"}}):
-        data = urlsafe_b64encode(json.dumps(written).encode())
+    whole = {"page": case, "status": 409, "refusal": {"message": "no"}}
+    others = [json.dumps(each).encode() for each in ({"page": case}, whole | {"refusal": {"what": "no"}})]
+    for written in (*map(zlib.compress, others), json.dumps(whole).encode(), zlib.compress(b"no JSON"), b""):
+        data = urlsafe_b64encode(written)
         seal = hmac.new(ada.csrf().encode(), data, "sha256").hexdigest()
         ada.cookies.set("__Host-sds_refused", f"{seal}.{data.decode()}", domain="console.example")
         assert (200, False) == ((shown := ada.get(case)).status_code, "Not done" in shown.text)

@@ -229,10 +229,35 @@ def test_the_shared_files_have_their_room_on_the_disk_from_the_start_and_keep_wh
             assert size.st_size <= 512 * size.st_blocks
         forget_process(pid)
         left = {file.name: file.stat().st_size for file in folder.iterdir()}
-        assert {f"counter_{pid}.db", f"histogram_{pid}.db"} == left.keys()
+        assert {f"counter_ended-{pid}.db", f"histogram_ended-{pid}.db"} == left.keys()
         assert all(size < metrics_of.RESERVED_BYTES["counter"] for size in left.values())
         text = of_one_process("print(metrics.render().decode())")
     assert 1 == value(text, "sds_refusals_total", code="INTERNAL")
+
+
+def test_a_process_goes_on_counting_where_an_ended_one_stopped_so_that_no_files_are_left_over() -> None:
+    with shared_values():
+        folder = Path(os.environ["PROMETHEUS_MULTIPROC_DIR"])
+        counts = "import os; metrics.refused.labels('INTERNAL').inc(); metrics.in_hand.set(5); print(os.getpid())"
+        for _ in range(3):
+            forget_process(int(of_one_process(counts)))
+            assert ["counter", "histogram"] == sorted(file.name.partition("_")[0] for file in folder.iterdir())
+        text = of_one_process("print(metrics.render().decode())")
+    assert (3, 0) == (value(text, "sds_refusals_total", code="INTERNAL"), value(text, "sds_admission_in_hand"))
+
+
+def test_a_scrape_that_meets_a_file_that_just_got_another_name_reads_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = list[int]()
+
+    def renamed(registry: object) -> None:
+        tries.append(1)
+        if len(tries) == 1:
+            raise FileNotFoundError
+
+    with shared_values():
+        monkeypatch.setattr(metrics_of, "MultiProcessCollector", renamed)
+        Metrics().render()
+    assert 2 == len(tries)
 
 
 def test_no_scrape_meets_a_shared_file_without_a_size(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 
 from sds.gate import Gate
 from sds.host.clock import now_ms
+from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.errors import StoreError
 from sds.kernel.storage.sqlite import SqliteStore
 from sds.opening import decisions_at_once
+from tests.kernel.durable import proposal
 from tests.service.engines import Held
 from tests.service.operations.waiting import wait_until
 from tests.service.testbed import EVENT, Bed, check, opened_bed
@@ -171,6 +176,53 @@ def test_what_another_process_decides_is_answered_as_soon_as_it_has(home: Path) 
         engine.let_go.set()
         assert first.result(10).content == second.result(10).content
         assert second.result().content == bed.post(headers={"Idempotency-Key": "k"}).content
+
+
+@pytest.mark.parametrize("headers", [{"Prefer": "respond-async"}, {"Prefer": "respond-async", "Idempotency-Key": "k"}])
+def test_what_another_process_decides_is_409_also_where_its_deadline_passed_before_it_was_looked_up(
+    home: Path, headers: dict[str, str]
+) -> None:
+    with opened_bed(home) as bed, opened_bed(home, Held()) as elsewhere:
+        dfid = elsewhere.gate.kernel.open(elsewhere.gate.read(EVENT)).dfid
+        with patch("sds.service.routes.submitting.time", SimpleNamespace(monotonic=lambda: time.monotonic() + 60.0)):
+            refused = bed.post(headers=headers)
+        problem = check(refused, 409, "FLOW_IN_PROGRESS")
+        assert (dfid, f"/v1/decisions/{dfid}") == (problem["dfid"], refused.headers["location"])
+        assert problem["retryable"]
+
+
+@pytest.mark.timeout(30)
+def test_what_is_given_up_while_another_process_decides_it_is_409_or_the_answer_of_that_process(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asleep, wake = threading.Event(), threading.Event()
+
+    def sleep(_: float) -> None:
+        asleep.set()
+        wake.wait(20)
+
+    monkeypatch.setattr("sds.gate.time", SimpleNamespace(sleep=sleep))
+    with opened_bed(home) as bed, opened_bed(home, Held()) as elsewhere, ThreadPoolExecutor(1) as pool:
+        kernel = elsewhere.gate.kernel
+        for ended in (False, True):
+            event = {**EVENT, "trip_id": f"T-{ended}"}
+            packet = kernel.open(elsewhere.gate.read(event))
+            assert isinstance(packet, DecisionPacket)
+            sent = pool.submit(bed.post, event, headers={"Deadline-Ms": "300"})
+            assert asleep.wait(10)
+            if ended:
+                kernel.decide(packet, proposal("DENY", "NO_REASON")(packet))
+            refused = sent.result(10)
+            wake.set()
+            if ended:
+                assert (200, packet.dfid) == (refused.status_code, refused.json()["dfid"])
+            else:
+                problem = check(refused, 409, "FLOW_IN_PROGRESS")
+                assert (packet.dfid, True) == (problem["dfid"], problem["retryable"])
+                assert f"/v1/decisions/{packet.dfid}" == refused.headers["location"]
+            wait_until(lambda: not bed.gate.deciding)
+            asleep.clear()
+            wake.clear()
 
 
 def test_no_more_than_a_queue_waits_for_other_processes(home: Path) -> None:

@@ -81,3 +81,23 @@ document.addEventListener("submit", (event) => {
 window.addEventListener("pageshow", () => {
   for (const form of document.forms) delete form.dataset.sent;
 });
+
+// What is typed about a case stays while it is taken or given back, which makes its page anew. The box that confirms does not.
+try {
+  const KEPT = "typed";
+  const texts = ".decide form:not(.take) input:is([type=number], :not([type])), .decide select";
+  document.querySelector("form.take")?.addEventListener("submit", () => {
+    const typed = [...document.querySelectorAll(texts)].map((field) => [field.id, field.value]);
+    sessionStorage.setItem(KEPT, JSON.stringify({ page: location.pathname, typed }));
+  });
+  const kept = JSON.parse(sessionStorage.getItem(KEPT) ?? "{}");
+  sessionStorage.removeItem(KEPT);
+  for (const [id, text] of kept.page === location.pathname ? kept.typed : []) {
+    const field = document.getElementById(id);
+    if (!field || !text || (field.tagName !== "SELECT" && field.value)) continue; // the page has what was refused
+    field.value = text;
+    if (field.tagName !== "SELECT" && field.closest("details")) field.closest("details").open = true;
+  }
+} catch {
+  // a browser that keeps nothing for its pages
+}

@@ -114,6 +114,49 @@ def test_without_scripts_back_and_reload_after_a_refusal_send_nothing_again(offi
     assert ["POST"] == sent
 
 
+def test_what_is_typed_outlives_taking_the_case_and_giving_it_back(office: Office, log_in: LogIn) -> None:
+    case, other = (f"/console/cases/claims/{office.hand_over(name)}" for name in ("Y-1", "Y-2"))
+    page, who = log_in("tai"), log_in("tom")
+    for each in (page, who):
+        each.goto(case)
+    page.locator("#abort-reason").fill('withdrawn \u05d0 "by" <phone>')
+    page.get_by_text("GOODWILL", exact=True).click()
+    page.locator("#GOODWILL-amount").fill("15")
+    page.locator("#GOODWILL-code").select_option("APOLOGY")
+    for button, said in (
+        ("Take this case", "You took"),
+        ("Give it back", "Nobody"),
+        ("Take this case", "Somebody else"),
+    ):
+        if said == "Somebody else":
+            who.get_by_role("button", name=button).click()
+            who.get_by_text("You took").wait_for()
+        page.get_by_role("button", name=button).click()
+        page.get_by_text(said).first.wait_for()
+        expect(page.locator("#abort-reason")).to_have_value('withdrawn \u05d0 "by" <phone>')
+        expect(page.locator("#GOODWILL-amount")).to_have_value("15")
+        expect(page.locator("#GOODWILL-code")).to_have_value("APOLOGY")
+        assert page.locator("#GOODWILL-amount").is_visible()
+    for path in (other, case):
+        page.goto(path)
+        expect(page.locator("#abort-reason")).to_have_value("")
+
+
+def test_who_decides_a_case_second_learns_of_the_first_and_sees_what_was_typed(office: Office, log_in: LogIn) -> None:
+    case = f"/console/cases/claims/{office.hand_over('Y-3')}"
+    page, who = log_in("two"), log_in("one")
+    for each in (page, who):
+        each.goto(case)
+    page.locator("#return-reason").fill("the <b>other</b> way")
+    who.locator("#abort-reason").fill("withdrawn")
+    who.get_by_role("button", name="Abort").click()
+    who.get_by_text("ABORT by one").first.wait_for()
+    page.get_by_role("button", name="Return to the agent").click()
+    said = page.get_by_role("alert")
+    expect(said).to_contain_text("this case is resolved already: ABORT by one")
+    expect(page.locator("q")).to_have_text("the <b>other</b> way")
+
+
 def test_one_case_after_another_is_decided_without_setting_the_filter_again(office: Office, log_in: LogIn) -> None:
     dfids = [office.hand_over(f"Q-{number}", refund(f"{number}1.00")) for number in (1, 2, 3)]
     page = log_in("que")
