@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any, Literal
 
-from sds.escalations import Choice, HumanDecision, choices, described, summary, waits
+from sds.escalations import Choice, choices, described, summary, waits
 from sds.gate import Gate
 from sds.host.clock import when
 from sds.kernel.audit.agent_history import AgentRecord, agent_record
@@ -25,7 +25,7 @@ from sds.kernel.flow.states import Answer
 from sds.kernel.human import cases
 from sds.kernel.human.cases import BEFORE_ALL, Case, Place
 from sds.kernel.human.parsing import said
-from sds.kernel.human.review import CaseView
+from sds.kernel.human.review import CaseView, Resolution
 from sds.kernel.registry import registry
 from sds.kernel.registry.contract_versions import event_fields
 from sds.kernel.registry.registry import Status
@@ -152,12 +152,13 @@ def _choice(each: Choice) -> dict[str, Any]:
     }
 
 
-def decide(gate: Gate, dfid: str, decided: HumanDecision) -> Answer:
-    """Carry out a human's decision about a case, exactly once, or refuse it: see `sds.escalations.resolve`.
+def decide(gate: Gate, dfid: str, wanted: Resolution) -> Answer:
+    """Carry out a human's decision about a case, exactly once, or refuse it: see `Gate.resolve`.
 
     A gate waits for this before it closes. A gate that is already closing refuses, DRAINING, before anything is done.
     """
-    return gate.resolve(dfid, **{field.name: getattr(decided, field.name) for field in fields(decided)})
+    given = asdict(wanted)
+    return gate.resolve(dfid, acknowledge=given.pop("acknowledged"), **given)
 
 
 def agents(gate: Gate) -> list[dict[str, Any]]:

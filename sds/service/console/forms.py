@@ -10,11 +10,12 @@ from urllib.parse import parse_qsl
 
 from starlette.requests import ClientDisconnect, Request
 
-from sds.escalations import HumanDecision, Resolve
 from sds.kernel.canonical import one_line, reason_line
 from sds.kernel.errors import SdsError, UsageError
 from sds.kernel.executor.protocol import REFERENCE_CHARS_MAX
+from sds.kernel.human.cases import Decision
 from sds.kernel.human.parsing import REASON_CHARS_MAX
+from sds.kernel.human.review import Resolution
 from sds.service.body import CLOSE
 from sds.service.problems import Problem
 from sds.service.state import service
@@ -23,7 +24,7 @@ FIELDS_MAX = 64
 _TYPED = frozenset({"decision", "action", "code", "reason", "reference", "act", "agent"})
 NUMBER = "number."  # prefix of a form's fields for the numbers of a decision
 _KEPT = {"reason": REASON_CHARS_MAX, "reference": REFERENCE_CHARS_MAX}  # characters that the record keeps
-_RESOLUTIONS: dict[str, Resolve] = {name: name for name in get_args(Resolve)}
+_RESOLUTIONS: dict[str, Decision] = {name: name for name in get_args(Decision)}
 _HALF = re.compile("[\ud800-\udfff]")  # half a character, which JSON can write and no page can hold
 _DECIMAL = re.compile(r"(-?(?:0|[1-9][0-9]{0,15}))(?:\.([0-9]{1,6}))?")
 
@@ -51,7 +52,7 @@ async def form(request: Request) -> dict[str, str]:
     return fields
 
 
-def decided(sent: Mapping[str, str], who: str, decimals: Mapping[str, int]) -> HumanDecision:
+def decided(sent: Mapping[str, str], who: str, decimals: Mapping[str, int]) -> Resolution:
     """Return the human's decision in the form of a case. `decimals`: by number of the kind.
 
     Raises UsageError where there is no such decision.
@@ -59,14 +60,14 @@ def decided(sent: Mapping[str, str], who: str, decimals: Mapping[str, int]) -> H
     wanted = _RESOLUTIONS.get(sent.get("decision", ""))
     if wanted is None:
         raise UsageError(f"there is no decision `{one_line(sent.get('decision', ''), 80)}`")
-    return HumanDecision(
+    return Resolution(
         wanted,
         who,
         kept_whole(sent, "reason"),
         change=_change(sent, decimals) if wanted == "MODIFY" else "",
         seen=sent.get("seen", ""),
         reference=kept_whole(sent, "reference").strip() if wanted == "SETTLED" else "",
-        acknowledge=sent.get("acknowledge") == "yes",
+        acknowledged=sent.get("acknowledge") == "yes",
     )
 
 
