@@ -6,7 +6,6 @@ who and why, written by the same functions that the commands call. They block: d
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Literal
@@ -14,7 +13,7 @@ from typing import Any, Literal
 from sds.escalations import Choice, choices, described, summary, waits
 from sds.gate import Gate
 from sds.host.clock import when
-from sds.kernel.audit.agent_history import AgentRecord, agent_record
+from sds.kernel.audit.agent_history import AgentRecord, agent_record, last_halt
 from sds.kernel.canonical import one_line
 from sds.kernel.contract.human_terms import human_contract
 from sds.kernel.contract.schema import Contract
@@ -267,14 +266,8 @@ def _not_everywhere(
 def halt_state(gate: Gate) -> dict[str, Any]:
     """Return whether a gate is halted, and when, by whom and why it was last halted or resumed."""
     store = gate.kernel.store
-    row = store.row(
-        "SELECT at_ms, body FROM ledger WHERE dfid = '' AND kind IN ('HALT', 'RESUME') ORDER BY idx DESC LIMIT 1"
-    )
-    facts: dict[str, Any] = {"gate": gate.contract.gate, "halted": store.halted}
-    if row is None:
-        return facts
-    body = json.loads(row[1])
-    return facts | {"since": when(row[0]), "by": body["by"], "reason": body["reason"]}
+    facts, last = {"gate": gate.contract.gate, "halted": store.halted}, last_halt(store)
+    return facts | ({"since": when(last.at_ms), "by": last.who, "reason": last.reason} if last else {})
 
 
 def set_halted(gate: Gate, halted: bool, *, who: str, reason: str, now_ms: int) -> dict[str, Any]:
