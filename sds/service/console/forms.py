@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import get_args
 from urllib.parse import parse_qsl
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from sds.kernel.canonical import one_line, reason_line
 from sds.kernel.errors import SdsError, UsageError
@@ -16,7 +16,7 @@ from sds.kernel.executor.protocol import REFERENCE_CHARS_MAX
 from sds.kernel.human.cases import Decision
 from sds.kernel.human.parsing import REASON_CHARS_MAX
 from sds.kernel.human.review import Resolution
-from sds.service.body import CLOSE
+from sds.service.body import received
 from sds.service.problems import Problem
 from sds.service.state import service
 
@@ -34,14 +34,7 @@ async def form(request: Request) -> dict[str, str]:
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/x-www-form-urlencoded":
         hint = "send the form from its page"
         raise Problem("MEDIA_TYPE", "a form must be `application/x-www-form-urlencoded`", hint=hint)
-    body = bytearray()
-    try:
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > service(request).settings.body_bytes_max:
-                raise Problem("BODY_TOO_LARGE", headers=CLOSE)
-    except ClientDisconnect:  # or so `app.Outermost` reports a body that takes too long
-        raise Problem("TOO_SLOW", headers=CLOSE) from None
+    body = await received(request.receive, service(request).settings.body_bytes_max)
     try:
         pairs = parse_qsl(body.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=FIELDS_MAX)
     except ValueError:
