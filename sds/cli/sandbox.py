@@ -15,8 +15,8 @@ import typer
 from sds.cli.common import written
 from sds.cli.render import echo, print_json
 from sds.host.clock import now_ms
+from sds.host.input_files import read_bytes
 from sds.kernel.errors import UsageError, WorldError, cause_of
-from sds.kernel.input_files import read_bytes
 from sds.kernel.storage.private_files import make_private_file
 
 if TYPE_CHECKING:

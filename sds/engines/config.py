@@ -22,10 +22,10 @@ from sds.engines.native import SLOTS_EXACT_MAX
 from sds.engines.protocol import Engine
 from sds.engines.replicas import REPLICAS_MAX
 from sds.engines.text import TextEngine
+from sds.host.input_files import read_text
 from sds.kernel.contract.types import ContradictionError, say_first, text_of
 from sds.kernel.contract.yaml_lines import FILE_BYTES_MAX, Lines, load_with_lines
 from sds.kernel.errors import LanguageError, ModelError, UsageError
-from sds.kernel.input_files import read_text
 from sds.models.catalog.backends import BACKENDS, LibraryChoice, library_for
 from sds.models.facts import BackendFacts
 from sds.models.protocol import SLOTS_MAX, BackendError, Dtype

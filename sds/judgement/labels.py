@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sds.definitions.definition import LabelledCase
+from sds.host.input_files import read_bytes
 from sds.kernel.canonical import digest, no_number, one_line, unaccented
 from sds.kernel.contract.compiler import Rules
 from sds.kernel.contract.schema import Contract
@@ -23,7 +24,6 @@ from sds.kernel.envelope.envelope import ESCALATE
 from sds.kernel.envelope.state import Fields
 from sds.kernel.errors import SdsError, UsageError
 from sds.kernel.flow.intake import EVENT_BYTES_MAX, once
-from sds.kernel.input_files import read_bytes
 from sds.policy.readers import as_read
 
 FILE_BYTES_MAX = 256 << 20

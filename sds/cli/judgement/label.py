@@ -14,6 +14,7 @@ import typer
 from sds.cli.common import ChosenGate, open_store, written
 from sds.cli.render import Console, counted, echo, plain
 from sds.definitions.definition import GateDefinition
+from sds.host.input_files import read_bytes
 from sds.host.paths import fitted_readers, gate_home, labels_path
 from sds.kernel.canonical import seen_json
 from sds.kernel.contract.compiler import parse_type, show
@@ -21,7 +22,6 @@ from sds.kernel.contract.schema import Contract
 from sds.kernel.envelope.state import Fields, StateSource
 from sds.kernel.errors import EventError, UsageError
 from sds.kernel.flow.intake import parse_event
-from sds.kernel.input_files import read_bytes
 from sds.policy.distribution import SCORE
 from sds.policy.judgement import open_judgement
 

@@ -12,10 +12,10 @@ import typer
 from sds.cli.common import GateOption, JsonFlag, Reason, open_store, operator
 from sds.cli.render import echo, print_either
 from sds.host.clock import now_ms
+from sds.host.input_files import read_text
 from sds.kernel.context import artifacts as library
 from sds.kernel.context import memory
 from sds.kernel.context.artifacts import ARTIFACT_BYTES_MAX, Listed
-from sds.kernel.input_files import read_text
 
 ArtifactName = Annotated[str, typer.Argument(help="The artifact's name in contracts.", metavar="NAME")]
 

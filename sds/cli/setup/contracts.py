@@ -27,12 +27,12 @@ from sds.cli.render import echo, plain, print_either
 from sds.definitions.registry import find
 from sds.gates.opening import sample_reads
 from sds.host.clock import now_ms, when
+from sds.host.input_files import read_text
 from sds.host.paths import gate_home, make_private, open_record
 from sds.kernel.contract.schema import Contract, load_contract
 from sds.kernel.contract.yaml_lines import FILE_BYTES_MAX, Lines, load_with_lines
 from sds.kernel.envelope.state import Fields
 from sds.kernel.errors import ContractError, UsageError
-from sds.kernel.input_files import read_text
 from sds.kernel.registry import registry
 from sds.kernel.registry.contract_versions import Version, registered_contract, versions
 from sds.lint.declared import source_findings

@@ -22,13 +22,13 @@ from sds.executors.http.exchange import GatewayRequest, NoReplyError, NotSentErr
 from sds.executors.http.form import GatewayForm
 from sds.executors.http.questions import GatewayQuestion, LookupForm, Rule
 from sds.executors.http.templates import Fact, UnwritableError
+from sds.host.input_files import read_text
 from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.types import say_first
 from sds.kernel.contract.yaml_lines import FILE_BYTES_MAX, load_with_lines
 from sds.kernel.errors import ContractError, ExecutorError, UsageError, cause_of
 from sds.kernel.executor.protocol import ExecutionIntent, Receipt, Settlement
 from sds.kernel.executor.statement import STATEMENT_S_MAX, StatementLine
-from sds.kernel.input_files import read_text
 
 PAGE_S_MAX = 10.0
 PAGE_BYTES_MAX = 4 * 1024 * 1024
