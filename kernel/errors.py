@@ -21,6 +21,9 @@ sent again is decided once.
 
 from __future__ import annotations
 
+from pathlib import PurePath
+from traceback import extract_tb
+
 
 class SdsError(Exception):
     """Base of every error this project raises on purpose."""
@@ -91,6 +94,12 @@ class ExecutorError(WorldError):
 def cause_of(error: OSError) -> str:
     """Return what the operating system says of a failure, for the end of a message: `no such file or directory`."""
     return (error.strerror or "unknown cause").lower()
+
+
+def place_of(error: BaseException) -> str:
+    """Return the file and line of this program where an error came through last."""
+    frames = [frame for frame in extract_tb(error.__traceback__) if "sds" in PurePath(frame.filename).parts]
+    return f"{PurePath(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "a place outside sds"
 
 
 # These end the program; they say nothing about the code in which they are raised.

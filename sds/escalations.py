@@ -1,59 +1,17 @@
-"""A human resolves a waiting case: an escalated flow, or an order whose result is UNKNOWN.
-
-`summary` and `described` give a case as data, `choices` the permitted decisions, and `resolve` carries one of them out.
-"""
+"""The cases that wait for a human, as data: `summary` and `described` say what a case is, `choices` what may be decided."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from sds.host.clock import when
 from sds.kernel.contract.human_terms import Impact, impact
 from sds.kernel.contract.schema import Contract
 from sds.kernel.envelope.envelope import ESCALATE, KindBound, format_literal
-from sds.kernel.executor.protocol import Receipt
-from sds.kernel.flow.dispatch import Log, no_log
-from sds.kernel.flow.kernel import Kernel
-from sds.kernel.flow.states import Answer
-from sds.kernel.human.cases import Case
-from sds.kernel.human.review import CaseView, HumanReview, Resolution, attest
-
-Resolve = Literal["OVERRIDE", "MODIFY", "RETURN", "ABORT", "SETTLED", "REJECTED"]
-
-
-@dataclass(frozen=True, slots=True)
-class HumanDecision:
-    """A human's decision about an escalated flow, or what they found out about an order that is UNKNOWN.
-
-    `change`: with MODIFY, the JSON of the other decision. `seen`: the name of the state they looked at, from the case view.
-    `reference`: with SETTLED, the outside's own id of the order. `acknowledge`: they confirm a decision of HIGH impact.
-    """
-
-    decision: Resolve
-    who: str
-    reason: str
-    change: str = ""
-    seen: str = ""
-    reference: str = ""
-    acknowledge: bool = False
-
-
-def resolve(
-    kernel: Kernel, dfid: str, decided: HumanDecision, *, now_ms: Callable[[], int], log: Log = no_log
-) -> Answer:
-    """Carry out a human's decision, or record what they found out; return the flow's answer.
-
-    OVERRIDE, MODIFY, RETURN and ABORT are for an escalated flow; SETTLED and REJECTED for an order that is UNKNOWN. Raises
-    UsageError or WorldError when the decision is refused.
-    """
-    wanted, who, reason, acknowledged = decided.decision, decided.who, decided.reason, decided.acknowledge
-    if wanted == "SETTLED" or wanted == "REJECTED":  # noqa: PLR1714  one by one, so that the type is narrowed
-        receipt = Receipt("settled" if wanted == "SETTLED" else "rejected", reference=decided.reference)
-        return attest(kernel, dfid, receipt, who=who, reason=reason, acknowledged=acknowledged, now_ms=now_ms())
-    resolution = Resolution(wanted, who, reason, decided.change, decided.seen, acknowledged)
-    return HumanReview(kernel, now_ms=now_ms, log=log).resolve(dfid, resolution)
+from sds.kernel.human.cases import Case, Decision
+from sds.kernel.human.review import CaseView
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +22,7 @@ class Choice:
     `acknowledge`: even at its least it is of HIGH impact, or it is final, and so must be acknowledged.
     """
 
-    decision: Resolve
+    decision: Decision
     acknowledge: bool = False
     kind: KindBound | None = None
     impacts: tuple[Impact, Impact] | None = None

@@ -35,9 +35,8 @@ from sds.pipeline import Reasoned, Stream
 from sds.submission import QUEUE_MAX, Call, Handle, Submissions
 
 if TYPE_CHECKING:  # options: each is loaded on its first use
-    from sds.escalations import Resolve
     from sds.kernel.executor.statement import Comparison
-    from sds.kernel.human.cases import Case
+    from sds.kernel.human.cases import Case, Decision
     from sds.kernel.human.review import CaseView, HumanReview
     from sds.kernel.operations.erasure import Erased
     from sds.kernel.operations.recovery import Recovered
@@ -325,7 +324,7 @@ class Gate:
     def resolve(
         self,
         dfid: str,
-        decision: Resolve,
+        decision: Decision,
         *,
         who: str,
         reason: str,
@@ -334,12 +333,12 @@ class Gate:
         reference: str = "",
         acknowledge: bool = False,
     ) -> Answer:
-        """Carry out a human's decision about a waiting case, exactly once: see `sds.escalations.resolve`."""
-        from sds.escalations import HumanDecision, resolve  # noqa: PLC0415
+        """Carry out a human's decision about a waiting case, exactly once: see `HumanReview.resolve`."""
+        from sds.kernel.human.review import Resolution  # noqa: PLC0415
 
-        decided, kernel = HumanDecision(decision, who, reason, change, seen, reference, acknowledge), self.kernel
+        wanted, kernel = Resolution(decision, who, reason, change, seen, acknowledge, reference), self.kernel
         with self._submissions.entered():
-            return resolve(kernel, dfid, decided, now_ms=self._now_ms, log=self._log.write)
+            return self._review(kernel).resolve(dfid, wanted)
 
     def erase(self, event_id: str, *, who: str, reason: str) -> Erased:
         """Destroy the key under which the texts of an event's case are encrypted. Final. Decisions and payments stay recorded.

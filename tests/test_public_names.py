@@ -18,10 +18,10 @@ from sds.submission import Handle
 
 OF_PYTHON = {"Path", "PathLike", "Mapping", "Callable", "Iterator", "Any", "Self", "None", "Future"}
 NOT_PROMISED = {
+    "Decision",
     "Kernel",
     "Log",
     "Reasoned",
-    "Resolve",
     "CaseKeyError",
 }  # a closer look; forms of functions; a kind of StoreError
 

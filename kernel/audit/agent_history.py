@@ -6,6 +6,8 @@ It is read from the ledger, where every entry says who, when and why. Only the p
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +24,7 @@ from sds.kernel.storage.ledger import ABOUT
 from sds.kernel.storage.store import Reader, Store
 
 HISTORY_MAX = 100  # the latest moves, and the latest contracts, that are read
+_HALTS = "SELECT at_ms, body FROM ledger WHERE dfid = '' AND kind IN ('HALT', 'RESUME') ORDER BY idx DESC LIMIT 1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """Who halted the system, when (milliseconds since 1970) and why."""
+    """Who halted the system, or resumed it, when (milliseconds since 1970) and why."""
 
     at_ms: int
     who: str
@@ -87,10 +90,16 @@ def agent_record(store: Store, agent_id: str, *, now_ms: int) -> AgentRecord | N
     body = store.value("SELECT body FROM contracts WHERE hash = ?", (agent.contract_hash,)) if agent else None
     if agent is None or body is None:
         return None
-    try:
+    with _readable(f"the record of agent `{agent_id}`"):
         return _record(store, agent, body, now_ms)
+
+
+@contextmanager
+def _readable(what: str) -> Iterator[None]:
+    try:
+        yield
     except NOT_AS_WRITTEN as error:
-        raise StoreError(f"the record of agent `{agent_id}` cannot be read", hint="sds ledger verify") from error
+        raise StoreError(f"{what} cannot be read", hint="sds ledger verify") from error
 
 
 def _record(store: Store, agent: Registration, body: str, now_ms: int) -> AgentRecord:
@@ -106,30 +115,30 @@ def _record(store: Store, agent: Registration, body: str, now_ms: int) -> AgentR
         escalations_per_hour=per_hour,
         contracts=tuple(_held(store, at_ms, entry, agent) for at_ms, entry in _entries(store, "CONTRACT", agent_id)),
         moves=tuple(_move(at_ms, entry) for at_ms, entry in _entries(store, "AGENT", agent_id)),
-        halt=_halt(store) if agent.halted else None,
+        halt=last_halt(store) if agent.halted else None,
         breaker=breaker.read(store, terms["gate"]),
-        monitors=_monitors(store, body, now_ms),
+        monitors=monitored.standing(recorded_contract(body), store, now_ms),
     )
 
 
-def _monitors(store: Reader, body: str, now_ms: int) -> tuple[Standing, ...]:
-    """Return the monitors of a contract as they stand, in the contract's order."""
-    contract = recorded_contract(body)
-    both = (monitored.decision_monitors(contract), monitored.label_monitors(contract))
-    found = {each.name: each for watching in both for each in watching.standing(store, now_ms)}
-    return tuple(found[monitor.name] for monitor in contract.monitors)
+def last_halt(store: Reader) -> Halt | None:
+    """Return who halted or resumed the system last; None: nobody has. Raises StoreError when that cannot be read."""
+    row = store.row(_HALTS)
+    with _readable("the ledger"):
+        body = json.loads(row[1]) if row else {}
+        return Halt(row[0], body["by"], body["reason"]) if row else None
 
 
-def _halt(store: Reader) -> Halt | None:
-    row = store.row("SELECT at_ms, body FROM ledger WHERE dfid = '' AND kind = 'HALT' ORDER BY idx DESC LIMIT 1")
-    body = json.loads(row[1]) if row else {}
-    return Halt(row[0], body["by"], body["reason"]) if row else None
+def last_move(store: Reader, agent_id: str) -> Move | None:
+    """Return the last change of an agent's status; None: there was none. Raises StoreError when it cannot be read."""
+    with _readable("the ledger"):
+        return next((_move(*entry) for entry in _entries(store, "AGENT", agent_id, limit=1)), None)
 
 
-def _entries(store: Reader, kind: str, agent_id: str) -> list[tuple[int, dict[str, Any]]]:
+def _entries(store: Reader, kind: str, agent_id: str, limit: int = HISTORY_MAX) -> list[tuple[int, dict[str, Any]]]:
     rows = store.rows(
         f"SELECT at_ms, body FROM ledger WHERE dfid = '' AND kind = ? AND {ABOUT} = ? ORDER BY idx DESC LIMIT ?",
-        (kind, agent_id, HISTORY_MAX),
+        (kind, agent_id, limit),
     )
     return [(at_ms, json.loads(body)) for at_ms, body in reversed(rows)]
 

@@ -21,7 +21,8 @@ from sds.kernel.registry.contract_versions import event_fields, registered_contr
 from sds.kernel.storage.store import Reader
 from sds.kernel.storage.vault import PROPOSAL, TRIGGER, Texts
 
-Decision = Literal["OVERRIDE", "MODIFY", "RETURN", "ABORT"]
+# SETTLED and REJECTED are about an order whose end is UNKNOWN, the others about an escalated flow
+Decision = Literal["OVERRIDE", "MODIFY", "RETURN", "ABORT", "SETTLED", "REJECTED"]
 
 WAITING_MAX = 10_000
 Place = tuple[int, str]  # of a case in the list: since when it waits, in milliseconds since 1970, and its flow

@@ -45,7 +45,7 @@ from sds.kernel.registry.authority import authority_now
 class Resolution:
     """What a human wants. `change`: for MODIFY, the JSON of another decision. `seen`: the id of the live state that they
     have looked at; without it they have looked at the flow's snapshot. `acknowledged`: they know that a decision of HIGH
-    impact cannot be undone.
+    impact cannot be undone. `reference`: for SETTLED, the outside's own id of the order.
     """
 
     decision: Decision
@@ -54,6 +54,7 @@ class Resolution:
     change: str = ""
     seen: str = ""
     acknowledged: bool = False
+    reference: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +100,15 @@ class HumanReview:
         return CaseView(packet, live, seen, jit.drift(tolerances, case.fields, fields))
 
     def resolve(self, dfid: str, wanted: Resolution) -> Answer:
-        """Carry out a human's decision about an escalated case, exactly once; return the answer that the case then has.
+        """Carry out a human's decision about a case, exactly once, or record what they found out about its order; return the
+        answer that the case then has.
 
         Raises UsageError or WorldError when it is refused; then nothing has changed.
         """
         if wanted.decision not in get_args(Decision):  # a caller need not be type-checked
             raise UsageError(f"there is no decision `{wanted.decision}`", hint=", ".join(get_args(Decision)))
+        if wanted.decision in ("SETTLED", "REJECTED"):
+            return self._attest(dfid, wanted)
         who, why = said("name", wanted.who), said("reason", wanted.reason)
         wanted = replace(wanted, who=who, reason=why, seen=looked_at(wanted.seen, dfid))
         case = self.case(dfid)
@@ -116,6 +120,18 @@ class HumanReview:
             if order is not None:
                 self._kernel.send(order)
         return self._answer(dfid)
+
+    def _attest(self, dfid: str, wanted: Resolution) -> Answer:
+        found = Receipt("settled" if wanted.decision == "SETTLED" else "rejected", reference=wanted.reference)
+        return attest(
+            self._kernel,
+            dfid,
+            found,
+            who=wanted.who,
+            reason=wanted.reason,
+            acknowledged=wanted.acknowledged,
+            now_ms=self._now_ms(),
+        )
 
     def _carried(self, case: Case, wanted: Resolution) -> ExecutionIntent | None:
         """Do what `_carry` does. Of two humans at once, the second learns of the first before anything else."""

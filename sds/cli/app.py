@@ -7,9 +7,7 @@ import io
 import os
 import sqlite3
 import sys
-import traceback
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -31,6 +29,7 @@ from sds.kernel.errors import (
     UsageError,
     WorldError,
     cause_of,
+    place_of,
 )
 from sds.models.protocol import missing_package
 
@@ -309,9 +308,7 @@ def _unforeseen(error: Exception) -> SdsError:
         return SdsError(
             f"the package `{name}` is not installed", hint="install this program again, with all that it needs"
         )
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "sds" in Path(frame.filename).parts]
-    place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "a place outside sds"
-    what = f"{type(error).__name__} at {place}: {one_line(in_words(error), 200)}"
+    what = f"{type(error).__name__} at {place_of(error)}: {one_line(in_words(error), 200)}"
     hint = "run sds ledger verify; if the record has no fault, report this with the output under SDS_TRACEBACK=1"
     return SdsError(f"the command failed: {what}", hint=hint)
 

@@ -15,6 +15,7 @@ import typer
 from sds.cli.common import written
 from sds.cli.render import echo, print_json
 from sds.host.clock import now_ms
+from sds.host.input_files import read_bytes
 from sds.kernel.errors import UsageError, WorldError, cause_of
 from sds.kernel.storage.private_files import make_private_file
 
@@ -87,12 +88,7 @@ def _opened(port: int, file: Path, faults: str, token: str) -> Iterator[GatewayS
 def _token(file: Path | None) -> str:
     if file is None:
         return ""
-    try:
-        with file.open(encoding="ascii") as opened:
-            text = opened.read(TOKEN_CHARS_MAX + 2).strip()
-    except (OSError, ValueError) as error:
-        why = cause_of(error) if isinstance(error, OSError) else "not ASCII"
-        raise UsageError(f"`{file}` cannot be read: {why}", hint=_A_TOKEN) from error
-    if not 0 < len(text) <= TOKEN_CHARS_MAX:
+    text = read_bytes(file, TOKEN_CHARS_MAX + 2, hint=_A_TOKEN).decode("ascii", "replace").strip()
+    if not 0 < len(text) <= TOKEN_CHARS_MAX or not text.isascii():
         raise UsageError(f"`{file}` does not hold a token", hint=_A_TOKEN)
     return text

@@ -23,7 +23,7 @@ from sds.kernel.decision.dim import PROBABILITY_MAX
 from sds.kernel.decision.packet import NOT_ASKED, DecisionPacket, Decoding
 from sds.kernel.envelope.envelope import MAGNITUDE_MAX
 from sds.kernel.errors import ModelError, SdsError
-from sds.kernel.flow.dispatch import Log
+from sds.kernel.flow.dispatch import Log, no_log
 from sds.models.protocol import ENDINGS
 
 FAILURES_MAX = 3
@@ -95,7 +95,7 @@ class Breaker:
     late shows no failure of the engine. `log` gets `engine.down` and `engine.up`.
     """
 
-    def __init__(self, *, whole_ms: int, now_ms: Callable[[], int], log: Log = lambda _event, _facts: None) -> None:
+    def __init__(self, *, whole_ms: int, now_ms: Callable[[], int], log: Log = no_log) -> None:
         self._whole_ms, self._now_ms, self._log = whole_ms, now_ms, log
         self._lock = threading.Lock()
         self._failures, self._probes = 0, Probes(whole_ms + PROBE_MS)

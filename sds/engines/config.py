@@ -22,9 +22,10 @@ from sds.engines.native import SLOTS_EXACT_MAX
 from sds.engines.protocol import Engine
 from sds.engines.replicas import REPLICAS_MAX
 from sds.engines.text import TextEngine
+from sds.host.input_files import read_text
 from sds.kernel.contract.types import ContradictionError, say_first, text_of
 from sds.kernel.contract.yaml_lines import FILE_BYTES_MAX, Lines, load_with_lines
-from sds.kernel.errors import LanguageError, ModelError, UsageError, cause_of
+from sds.kernel.errors import LanguageError, ModelError, UsageError
 from sds.models.catalog.backends import BACKENDS, LibraryChoice, library_for
 from sds.models.facts import BackendFacts
 from sds.models.protocol import SLOTS_MAX, BackendError, Dtype
@@ -164,18 +165,7 @@ class EnginesFile(BaseModel):
 
 def load_engines(path: Path) -> tuple[EngineSpec, ...]:
     """Read a file of engines. The model of the last one must exist. Raises UsageError with file and line."""
-    try:
-        with path.open("rb") as file:
-            raw = file.read(FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise UsageError(f"`{path}` cannot be read: {cause_of(error)}") from error
-    if len(raw) > FILE_BYTES_MAX:
-        raise UsageError(f"{path}: larger than {FILE_BYTES_MAX} bytes")
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"`{path}` is not UTF-8 at byte {error.start}", hint="save it as UTF-8") from error
-    specs, lines = parse_engines(text, name=str(path))
+    specs, lines = parse_engines(read_text(path, FILE_BYTES_MAX), name=str(path))
     last = specs[-1]  # any other may be down at the start
     if last.kind not in _REMOTE and last.model and not os.path.exists(last.model):  # noqa: PTH110  of any text
         at = ("engines", len(specs) - 1, "model")

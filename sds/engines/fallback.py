@@ -20,7 +20,7 @@ from sds.engines.queueing import QueueTimeoutError
 from sds.kernel.contract.schema import Contract
 from sds.kernel.decision.packet import DecisionPacket, Decoding
 from sds.kernel.errors import LanguageError, ModelError, SdsError, UsageError
-from sds.kernel.flow.dispatch import Log
+from sds.kernel.flow.dispatch import Log, no_log
 from sds.models.protocol import ENDINGS
 
 LINKS_MAX = 8
@@ -56,9 +56,7 @@ class FallbackEngine:
     `notices`: why links are down at the start, and the notices of the others, a line each.
     """
 
-    def __init__(
-        self, links: Sequence[Link], *, now_ms: Callable[[], int], log: Log = lambda _event, _facts: None
-    ) -> None:
+    def __init__(self, links: Sequence[Link], *, now_ms: Callable[[], int], log: Log = no_log) -> None:
         if not 1 <= len(links) <= LINKS_MAX:
             raise UsageError(f"a chain must have 1 to {LINKS_MAX} engines, got {len(links)}")
         self._links, self._now_ms, self._log = tuple(links), now_ms, log

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from sds.definitions.definition import LabelledCase
+from sds.host.input_files import read_bytes
 from sds.kernel.canonical import digest, no_number, one_line, unaccented
 from sds.kernel.contract.compiler import Rules
 from sds.kernel.contract.schema import Contract
 from sds.kernel.envelope.envelope import ESCALATE
 from sds.kernel.envelope.state import Fields
-from sds.kernel.errors import SdsError, UsageError, cause_of
+from sds.kernel.errors import SdsError, UsageError
 from sds.kernel.flow.intake import EVENT_BYTES_MAX, once
 from sds.policy.readers import as_read
 
@@ -121,23 +122,8 @@ def split_hash(cases: Iterable[LabelledCase]) -> str:
     return digest([[digest([case.text, dict(case.fields)]), case.part] for case in cases])
 
 
-def read_bytes(path: Path) -> bytes:
-    """Return the bytes of a file. Raises OSError, and UsageError where they are too many: a device has no end."""
-    with path.open("rb") as file:
-        raw = file.read(FILE_BYTES_MAX + 1)
-    if len(raw) > FILE_BYTES_MAX:
-        raise UsageError(f"`{path}` is larger than {FILE_BYTES_MAX} bytes", hint="split the file")
-    return raw
-
-
 def _read(path: Path) -> bytes:
-    try:
-        return read_bytes(path)
-    except OSError as error:
-        raise UsageError(
-            f"`{path}` cannot be read: {cause_of(error)}",
-            hint="name a file of labels with --labels: one JSON object a line",
-        ) from error
+    return read_bytes(path, FILE_BYTES_MAX, hint="name a file of labels with --labels: one JSON object a line")
 
 
 def _form(contract: Contract) -> str:

@@ -15,6 +15,7 @@ from fastapi import Depends, FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sds.kernel.errors import SdsError
+from sds.kernel.flow.dispatch import Log, no_log
 from sds.service import console, problems
 from sds.service.admission import Admission
 from sds.service.callers import Callers
@@ -25,7 +26,6 @@ from sds.service.gates import OpenGates
 from sds.service.operations import Operations
 from sds.service.operations.metrics import Metrics
 from sds.service.operations.shedding import LoadShedding
-from sds.service.problems import Log
 from sds.service.routes import agents, catalog, decisions, described, escalations, events, halt, health, looking, orders
 from sds.service.settings import ServiceSettings
 from sds.service.state import Service
@@ -75,12 +75,10 @@ class Outermost:
         try:
             await self._app(scope, receive, with_headers)
         except Exception as error:  # noqa: BLE001  whatever it is, the caller gets a problem
-            instance = f"urn:sds:{self._token(16)}"
-            again = scope["method"] in ("GET", "HEAD")
-            unforeseen, facts = problems.unforeseen(error, instance, again=again)
-            self._log("service.failed", {**facts, "route": getattr(scope.get("route"), "path", "")})
+            route, again = getattr(scope.get("route"), "path", ""), scope["method"] in ("GET", "HEAD")
+            problem_of, instance = problems.failed(error, self._log, self._token, route, again=again)
             if not begun:
-                await problems.response_of(unforeseen, instance=instance)(scope, receive, with_headers)
+                await problems.response_of(problem_of, instance=instance)(scope, receive, with_headers)
 
     def _observe(self, scope: Scope, status: int, took_s: float) -> None:
         route = getattr(scope.get("route"), "path", "") or "none"
@@ -117,10 +115,6 @@ class Application(FastAPI):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         asking = scope["type"] == "http" and scope["method"] == "POST" and decisions.gate_asked(scope["path"])
         await (self.state.decisions if asking else super().__call__)(scope, receive, send)
-
-
-def no_log(_event: str, _facts: object) -> None:
-    """Write nothing."""
 
 
 def create_app(

@@ -22,11 +22,16 @@ async def read_body(request: Request) -> bytes:
 
 
 async def received_body(headers: Headers, receive: Receive, limit: int) -> bytes:
-    """Return the raw bytes of a JSON body, at most `limit`. Raises Problem: 408 (the client is gone), 413, 415."""
+    """Return the raw bytes of a JSON body, at most `limit`. Raises Problem: 415, and as `received` does."""
     _check_headers(headers)
     length = headers.get("content-length", ("0",))[0]
     if not (length.isascii() and length.isdigit()) or len(length) > LENGTH_CHARS_MAX or int(length) > limit:
         raise Problem("BODY_TOO_LARGE", headers=CLOSE)
+    return await received(receive, limit)
+
+
+async def received(receive: Receive, limit: int) -> bytes:
+    """Return the raw bytes of a body, at most `limit`. Raises Problem: 408 (the client is gone, or too slow), 413."""
     body, more = bytearray(), True
     while more:
         message = await receive()

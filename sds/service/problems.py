@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
 
 import orjson
 from fastapi import FastAPI, Request
@@ -18,7 +16,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from sds.kernel.canonical import one_line
-from sds.kernel.errors import SdsError
+from sds.kernel.errors import SdsError, place_of
+from sds.kernel.flow.dispatch import Log
 from sds.kernel.storage.vault import mask
 from sds.service.reasons import REASONS, code_of
 
@@ -48,8 +47,6 @@ _AS_REQUESTS = (
     (re.compile(r"--(abort|modify|override)"), lambda option: option[1].upper()),
     (re.compile(r"--acknowledge"), "`acknowledge`: true"),
 )
-
-Log = Callable[[str, Mapping[str, object]], None]
 
 
 class Problem(Exception):  # noqa: N818  what RFC 9457 calls it
@@ -168,17 +165,20 @@ def add_to(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, invalid)
 
 
-def unforeseen(error: Exception, instance: str, *, again: bool = False) -> tuple[Problem, dict[str, object]]:
-    """Return the problem for an unforeseen exception, and the facts for the log: its type and place, not its message.
+def failed(
+    error: Exception, log: Log, token: Callable[[int], str], route: str, *, again: bool = False
+) -> tuple[Problem, str]:
+    """Log an unforeseen exception: its type and place, not its message. Return its problem, and the URN of the log line.
 
     `again`: as for `foreseen`. Then a request for which the machine has no memory or no thread may be sent again.
     """
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "sds" in Path(frame.filename).parts]
-    place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "outside sds"
+    instance = f"urn:sds:{token(16)}"
+    log(
+        "service.failed", {"instance": instance, "kind": type(error).__name__, "place": place_of(error), "route": route}
+    )
+    if again and (isinstance(error, MemoryError) or str(error) == _NO_THREAD):
+        return Problem("UNAVAILABLE", "the machine gives the service no more memory, or no more threads"), instance
     detail = (
         "a fault of the service itself ended this request, which may have taken effect; its log names this `instance`"
     )
-    facts: dict[str, object] = {"instance": instance, "kind": type(error).__name__, "place": place}
-    if again and (isinstance(error, MemoryError) or str(error) == _NO_THREAD):
-        return Problem("UNAVAILABLE", "the machine gives the service no more memory, or no more threads"), facts
-    return Problem("INTERNAL", detail), facts
+    return Problem("INTERNAL", detail), instance

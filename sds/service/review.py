@@ -6,15 +6,14 @@ who and why, written by the same functions that the commands call. They block: d
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any, Literal
 
-from sds.escalations import Choice, HumanDecision, choices, described, summary, waits
+from sds.escalations import Choice, choices, described, summary, waits
 from sds.gate import Gate
 from sds.host.clock import when
-from sds.kernel.audit.agent_history import AgentRecord, agent_record
+from sds.kernel.audit.agent_history import AgentRecord, agent_record, last_halt
 from sds.kernel.canonical import one_line
 from sds.kernel.contract.human_terms import human_contract
 from sds.kernel.contract.schema import Contract
@@ -25,7 +24,7 @@ from sds.kernel.flow.states import Answer
 from sds.kernel.human import cases
 from sds.kernel.human.cases import BEFORE_ALL, Case, Place
 from sds.kernel.human.parsing import said
-from sds.kernel.human.review import CaseView
+from sds.kernel.human.review import CaseView, Resolution
 from sds.kernel.registry import registry
 from sds.kernel.registry.contract_versions import event_fields
 from sds.kernel.registry.registry import Status
@@ -152,12 +151,13 @@ def _choice(each: Choice) -> dict[str, Any]:
     }
 
 
-def decide(gate: Gate, dfid: str, decided: HumanDecision) -> Answer:
-    """Carry out a human's decision about a case, exactly once, or refuse it: see `sds.escalations.resolve`.
+def decide(gate: Gate, dfid: str, wanted: Resolution) -> Answer:
+    """Carry out a human's decision about a case, exactly once, or refuse it: see `Gate.resolve`.
 
     A gate waits for this before it closes. A gate that is already closing refuses, DRAINING, before anything is done.
     """
-    return gate.resolve(dfid, **{field.name: getattr(decided, field.name) for field in fields(decided)})
+    given = asdict(wanted)
+    return gate.resolve(dfid, acknowledge=given.pop("acknowledged"), **given)
 
 
 def agents(gate: Gate) -> list[dict[str, Any]]:
@@ -266,14 +266,8 @@ def _not_everywhere(
 def halt_state(gate: Gate) -> dict[str, Any]:
     """Return whether a gate is halted, and when, by whom and why it was last halted or resumed."""
     store = gate.kernel.store
-    row = store.row(
-        "SELECT at_ms, body FROM ledger WHERE dfid = '' AND kind IN ('HALT', 'RESUME') ORDER BY idx DESC LIMIT 1"
-    )
-    facts: dict[str, Any] = {"gate": gate.contract.gate, "halted": store.halted}
-    if row is None:
-        return facts
-    body = json.loads(row[1])
-    return facts | {"since": when(row[0]), "by": body["by"], "reason": body["reason"]}
+    facts, last = {"gate": gate.contract.gate, "halted": store.halted}, last_halt(store)
+    return facts | ({"since": when(last.at_ms), "by": last.who, "reason": last.reason} if last else {})
 
 
 def set_halted(gate: Gate, halted: bool, *, who: str, reason: str, now_ms: int) -> dict[str, Any]:

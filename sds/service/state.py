@@ -10,13 +10,14 @@ from starlette.requests import HTTPConnection
 
 from sds.host.machine import is_loopback
 from sds.kernel.errors import SdsError
+from sds.kernel.flow.dispatch import Log
 from sds.kernel.registry import registry
 from sds.service.admission import Admission
 from sds.service.callers import Caller, Callers
 from sds.service.database import Database
 from sds.service.deciding.idempotency import KeptAnswers
 from sds.service.gates import OpenGate, OpenGates
-from sds.service.problems import Log, Problem
+from sds.service.problems import Problem
 from sds.service.settings import ServiceSettings
 
 # headers in which a proxy names the client it asks for

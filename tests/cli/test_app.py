@@ -369,7 +369,7 @@ def test_a_page_that_could_not_be_written_is_refused_before_anything_is_measured
     [
         (("eval", "refund", "--labels"), "is larger than"),
         (("label", "refund", "--cases"), "is larger than"),
-        (("sandbox-gateway", "--token-file"), "does not hold a token"),
+        (("sandbox-gateway", "--token-file"), "is larger than"),
         (("webhooks", "add", "http://127.0.0.1:9/", "--gate", "refund", "--secret-file"), "no record yet"),
     ],
 )

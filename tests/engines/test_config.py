@@ -215,7 +215,7 @@ def test_a_file_is_refused_whole_where_it_has_too_many_bytes_although_not_too_ma
         file.write_text(f"{WHOLE}#{blanks}{'ü' * (FILE_BYTES_MAX // 2)}\nnosuch: 1\n", encoding="utf-8")
         with pytest.raises(UsageError) as refused:
             load_engines(file)
-        assert f"{file}: larger than {FILE_BYTES_MAX} bytes" == str(refused.value)
+        assert f"`{file}` is larger than {FILE_BYTES_MAX} bytes" == str(refused.value)
 
 
 def test_a_key_that_the_environment_has_not_is_refused_before_anything_is_opened() -> None:

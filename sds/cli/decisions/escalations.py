@@ -13,8 +13,7 @@ import typer
 from sds.cli.common import GateOption, JsonFlag, OpenedGate, Reason, defined, open_store, operator, whole_dfid
 from sds.cli.many import IdsFile, Report, for_each, ids_of
 from sds.cli.render import Console, echo, number_range, plain, print_either, print_json
-from sds.escalations import HumanDecision, Resolve, choices, decision_text, described, impacts, summary
-from sds.escalations import resolve as resolve_case
+from sds.escalations import choices, decision_text, described, impacts, summary
 from sds.gates.opening import preview_kernel, recovery_kernel
 from sds.host.clock import now_ms
 from sds.host.paths import gate_home
@@ -26,9 +25,9 @@ from sds.kernel.errors import UsageError
 from sds.kernel.flow.kernel import Kernel
 from sds.kernel.flow.states import Answer, known_answer
 from sds.kernel.human import cases
-from sds.kernel.human.cases import Case
+from sds.kernel.human.cases import Case, Decision
 from sds.kernel.human.decisions import TAGS
-from sds.kernel.human.review import CaseView, HumanReview
+from sds.kernel.human.review import CaseView, HumanReview, Resolution
 
 Dfid = Annotated[str, typer.Argument(help="The flow's id, or its first characters.", metavar="DFID")]
 
@@ -167,9 +166,9 @@ class ResolveOptions:
         bool, typer.Option("--acknowledge", help="Accept an impact that is HIGH and cannot be undone.")
     ] = False
 
-    def decision(self, dfid: str) -> Resolve:
+    def decision(self, dfid: str) -> Decision:
         """Return the only decision that was given about a case. Raises UsageError where none or two were."""
-        given: dict[Resolve, bool] = {
+        given: dict[Decision, bool] = {
             "OVERRIDE": self.override,
             "MODIFY": self.modify is not None,
             "RETURN": self.return_,
@@ -183,15 +182,15 @@ class ResolveOptions:
             raise UsageError(f"give exactly one of {names}", hint=f"sds escalations show {dfid}")
         return wanted[0]
 
-    def of_several(self, decision: Resolve) -> None:
+    def of_several(self, decision: Decision) -> None:
         """Raise UsageError for what is decided of one case alone: what is carried out, and on which state it was decided."""
         if decision not in TAGS or self.seen:
             what = "seen" if decision in TAGS else decision.lower()
             raise UsageError(f"--{what} is for one case", hint="only --return and --abort resolve several cases")
 
-    def decided(self, dfid: str, reason: str) -> HumanDecision:
-        given = self.modify or "", self.seen, self.settled or "", self.acknowledge
-        return HumanDecision(self.decision(dfid), operator(), reason, *given)
+    def decided(self, dfid: str, reason: str) -> Resolution:
+        given = self.modify or "", self.seen, self.acknowledge, self.settled or ""
+        return Resolution(self.decision(dfid), operator(), reason, *given)
 
 
 def resolve(
@@ -227,11 +226,11 @@ def resolve(
     print_either(as_json, asdict(answer), _lines(terms, answer, wanted.decision, definition.option))
 
 
-def _resolve(kernel: Kernel, dfid: str, decided: HumanDecision) -> Answer:
-    return resolve_case(kernel, dfid, decided, now_ms=now_ms, log=kernel.log)
+def _resolve(kernel: Kernel, dfid: str, decided: Resolution) -> Answer:
+    return HumanReview(kernel, now_ms=now_ms, log=kernel.log).resolve(dfid, decided)
 
 
-def _resolved(kernel: Kernel, given: str, decided: HumanDecision) -> Report:
+def _resolved(kernel: Kernel, given: str, decided: Resolution) -> Report:
     """Resolve one case of several. One that was resolved in this way before, as by a call that was stopped, is no failure."""
     dfid = whole_dfid(kernel.store, given)
     already = ""
@@ -248,7 +247,7 @@ def _resolved(kernel: Kernel, given: str, decided: HumanDecision) -> Report:
     return asdict(answer) | {"already": bool(already)}, "  ".join(part for part in parts if part)
 
 
-def _lines(terms: Contract, answer: Answer, wanted: Resolve, gate: str) -> Iterator[str]:
+def _lines(terms: Contract, answer: Answer, wanted: Decision, gate: str) -> Iterator[str]:
     done = decision_text(terms, answer.action, answer.params) if answer.action else "-"
     done = "nothing is carried out" if wanted in TAGS else done
     became = " ".join(part for part in (answer.execution, answer.reference) if part)

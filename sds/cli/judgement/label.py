@@ -14,12 +14,13 @@ import typer
 from sds.cli.common import ChosenGate, open_store, written
 from sds.cli.render import Console, counted, echo, plain
 from sds.definitions.definition import GateDefinition
+from sds.host.input_files import read_bytes
 from sds.host.paths import fitted_readers, gate_home, labels_path
 from sds.kernel.canonical import seen_json
 from sds.kernel.contract.compiler import parse_type, show
 from sds.kernel.contract.schema import Contract
 from sds.kernel.envelope.state import Fields, StateSource
-from sds.kernel.errors import EventError, UsageError, cause_of
+from sds.kernel.errors import EventError, UsageError
 from sds.kernel.flow.intake import parse_event
 from sds.policy.distribution import SCORE
 from sds.policy.judgement import open_judgement
@@ -92,12 +93,9 @@ def contract_event(contract: Contract, event: Mapping[str, object]) -> tuple[str
 
 def _events(contract: Contract, path: Path) -> list[tuple[str, str]]:
     """Return the key and the text of each event in a file. Raises UsageError with the line."""
-    from sds.judgement.labels import read_bytes  # noqa: PLC0415
+    from sds.judgement.labels import FILE_BYTES_MAX  # noqa: PLC0415
 
-    try:
-        lines = read_bytes(path).removeprefix(BOM_UTF8).splitlines()
-    except OSError as error:
-        raise UsageError(f"`{path}` cannot be read: {cause_of(error)}") from error
+    lines = read_bytes(path, FILE_BYTES_MAX).removeprefix(BOM_UTF8).splitlines()
     events = []
     for number, line in enumerate(lines, 1):
         try:

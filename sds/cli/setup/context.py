@@ -12,10 +12,10 @@ import typer
 from sds.cli.common import GateOption, JsonFlag, Reason, open_store, operator
 from sds.cli.render import echo, print_either
 from sds.host.clock import now_ms
+from sds.host.input_files import read_text
 from sds.kernel.context import artifacts as library
 from sds.kernel.context import memory
 from sds.kernel.context.artifacts import ARTIFACT_BYTES_MAX, Listed
-from sds.kernel.errors import UsageError, cause_of
 
 ArtifactName = Annotated[str, typer.Argument(help="The artifact's name in contracts.", metavar="NAME")]
 
@@ -30,7 +30,7 @@ def put(
 
     Example: sds artifacts put fare_rules rules.txt --reason "winter timetable"
     """
-    text = _read_text(file)
+    text = read_text(file, ARTIFACT_BYTES_MAX)
     with closing(open_store(gate)) as store:
         kept = library.put(store, name, text, who=operator(), reason=reason, now_ms=now_ms())
     echo(f"{kept.name}: version {kept.version}, sha256 {kept.sha256[:12]}")
@@ -69,18 +69,3 @@ def sweep(reason: Reason, gate: GateOption = "refund") -> None:
     with closing(open_store(gate)) as store:
         swept = memory.sweep(store, who=operator(), reason=reason, now_ms=now_ms())
     echo(f"{swept.artifacts} removed{', and more remain: run the command again' if swept.more else ''}")
-
-
-def _read_text(file: Path) -> str:
-    try:
-        with file.open("rb") as opened:
-            raw = opened.read(ARTIFACT_BYTES_MAX + 1)
-        return raw.decode("utf-8")
-    except OSError as error:
-        raise UsageError(f"`{file}` cannot be read: {cause_of(error)}") from error
-    except UnicodeDecodeError as error:
-        if len(raw) > ARTIFACT_BYTES_MAX:  # the error may come from cutting a character in two
-            raise UsageError(
-                f"the artifact is not 1 to {ARTIFACT_BYTES_MAX} bytes of text", hint="shorten it"
-            ) from error
-        raise UsageError(f"`{file}` is not UTF-8 at byte {error.start}", hint="save it as UTF-8") from error

@@ -27,11 +27,12 @@ from sds.cli.render import echo, plain, print_either
 from sds.definitions.registry import find
 from sds.gates.opening import sample_reads
 from sds.host.clock import now_ms, when
+from sds.host.input_files import read_text
 from sds.host.paths import gate_home, make_private, open_record
 from sds.kernel.contract.schema import Contract, load_contract
-from sds.kernel.contract.yaml_lines import Lines, load_with_lines
+from sds.kernel.contract.yaml_lines import FILE_BYTES_MAX, Lines, load_with_lines
 from sds.kernel.envelope.state import Fields
-from sds.kernel.errors import ContractError, UsageError, cause_of
+from sds.kernel.errors import ContractError, UsageError
 from sds.kernel.registry import registry
 from sds.kernel.registry.contract_versions import Version, registered_contract, versions
 from sds.lint.declared import source_findings
@@ -172,10 +173,7 @@ def _rng() -> Random:
 def _load(file: Path, checksum: str | None = None) -> tuple[Contract, Lines]:
     """Return a contract that may be registered, and the line of each of its fields. Raises ContractError."""
     contract = load_contract(file, checksum=checksum)
-    try:
-        return contract, load_with_lines(file.read_text(encoding="utf-8"), str(file))[1]
-    except OSError as error:
-        raise ContractError(f"{file}: cannot be read: {cause_of(error)}") from error
+    return contract, load_with_lines(read_text(file, FILE_BYTES_MAX), str(file))[1]
 
 
 def _checked(contract: Contract) -> Report:

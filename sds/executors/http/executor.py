@@ -22,6 +22,7 @@ from sds.executors.http.exchange import GatewayRequest, NoReplyError, NotSentErr
 from sds.executors.http.form import GatewayForm
 from sds.executors.http.questions import GatewayQuestion, LookupForm, Rule
 from sds.executors.http.templates import Fact, UnwritableError
+from sds.host.input_files import read_text
 from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.types import say_first
 from sds.kernel.contract.yaml_lines import FILE_BYTES_MAX, load_with_lines
@@ -182,7 +183,11 @@ class HttpExecutor:
 def load_executor(path: str | Path) -> HttpExecutor:
     """Make an executor from a gateway file. Raises UsageError in one line, with the file's line."""
     path = Path(path)
-    form = parse_gateway(_text(path), str(path))
+    try:
+        text = read_text(path, FILE_BYTES_MAX)
+    except UsageError as error:
+        raise UsageError(str(error), reason_code=GATEWAY_INVALID, hint=error.hint or "check the path") from None
+    form = parse_gateway(text, str(path))
     try:
         return HttpExecutor(form, path.parent)
     except (OSError, ssl.SSLError) as error:
@@ -202,19 +207,3 @@ def parse_gateway(text: str, name: str = "gateway") -> GatewayForm:
     except ValidationError as error:
         line, message = say_first(error.errors(include_url=False, include_input=False), lines, GatewayForm)
         raise UsageError(f"{name}:{line}: {message}", reason_code=GATEWAY_INVALID, hint=_FIELDS) from None
-
-
-def _text(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            raw = file.read(FILE_BYTES_MAX + 1)
-    except OSError as error:
-        message = f"{path}: cannot be read: {cause_of(error)}"
-        raise UsageError(message, reason_code=GATEWAY_INVALID, hint="check the path") from None
-    if len(raw) > FILE_BYTES_MAX:
-        raise UsageError(f"{path}: larger than {FILE_BYTES_MAX} bytes", reason_code=GATEWAY_INVALID)
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        message = f"{path}: not UTF-8 at byte {error.start}"
-        raise UsageError(message, reason_code=GATEWAY_INVALID, hint="save it as UTF-8") from None

@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from typing import get_args
 from urllib.parse import parse_qsl
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
-from sds.escalations import HumanDecision, Resolve
 from sds.kernel.canonical import REASON_CHARS_MAX, kept_whole, one_line, reason_line
 from sds.kernel.errors import SdsError, UsageError
 from sds.kernel.executor.protocol import REFERENCE_CHARS_MAX
-from sds.service.body import CLOSE
+from sds.kernel.human.cases import Decision
+from sds.kernel.human.review import Resolution
+from sds.service.body import received
 from sds.service.problems import Problem
 from sds.service.state import service
 
@@ -22,7 +23,7 @@ FIELDS_MAX = 64
 _TYPED = frozenset({"decision", "action", "code", "reason", "reference", "act", "agent"})
 NUMBER = "number."  # prefix of a form's fields for the numbers of a decision
 _KEPT = {"reason": REASON_CHARS_MAX, "reference": REFERENCE_CHARS_MAX}  # characters that the record keeps
-_RESOLUTIONS: dict[str, Resolve] = {name: name for name in get_args(Resolve)}
+_RESOLUTIONS: dict[str, Decision] = {name: name for name in get_args(Decision)}
 _HALF = re.compile("[\ud800-\udfff]")  # half a character, which JSON can write and no page can hold
 _DECIMAL = re.compile(r"(-?(?:0|[1-9][0-9]{0,15}))(?:\.([0-9]{1,6}))?")
 
@@ -32,14 +33,7 @@ async def form(request: Request) -> dict[str, str]:
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/x-www-form-urlencoded":
         hint = "send the form from its page"
         raise Problem("MEDIA_TYPE", "a form must be `application/x-www-form-urlencoded`", hint=hint)
-    body = bytearray()
-    try:
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > service(request).settings.body_bytes_max:
-                raise Problem("BODY_TOO_LARGE", headers=CLOSE)
-    except ClientDisconnect:  # or so `app.Outermost` reports a body that takes too long
-        raise Problem("TOO_SLOW", headers=CLOSE) from None
+    body = await received(request.receive, service(request).settings.body_bytes_max)
     try:
         pairs = parse_qsl(body.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=FIELDS_MAX)
     except ValueError:
@@ -50,7 +44,7 @@ async def form(request: Request) -> dict[str, str]:
     return fields
 
 
-def decided(sent: Mapping[str, str], who: str, decimals: Mapping[str, int]) -> HumanDecision:
+def decided(sent: Mapping[str, str], who: str, decimals: Mapping[str, int]) -> Resolution:
     """Return the human's decision in the form of a case. `decimals`: by number of the kind.
 
     Raises UsageError where there is no such decision.
@@ -58,14 +52,14 @@ def decided(sent: Mapping[str, str], who: str, decimals: Mapping[str, int]) -> H
     wanted = _RESOLUTIONS.get(sent.get("decision", ""))
     if wanted is None:
         raise UsageError(f"there is no decision `{one_line(sent.get('decision', ''), 80)}`")
-    return HumanDecision(
+    return Resolution(
         wanted,
         who,
         whole(sent, "reason"),
         change=_change(sent, decimals) if wanted == "MODIFY" else "",
         seen=sent.get("seen", ""),
         reference=whole(sent, "reference").strip() if wanted == "SETTLED" else "",
-        acknowledge=sent.get("acknowledge") == "yes",
+        acknowledged=sent.get("acknowledge") == "yes",
     )
 
 

@@ -5,14 +5,12 @@ The figures come from the record, so all processes show the same, but for `queue
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sds.engines.protocol import language_model_of
 from sds.gate import Gate
-from sds.kernel.audit.agent_history import Halt, Move
-from sds.kernel.errors import NOT_AS_WRITTEN, StoreError
+from sds.kernel.audit.agent_history import Halt, Move, last_halt, last_move
 from sds.kernel.executor import breaker
 from sds.kernel.flow import monitored
 from sds.kernel.human import cases
@@ -25,7 +23,6 @@ MINUTES = 15
 READ_MAX = 2_000  # decisions of one gate that are read
 ENTRIES_MAX = 8_000  # entries at the ledger's end that are searched for them
 SHOWN_MAX = 12  # decisions that are listed, newest first
-MOVES_READ_MAX = 50  # moves of agents that are searched for an agent's last one
 
 _DECIDED = """
 SELECT l.at_ms, l.dfid, f.created_at_ms, f.event_id, f.state, p.policy_kind, e.status, f.tag, v.outcome
@@ -36,7 +33,6 @@ LEFT JOIN execution_log e ON e.dfid = l.dfid
 WHERE l.idx > (SELECT COALESCE(MAX(idx), 0) FROM ledger) - ? AND l.kind = 'DECIDED' AND l.at_ms >= ?
 ORDER BY l.idx DESC LIMIT ?
 """
-_ACTS = "SELECT at_ms, body FROM ledger WHERE dfid = '' AND kind = ? ORDER BY idx DESC LIMIT ?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +50,7 @@ class DecidedFlow:
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """One agent. `since`: its last move, None where it is not among the last `MOVES_READ_MAX` in the ledger."""
+    """One agent. `since`: its last move, None where there was none."""
 
     agent_id: str
     status: str
@@ -100,7 +96,7 @@ def gate_now(name: str, gate: Gate, now_ms: int) -> GateNow:
     state, model = breaker.read(store, gate.contract.gate), language_model_of(gate.engine)
     return GateNow(
         name=name,
-        halted=_halt(gate) if store.halted else None,
+        halted=_halt(gate),
         agents=tuple(_agents(gate, now_ms)),
         waiting=cases.count_waiting(store, gate.contract.gate),
         queued=gate.queued,
@@ -137,47 +133,31 @@ def _decided(row: Record) -> DecidedFlow:
     )
 
 
-def _halt(gate: Gate) -> Halt:
-    """Return who halted the gate, when and why."""
-    for at_ms, body in _acts(gate, "HALT", 1):
-        return Halt(at_ms, words.plain(body.get("by", "")), words.plain(body.get("reason", "")))
-    return Halt(0, "", "")
+def _halt(gate: Gate) -> Halt | None:
+    """Return who halted the gate, when and why; None where it is not halted."""
+    return (last_halt(gate.store) or Halt(0, "", "")) if gate.store.halted else None
 
 
 def _agents(gate: Gate, now_ms: int) -> list[Agent]:
-    contract = gate.contract
-    both = (monitored.decision_monitors(contract), monitored.label_monitors(contract))
-    standing = {each.name: each for watching in both for each in watching.standing(gate.store, now_ms)}
-    mine = tuple(standing[monitor.name] for monitor in contract.monitors)
+    mine = monitored.standing(gate.contract, gate.store, now_ms)
     return [
         Agent(
-            each.agent_id, each.status, _move(gate, each.agent_id), mine if each.agent_id == contract.agent_id else ()
+            each.agent_id,
+            each.status,
+            last_move(gate.store, each.agent_id),
+            mine if each.agent_id == gate.contract.agent_id else (),
         )
         for each in registry.agents(gate.store)
     ]
 
 
-def _move(gate: Gate, agent_id: str) -> Move | None:
-    for at_ms, body in _acts(gate, "AGENT", MOVES_READ_MAX):
-        if body.get("agent_id") == agent_id:
-            texts = (words.plain(body.get(name) or "") for name in ("was", "status", "by", "who", "reason"))
-            return Move(at_ms, *texts)
-    return None
-
-
 def halted_ms(gate: Gate) -> int | None:
     """Return when a gate was halted, in milliseconds since 1970; None where it is not."""
-    return _halt(gate).at_ms if gate.store.halted else None
+    halt = _halt(gate)
+    return halt.at_ms if halt else None
 
 
 def stopped_ms(gate: Gate, agent_id: str) -> int | None:
-    """Return when an agent was stopped, in milliseconds since 1970; None where it is active, or it was long ago."""
-    last = _move(gate, agent_id)
+    """Return when an agent was stopped, in milliseconds since 1970; None where it is active."""
+    last = last_move(gate.store, agent_id)
     return last.at_ms if last and last.status != "ACTIVE" else None
-
-
-def _acts(gate: Gate, kind: str, limit: int) -> list[tuple[int, dict[str, object]]]:
-    try:
-        return [(at_ms, dict(json.loads(body))) for at_ms, body in gate.store.rows(_ACTS, (kind, limit))]
-    except NOT_AS_WRITTEN as error:
-        raise StoreError("the ledger cannot be read", hint="sds ledger verify") from error

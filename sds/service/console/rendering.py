@@ -32,7 +32,7 @@ from sds.service.console.session import (
     page_of,
     set_cookie,
 )
-from sds.service.problems import COMMAND, Problem, foreseen, unforeseen
+from sds.service.problems import COMMAND, Problem, failed, foreseen
 from sds.service.reasons import REASONS
 from sds.service.state import Service, service
 
@@ -226,9 +226,7 @@ class ConsoleRoute(APIRoute):
                 draining, again = service(request).draining, request.method != "POST"
                 response = await run_in_threadpool(_refused, request, foreseen(error, draining=draining, again=again))
             except Exception as error:  # noqa: BLE001  whatever it is, a person gets a page
-                instance = f"urn:sds:{request.app.state.token(16)}"
-                problem, facts = unforeseen(error, instance)
-                service(request).log("service.failed", {**facts, "route": self.path})
+                problem, instance = failed(error, service(request).log, request.app.state.token, self.path)
                 response = await run_in_threadpool(_refused, request, problem, instance)
             response.headers["content-security-policy"] = POLICY
             response.headers.setdefault("cache-control", "no-store")

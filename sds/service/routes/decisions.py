@@ -17,7 +17,7 @@ from sds.service.body import BODY_IS_THERE, CLOSE, received_body
 from sds.service.callers import Submitter
 from sds.service.deciding.terms import Headers, headers_of, terms_of
 from sds.service.operations.metrics import Metrics
-from sds.service.problems import SAFE, Problem, foreseen, response_of, unforeseen, with_safe_headers
+from sds.service.problems import SAFE, Problem, failed, foreseen, response_of, with_safe_headers
 from sds.service.routes import described, submitting
 from sds.service.routes.submitting import DecisionReply, DecisionRequest
 from sds.service.state import Service
@@ -93,9 +93,7 @@ class Decisions:
             problem = foreseen(error, draining=self._service.draining, again=True)
             self._metrics.refused.labels(problem.code).inc()
             return response_of(problem)
-        instance = f"urn:sds:{self._token(16)}"
-        problem, facts = unforeseen(error, instance, again=True)
-        self._service.log("service.failed", {**facts, "route": described.DECIDE})
+        problem, instance = failed(error, self._service.log, self._token, described.DECIDE, again=True)
         self._metrics.refused.labels(problem.code).inc()
         return response_of(problem, instance=instance)
 

@@ -9,12 +9,12 @@ from typing import Annotated, Any, get_args
 from fastapi import APIRouter, Query, Request
 from starlette.concurrency import run_in_threadpool
 
-from sds.escalations import HumanDecision, Resolve
 from sds.gate import Gate
 from sds.host.clock import when
 from sds.kernel.canonical import REASON_CHARS_MAX
 from sds.kernel.executor.protocol import REFERENCE_CHARS_MAX
-from sds.kernel.human.cases import BEFORE_ALL, Place
+from sds.kernel.human.cases import BEFORE_ALL, Decision, Place
+from sds.kernel.human.review import Resolution
 from sds.service import review
 from sds.service.callers import Caller, Reviewer, Viewer
 from sds.service.console import taken
@@ -32,7 +32,7 @@ _DECIMAL = re.compile(r"-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,18})?")
 _REQUIRED = {"decision": TEXT, "reason": TEXT}
 _OPTIONAL = {"change": OBJECT, "seen": TEXT, "reference": TEXT, "acknowledge": FLAG}
 _SAID: dict[str, dict[str, Any]] = {
-    "decision": {"enum": list(get_args(Resolve))},
+    "decision": {"enum": list(get_args(Decision))},
     "reason": {"description": f"Why, for the record: at most {REASON_CHARS_MAX} characters."},
     "change": {
         "description": "With MODIFY: the other decision. The numbers of `params` with all their decimals, best as text: `5.00`.",
@@ -116,17 +116,17 @@ async def resolve_escalation(request: Request, dfid: str, who: Reviewer) -> dict
     return await run_in_threadpool(made)
 
 
-def _decision(given: dict[str, Any], who: Caller) -> HumanDecision:
-    if given["decision"] not in get_args(Resolve):
-        raise Problem("USAGE", f"the field `decision` must be one of {', '.join(get_args(Resolve))}")
-    return HumanDecision(
+def _decision(given: dict[str, Any], who: Caller) -> Resolution:
+    if given["decision"] not in get_args(Decision):
+        raise Problem("USAGE", f"the field `decision` must be one of {', '.join(get_args(Decision))}")
+    return Resolution(
         decision=given["decision"],
         who=who.name,
         reason=given["reason"],
         change=_change(given["change"]) if "change" in given else "",
         seen=given.get("seen", ""),
         reference=given.get("reference", ""),
-        acknowledge=given.get("acknowledge", False),
+        acknowledged=given.get("acknowledge", False),
     )
 
 

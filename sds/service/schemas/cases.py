@@ -7,7 +7,7 @@ from typing import Annotated, Any, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict  # pydantic reads typing's own from Python 3.12 on
 
-from sds.escalations import Resolve
+from sds.kernel.human.cases import Decision
 from sds.service.schemas.values import Amounts, Dfid, GateName, Impact, JsonText, State, When
 
 
@@ -91,7 +91,7 @@ class Fixed(TypedDict):
 class HumanChoice(TypedDict):
     """A decision that a human may take now. With MODIFY: of which kind, within which bounds, and an `example` of `change`."""
 
-    decision: Resolve
+    decision: Decision
     acknowledge: Annotated[bool, Field(description="The decision needs `acknowledge`: true.")]
     action: NotRequired[str]
     params: NotRequired[list[Bound]]
