@@ -17,9 +17,7 @@ from sds.kernel.context import memory
 from sds.kernel.context.artifacts import ARTIFACT_BYTES_MAX, Listed
 from sds.kernel.errors import UsageError, cause_of
 
-ArtifactName = Annotated[
-    str, typer.Argument(help="The artifact's name in contracts.", metavar="NAME", callback=named)
-]
+ArtifactName = Annotated[str, typer.Argument(help="The artifact's name in contracts.", metavar="NAME", callback=named)]
 
 
 def put(
