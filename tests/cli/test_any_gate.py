@@ -187,6 +187,20 @@ def test_a_hint_of_the_kernel_names_the_gate_by_its_path(cli: Cli) -> None:
     assert "sds audit 1" == at_gate("sds audit 1", app, ["audit", "1", "--gate", "refund"])
 
 
+def test_a_decided_event_whose_key_is_lost_is_not_called_another(cli: Cli) -> None:
+    """The hint for another body is to send it under an id of its own: it would be paid once more."""
+    asked = ("decide", "./toll", "--event", event(0))
+    cli.ok(*asked)
+    kept = (cli.folder / "kernel.key").rename("kept.key")
+    code, out, err = cli(*asked)
+    assert (1, "") == (code, out)
+    assert err.startswith(
+        f"error: the key `{cli.folder / 'kernel.key'}` is gone, but its record is there\nmend:  restore the key"
+    )
+    kept.rename(cli.folder / "kernel.key")
+    assert "T-0" == json.loads(cli.ok(*asked))["event_id"]
+
+
 @pytest.mark.parametrize(
     ("typed", "mend"),
     [
