@@ -15,7 +15,7 @@ from sds.cli.many import IdsFile, Report, for_each, ids_of
 from sds.cli.render import Console, echo, number_range, print_json
 from sds.definitions.definition import GateDefinition
 from sds.gates.opening import preview_kernel
-from sds.host.paths import gate_home, is_of_older_version, refuse_lost_key
+from sds.host.paths import gate_home, is_of_older_version
 from sds.kernel.decision.packet import DecisionPacket
 from sds.kernel.envelope.envelope import DecisionEnvelope, format_literal
 from sds.kernel.errors import UsageError, WorldError
@@ -45,7 +45,6 @@ def decide(
     from sds.gate import Gate  # noqa: PLC0415  imports the model's libraries
 
     folder = gate_home(definition.name)
-    refuse_lost_key(folder)  # without the key no event is known again: what was decided would pass for another body
     if not is_of_older_version(folder):  # opening raises its number: after the model, which may be refused
         with preview_kernel(definition, folder) as kernel:  # a stored answer needs no model
             known = kernel.known(intake.parse_event(kernel.contract, text))
