@@ -73,8 +73,7 @@ class Gate:
         self.contract = load_contract(contract) if isinstance(contract, Path) else contract
         opening.check_given(self.contract, source, executor, engine, on_reasoned)
         self._now_ms = now_ms = clock_given(now_ms)
-        self._closed: bool | None = None  # until its contract is in force
-        self._process = os.getpid()
+        self._closed, self._registered, self._process = False, False, os.getpid()
         folder, model = opening.paths_given(folder, model)
         paths.make_private(folder, hint="set `folder` to a folder that exists or can be made")
         with ExitStack() as opened:
@@ -85,26 +84,26 @@ class Gate:
             self._writer = opening.rationale_writer(self.engine, self.contract)
             self.store, signer = opening.open_record(folder, opened)
             self._folder, self._parts = folder, (self.contract, self.store, source, executor, signer)
-            self._on_reasoned, self._locks = on_reasoned, KeyLocks()
+            self._on_reasoned, self._locks, self._closing = on_reasoned, KeyLocks(), opened
             self.breaker = Breaker(whole_ms=self.contract.budget.ttl_ms, now_ms=now_ms, log=self._log.write)
             threads = opening.decisions_at_once(self.engine) if threads is None else threads
             self._submissions = Submissions(self._decide_call, threads=threads, queue_max=queue_max, now_ms=now_ms)
-            self._closing = opened
             if register:
                 self.register()
             self._closing = opened.pop_all()
 
     def register(self) -> None:
         """Put the contract in force, once, and take events from now on. Raises ContractError where the record refuses it."""
-        if self._process != os.getpid():
-            raise opening.forked()
+        self._check_open(registered=False)
+        if self._registered:
+            return
         registry.register(self.store, self.contract, by="operator", now_ms=self._now_ms())
         refuse_other_keys(self._folder, self.store)  # again: another process may have signed a fresh record by now
         context, log = opening.context_of(self.contract, self.store, self.engine.count_tokens), self._log.write
         self._kernel = Kernel(*self._parts, now_ms=self._now_ms, log=log, context=context)
         self._on_decided = self._after_decision(self._writer, self._closing)
         self._stream = self._stream_of(self._kernel)
-        self._closed = False
+        self._registered = True
 
     def _decide_call(self, call: Call) -> Answer:
         assert call.event is not None  # noqa: S101  submitted calls have one
@@ -182,11 +181,13 @@ class Gate:
         self._check_open()
         return self._kernel
 
-    def _check_open(self) -> None:
+    def _check_open(self, *, registered: bool = True) -> None:
         if self._process != os.getpid():
             raise opening.forked()
-        if self._closed is not False:
-            raise opening.not_open(ended=self._closed is True)
+        if self._closed:
+            raise UsageError("the gate is closed", hint="use the gate within its `with` block, or open another")
+        if registered and not self._registered:
+            raise UsageError("the contract of the gate is not in force yet", hint="call `register()` first")
 
     def _deadline_time_ms(self, deadline_ms: int | None, decisions: int = 1) -> int | None:
         """Return the time at which a deadline, in milliseconds from now for so many decisions, passes; None without one."""
@@ -309,9 +310,7 @@ class Gate:
             return adopt(kernel, who=who, reason=reason, now_ms=self._now_ms)
 
     def escalations(self) -> list[Case]:
-        """Return the cases that wait for a human, oldest first: escalated ones, and orders whose result is UNKNOWN. A
-        `damaged` case, whose rows cannot be read, has only its flow and since when it waits.
-        """
+        """Return what waits for a human, oldest first: escalated cases, UNKNOWN orders. A `damaged` one has only its flow and time."""
         with self.acting() as kernel:
             return self._review(kernel).waiting()
 

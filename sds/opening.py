@@ -37,14 +37,6 @@ def check_given(contract: object, source: object, executor: object, engine: obje
         raise UsageError("the engine must be an object with `propose`, `count_tokens` and `close`", hint=hint)
 
 
-def not_open(*, ended: bool) -> UsageError:
-    """Return why a gate takes nothing: it has `ended`, or its contract is not in force yet."""
-    if ended:
-        return UsageError("the gate is closed", hint="use the gate within its `with` block, or open another")
-    message = "the gate is not open yet: its contract is not in force"
-    return UsageError(message, hint="`register()` puts it in force; only then the gate takes events")
-
-
 def check_fits(executor: object, contract: Contract) -> None:
     """Raise UsageError where the executor says that it cannot carry out what the contract permits."""
     if callable(check := getattr(executor, "check_contract", None)):

@@ -28,6 +28,7 @@ from sds.kernel.storage.store import UPGRADABLE
 from sds.models.llamacpp.backend import LlamaBackend
 from tests.kernel.durable import Rail, Tickets, contract
 from tests.proposers import Greedy
+from tests.submission.test_fork import in_a_fork
 
 OPEN_FILES = Path("/proc/self/fd")
 
@@ -189,15 +190,31 @@ def test_a_gate_takes_nothing_before_its_contract_is_in_force(parts: tuple[Ticke
     event = {"claim_id": "C1", "ticket_id": "T1", "text": "please"}
     with Gate(contract(), *parts, folder=tmp_path / "gate", engine=Greedy(), register=False) as gate:
         for asked in (gate.decide, gate.submit, gate.known, gate.preview):
-            with pytest.raises(UsageError, match="the gate is not open yet: its contract is not in force"):
+            with pytest.raises(UsageError, match="the contract of the gate is not in force yet"):
                 asked(event)
         assert 0 == gate.store.value("SELECT (SELECT count(*) FROM contracts) + (SELECT count(*) FROM decision_flows)")
         gate.register()
+        kernel = gate.kernel
+        gate.register()
+        assert kernel is gate.kernel, "once"
         assert "CLOSED" == gate.decide(event).state
     for ended in (gate, Gate(contract(), *parts, folder=tmp_path / "other", engine=Greedy(), register=False)):
         ended.close()
         with pytest.raises(UsageError, match="the gate is closed"):
             ended.decide(event)
+
+
+def test_a_gate_that_is_closed_or_forked_puts_no_contract_in_force(parts: tuple[Tickets, Rail], tmp_path: Path) -> None:
+    with Gate(contract(), *parts, folder=tmp_path / "gate", engine=Greedy(), register=False) as gate:
+
+        def ask() -> None:
+            with pytest.raises(UsageError, match="the gate was opened by another process"):
+                gate.register()
+
+        assert 0 == in_a_fork(ask)
+        assert 0 == gate.store.value("SELECT count(*) FROM contracts")
+    with pytest.raises(UsageError, match="the gate is closed"):
+        gate.register()
 
 
 def test_an_agent_whose_work_is_done_asks_through_its_gate_to_be_retired(

@@ -236,7 +236,7 @@ def _run(args: list[str]) -> int:
     except typer.Abort:
         return EXIT_WORLD
     except _TyperError as error:
-        return _say_usage(error, named)
+        return _say_usage(error, named, args)
     except SdsError as error:
         from sds.cli.hints import at_gate  # noqa: PLC0415  `sds --help` needs no gate
 
@@ -333,14 +333,19 @@ def _forget_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _say_usage(error: Any, named: str) -> int:
+def _say_usage(error: Any, named: str, args: list[str]) -> int:
     """Print a mistake in the words typed and where help is, or a group's help; return the exit code. `named`: the command."""
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
     else:
         message = " ".join(error.format_message().replace("Value error, ", "").split())
         where = error.ctx.command_path if getattr(error, "ctx", None) else named
-        _say(UsageError(message, hint=_RIGHTS if message.endswith("is not readable.") else f"{where} --help"))
+        mend = _RIGHTS if message.endswith("is not readable.") else f"{where} --help"
+        if "unexpected extra argument" in message:
+            from sds.cli.hints import with_gate_option  # noqa: PLC0415
+
+            mend = with_gate_option(app, args) or mend
+        _say(UsageError(message, hint=mend))
     return int(error.exit_code)
 
 

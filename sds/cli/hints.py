@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 import shlex
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import typer
 
 from sds.cli.common import as_name
-from sds.definitions.definition import DEFAULT
+from sds.definitions.definition import DEFAULT, NAME
+from sds.definitions.registry import FILE, installed, is_path
+from sds.host.paths import decisions_path, gate_home
 from sds.kernel.errors import SdsError
 
 _BEGINS = re.compile(r"\bsds (?=[a-z])")
@@ -30,6 +33,29 @@ def at_gate(hint: str, app: typer.Typer, args: list[str]) -> str:
         return hint
     named = [_command_at(root, each, typed, alone=not before and len(commands) == 1) for each in commands]
     return "sds ".join([before, *named])
+
+
+def with_gate_option(app: typer.Typer, args: list[str]) -> str:
+    """Return a command that was typed with a gate among its arguments, with the option `--gate` in that place; "" where it has
+    no such option, or would be a mistake all the same.
+    """
+    leaf, words = _leaf(typer.main.get_command(app), args)
+    options, gates = [each for each in leaf.params if _is_gate(each)], [each for each in words if _is_known(each)]
+    if len(gates) != 1 or len(options) != 1:  # two where the command takes GATE, too
+        return ""
+    at = words.index(gates[0])
+    mended = [*words[:at], "--gate", *words[at:]]
+    with suppress(Exception):
+        if not leaf.make_parser(leaf.context_class(leaf)).parse_args(list(mended))[1]:
+            return shlex.join(["sds", *args[: len(args) - len(words)], *mended])
+    return ""
+
+
+def _is_known(word: str) -> bool:
+    """Tell whether a word is the name of an installed gate or of a record in the home, or the path of a gate."""
+    if is_path(word):
+        return word.endswith(".py") or (Path(word) / FILE).is_file()
+    return word in installed() or (NAME.fullmatch(word) is not None and decisions_path(gate_home(word)).is_file())
 
 
 def _typed_gate(root: Any, args: list[str]) -> str:

@@ -38,7 +38,7 @@ def preview_kernel(gate: GateDefinition, folder: Path) -> Iterator[Kernel]:
         store = _store_to_look_at(folder, contract, opened)
         signer = Signer(secrets.token_bytes(KEY_BYTES))
         context = context_of(contract, store)
-        yield Kernel(contract, store, source, NoExecutor(), signer, now_ms=now_ms, context=context)
+        yield Kernel(contract, store, source, NoExecutor(), signer, now_ms=now_ms, context=context, looks=True)
 
 
 def _store_to_look_at(folder: Path, contract: Contract, opened: ExitStack) -> Store:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sqlite3
 from contextlib import nullcontext
@@ -184,6 +185,42 @@ def test_a_hint_of_the_kernel_names_the_gate_by_its_path(cli: Cli) -> None:
         assert mend == at_gate(hint, app, ["escalations", "resolve", "1", "--override", "--gate", "./toll"])
     assert "sds keys rotate --gate refund" == at_gate("sds keys rotate --gate GATE", app, ["keys", "show"])
     assert "sds audit 1" == at_gate("sds audit 1", app, ["audit", "1", "--gate", "refund"])
+
+
+def test_a_decided_event_whose_key_is_lost_is_not_called_another(cli: Cli) -> None:
+    """The hint for another body is to send it under an id of its own: it would be paid once more."""
+    asked = ("decide", "./toll", "--event", event(0))
+    dfid = json.loads(cli.ok(*asked))["dfid"]
+    kept = (cli.folder / "kernel.key").rename("kept.key")
+    lost = "error: the texts of this record are sealed, and the kernel's key is not here\nmend:  put `kernel.key` back "
+    code, out, err = cli(*asked)
+    assert (1, "", True) == (code, out, err.startswith(lost)), err
+    assert "text: [sealed]" in cli.ok("escalations", "show", dfid, "--gate", "./toll"), "reading goes on"
+    assert "ESCALATE" in cli.ok("envelope", "./toll", "--event", event(2, Path("next.json")))
+    kept.rename(cli.folder / "kernel.key")
+    assert dfid == json.loads(cli.ok(*asked))["dfid"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "mend"),
+    [
+        ("flows refund --limit 5", "sds flows --gate refund --limit 5"),
+        ("audit refund 550e8400", "sds audit --gate refund 550e8400"),
+        ("agents show x ./toll --json", "sds agents show x --gate ./toll --json"),
+        ("halt toll --reason 'a b'", "sds halt --gate toll --reason 'a b'"),
+        ("flows nowhere", "sds flows --help"),
+        ("flows refund fraud", "sds flows --help"),
+        ("flows refund --gate fraud x", "sds flows --help"),
+        ("halt --reason refund x", "sds halt --help"),
+        ("models list refund", "sds models list --help"),
+        ("decide refund x --event event.json", "sds decide --help"),
+    ],
+)
+def test_a_gate_that_was_typed_in_a_wrong_place_is_put_into_the_right_one(cli: Cli, typed: str, mend: str) -> None:
+    cli.ok("run", "./toll", "--limit", "1")
+    code, out, err = cli(*shlex.split(typed))
+    assert (2, "") == (code, out)
+    assert [mend] == re.findall(r"\Aerror: Got unexpected extra argument.*\nmend:  (.*)\n\Z", err)
 
 
 def test_a_halt_takes_the_name_and_runs_no_code_of_the_gate(cli: Cli) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sds.cli.common import JsonFlag, as_name, recorded
+from sds.cli.common import JsonFlag, as_name, named, recorded
 from sds.cli.render import echo, print_either
 from sds.cli.service import comma_separated, service_database
 from sds.cli.service.serve import StoreUrl
@@ -17,7 +17,9 @@ from sds.kernel.errors import UsageError
 
 EVERY_GATE = "all"
 
-Named = Annotated[str, typer.Argument(help="The caller's name, as the record will have it.", metavar="NAME")]
+Named = Annotated[
+    str, typer.Argument(help="The caller's name, as the record will have it.", metavar="NAME", callback=named)
+]
 
 
 def add(
@@ -39,8 +41,8 @@ def add(
         from sds.service import callers  # noqa: PLC0415
 
         _refuse_unknown(each for each in given if not is_path(each))
-        named = (callers.ALL,) if EVERY_GATE in gates else gates
-        key = callers.add_key(database, name, comma_separated(role), named, now_ms=now_ms())
+        chosen = (callers.ALL,) if EVERY_GATE in gates else gates
+        key = callers.add_key(database, name, comma_separated(role), chosen, now_ms=now_ms())
     echo(key)
 
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from sds.cli.common import JsonFlag, as_name, open_store
+from sds.cli.common import JsonFlag, as_name, named, open_store
 from sds.cli.render import counted, echo, print_either
 from sds.cli.service import comma_separated, service_database
 from sds.cli.service.serve import StoreUrl
@@ -76,7 +76,8 @@ def _line(row: Mapping[str, object]) -> str:
 
 
 def remove(
-    name: Annotated[str, typer.Argument(help="The endpoint's name.", metavar="NAME")], store: StoreUrl = ""
+    name: Annotated[str, typer.Argument(help="The endpoint's name.", metavar="NAME", callback=named)],
+    store: StoreUrl = "",
 ) -> None:
     """Remove an endpoint. It gets nothing more, not even what is undelivered.
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from sds.cli.common import GateOption, JsonFlag, Reason, open_store, operator
+from sds.cli.common import GateOption, JsonFlag, Reason, named, open_store, operator
 from sds.cli.render import echo, print_either
 from sds.host.clock import now_ms
 from sds.host.input_files import read_text
@@ -17,7 +17,7 @@ from sds.kernel.context import artifacts as library
 from sds.kernel.context import memory
 from sds.kernel.context.artifacts import ARTIFACT_BYTES_MAX, Listed
 
-ArtifactName = Annotated[str, typer.Argument(help="The artifact's name in contracts.", metavar="NAME")]
+ArtifactName = Annotated[str, typer.Argument(help="The artifact's name in contracts.", metavar="NAME", callback=named)]
 
 
 def put(

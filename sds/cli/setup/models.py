@@ -19,7 +19,7 @@ from sds.definitions.definition import DEFAULT
 from sds.definitions.registry import find
 from sds.host.paths import home, model_cache
 from sds.kernel.canonical import one_line
-from sds.kernel.contract.schema import load_contract
+from sds.kernel.contract.schema import Contract, load_contract
 from sds.kernel.errors import ModelError, UsageError, cause_of
 
 if TYPE_CHECKING:
@@ -27,7 +27,12 @@ if TYPE_CHECKING:
 
 PathArgument = Annotated[Path, typer.Argument(help="A GGUF file or a checkpoint folder.", metavar="PATH")]
 ContractFile = Annotated[
-    Path | None, typer.Option("--contract", help="A contract file. Default: the refund gate's.", show_default=False)
+    Path | None,
+    typer.Option(
+        "--contract",
+        help="A contract's YAML file, or the path of a gate. Default: the refund gate's.",
+        show_default=False,
+    ),
 ]
 LINE_CHARS_MAX = 500
 
@@ -84,7 +89,7 @@ def check(path: PathArgument, contract: ContractFile = None, as_json: JsonFlag =
 
     Example: sds models check /models/mine.gguf --contract contract.yaml
     """
-    asked = load_contract(contract) if contract else find(DEFAULT).load_contract()
+    asked = _contract_of(contract or DEFAULT)
     from sds.engines.expressible import check_model, question_of  # noqa: PLC0415
     from sds.models.catalog.inspect import inspect_model  # noqa: PLC0415
     from sds.models.protocol import CONTEXT_TOKENS  # noqa: PLC0415
@@ -100,6 +105,13 @@ def check(path: PathArgument, contract: ContractFile = None, as_json: JsonFlag =
             f"`{path}` cannot decide under `{asked.gate}` {asked.version}: {failed} of {len(checks)} checks failed",
             hint="use another model, or correct what the lines that begin with `no` say",
         )
+
+
+def _contract_of(given: Path | str) -> Contract:
+    """Return the contract in a file, or of a gate by its name or the path of its folder or file. Raises UsageError."""
+    if isinstance(given, Path) and given.suffix != ".py" and not given.is_dir():
+        return load_contract(given)
+    return find(given).load_contract()
 
 
 PreparedPath = Annotated[

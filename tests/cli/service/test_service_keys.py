@@ -100,3 +100,14 @@ def test_a_store_that_is_no_url_of_postgresql_is_refused(sds: Shell) -> None:
     assert 2 == refused.returncode
     assert "error: the store must be a `postgresql://` URL" in refused.stderr
     assert "hunter2" not in refused.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("keys", "revoke"), ("webhooks", "remove"), ("keys", "add", "--role", "read", "--gate", "all")],
+    ids=" ".join,
+)
+def test_a_name_that_is_no_utf_8_is_a_mistake_of_the_user(sds: Shell, command: tuple[str, ...]) -> None:
+    refused = sds(*command, "caf\udce9")
+    assert (2, "") == (refused.returncode, refused.stdout)
+    assert "error: `caf\\udce9` is not text in UTF-8\nmend:  type the name" in refused.stderr

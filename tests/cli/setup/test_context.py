@@ -58,6 +58,8 @@ def test_a_sweep_says_what_it_removed_and_the_record_still_verifies(desk: Shell)
         (b"x", ("put", "Fares!", "{file}"), "`Fares!` is not a name in_lower_case"),
         (b"x", ("put", "fares", "{file}.not"), "cannot be read: no such file or directory"),
         (b"x", ("retire", "fares"), "there is no artifact `fares` in force"),
+        (b"x", ("retire", "f\udcff"), "`f\\udcff` is not text in UTF-8"),
+        (b"x", ("put", "f\udcff", "{file}"), "`f\\udcff` is not text in UTF-8"),
     ],
 )
 def test_a_mistake_is_answered_in_one_line(

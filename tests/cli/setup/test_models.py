@@ -95,6 +95,20 @@ MISTAKES = [
 ]
 
 
+def test_a_contract_is_named_by_the_path_of_its_gate_too(shell: Shell, tmp_path: Path) -> None:
+    shell.ok("new", "held_payments", "--folder", str(tmp_path / "held"))
+    within = tmp_path / "within.py"  # a gate whose contract has no file
+    within.write_text(
+        "from pathlib import Path\nfrom sds import GateDefinition, load_contract\n"
+        "contract = load_contract(Path(__file__).parent / 'held' / 'contract.yaml')\n"
+        "gate = GateDefinition(name='held_payments', contract=contract, open=lambda folder: None)\n",
+        encoding="utf-8",
+    )
+    for path in (tmp_path / "held", within):
+        checked = shell.json("models", "check", str(embedded_model()), "--contract", str(path), "--json")
+        assert ("held_payments 1.0.0", True) == (checked["contract"], checked["fits"])
+
+
 @pytest.mark.parametrize(("args", "code", "message"), MISTAKES, ids=[" ".join(m[0]) for m in MISTAKES])
 def test_a_mistake_is_answered_in_one_line(shell: Shell, args: tuple[str, ...], code: int, message: str) -> None:
     done = shell("models", *args)
