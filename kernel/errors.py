@@ -21,6 +21,8 @@ sent again is decided once.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import PurePath
 from traceback import extract_tb
 
@@ -106,6 +108,15 @@ def place_of(error: BaseException) -> str:
 ENDINGS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 # What is raised while data is read that is not of the form in which it was written. The reader raises one typed line instead.
 NOT_AS_WRITTEN = (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError)
+
+
+@contextmanager
+def reading(error: SdsError) -> Iterator[None]:
+    """Raise `error` in place of what is raised in the block, where data are not of the form in which they were written."""
+    try:
+        yield
+    except NOT_AS_WRITTEN as cause:
+        raise error from cause
 
 
 def unreadable(dfid: str) -> StoreError:

@@ -100,10 +100,16 @@ def described(terms: Contract, case: Case, look: CaseView) -> dict[str, Any]:
 
 def decision_text(terms: Contract, action: str, numbers: Mapping[str, int]) -> str:
     """Return a decision in words: the kind, and its numbers with their decimals."""
-    spec = terms.kinds.get(action)
 
     def number(name: str, value: int) -> str:
-        known = spec is not None and (name in spec.params or name in spec.fills)
-        return format_literal(value, spec.scale(name)) if spec is not None and known else str(value)
+        scale = scale_of(terms, action, name)
+        return str(value) if scale is None else format_literal(value, scale)
 
     return " ".join([action, *(f"{name} {number(name, value)}" for name, value in numbers.items())])
+
+
+def scale_of(terms: Contract, action: str, name: str) -> int | None:
+    """Return the decimals of a decision's number; None where the contract does not know it."""
+    spec = terms.kinds.get(action)
+    number = (spec.params.get(name) or spec.fills.get(name)) if spec else None
+    return number.scale if number else None

@@ -6,13 +6,12 @@ It is read from the ledger, where every entry says who, when and why. Only the p
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.sections import EscalationSpec
-from sds.kernel.errors import NOT_AS_WRITTEN, StoreError
+from sds.kernel.errors import StoreError, reading
 from sds.kernel.executor import breaker
 from sds.kernel.executor.breaker import Breaker
 from sds.kernel.flow import monitored
@@ -90,48 +89,49 @@ def agent_record(store: Store, agent_id: str, *, now_ms: int) -> AgentRecord | N
     body = store.value("SELECT body FROM contracts WHERE hash = ?", (agent.contract_hash,)) if agent else None
     if agent is None or body is None:
         return None
-    with _readable(f"the record of agent `{agent_id}`"):
-        return _record(store, agent, body, now_ms)
+    with reading(_unreadable(f"the record of agent `{agent_id}`")):
+        terms = json.loads(body)
+        per_hour = int(terms.get("escalation", {}).get("per_hour", EscalationSpec().per_hour))
+        return AgentRecord(
+            agent=agent,
+            gate=terms["gate"],
+            owner=terms["owner"],
+            version=terms["version"],
+            mission=terms["mission"],
+            escalations_left=escalation_budget.left(store, agent_id, per_hour, now_ms),
+            escalations_per_hour=per_hour,
+            contracts=tuple(
+                _held(store, at_ms, entry, agent) for at_ms, entry in _entries(store, "CONTRACT", agent_id)
+            ),
+            moves=tuple(_move(at_ms, entry) for at_ms, entry in _entries(store, "AGENT", agent_id)),
+            halt=last_halt(store) if agent.halted else None,
+            breaker=breaker.read(store, terms["gate"]),
+            monitors=standing(recorded_contract(body), store, now_ms),
+        )
 
 
-@contextmanager
-def _readable(what: str) -> Iterator[None]:
-    try:
-        yield
-    except NOT_AS_WRITTEN as error:
-        raise StoreError(f"{what} cannot be read", hint="sds ledger verify") from error
+def _unreadable(what: str) -> StoreError:
+    return StoreError(f"{what} cannot be read", hint="sds ledger verify")
 
 
-def _record(store: Store, agent: Registration, body: str, now_ms: int) -> AgentRecord:
-    terms, agent_id = json.loads(body), agent.agent_id
-    per_hour = int(terms.get("escalation", {}).get("per_hour", EscalationSpec().per_hour))
-    return AgentRecord(
-        agent=agent,
-        gate=terms["gate"],
-        owner=terms["owner"],
-        version=terms["version"],
-        mission=terms["mission"],
-        escalations_left=escalation_budget.left(store, agent_id, per_hour, now_ms),
-        escalations_per_hour=per_hour,
-        contracts=tuple(_held(store, at_ms, entry, agent) for at_ms, entry in _entries(store, "CONTRACT", agent_id)),
-        moves=tuple(_move(at_ms, entry) for at_ms, entry in _entries(store, "AGENT", agent_id)),
-        halt=last_halt(store) if agent.halted else None,
-        breaker=breaker.read(store, terms["gate"]),
-        monitors=monitored.standing(recorded_contract(body), store, now_ms),
-    )
+def standing(contract: Contract, store: Reader, now_ms: int) -> tuple[Standing, ...]:
+    """Return the monitors of a contract as they stand, in the contract's order."""
+    both = (monitored.decision_monitors(contract), monitored.label_monitors(contract))
+    found = {each.name: each for watching in both for each in watching.standing(store, now_ms)}
+    return tuple(found[monitor.name] for monitor in contract.monitors)
 
 
 def last_halt(store: Reader) -> Halt | None:
     """Return who halted or resumed the system last; None: nobody has. Raises StoreError when that cannot be read."""
     row = store.row(_HALTS)
-    with _readable("the ledger"):
+    with reading(_unreadable("the ledger")):
         body = json.loads(row[1]) if row else {}
         return Halt(row[0], body["by"], body["reason"]) if row else None
 
 
 def last_move(store: Reader, agent_id: str) -> Move | None:
     """Return the last change of an agent's status; None: there was none. Raises StoreError when it cannot be read."""
-    with _readable("the ledger"):
+    with reading(_unreadable("the ledger")):
         return next((_move(*entry) for entry in _entries(store, "AGENT", agent_id, limit=1)), None)
 
 

@@ -12,7 +12,7 @@ from datetime import datetime, tzinfo
 from typing import Any, Literal
 
 from sds.kernel.envelope.envelope import format_literal
-from sds.kernel.errors import NOT_AS_WRITTEN, unreadable
+from sds.kernel.errors import NOT_AS_WRITTEN, reading, unreadable
 from sds.kernel.executor.statement import CLOCKS_APART_MS, KEYS_AT_ONCE, Statement, StatementLine, known_keys
 from sds.kernel.registry.counter_scale import spends_at
 from sds.kernel.storage.store import Reader, Row
@@ -259,7 +259,7 @@ class _Contracts(dict[str | None, tuple[str, Mapping[str, Any] | None]]):
 def _order(row: Row, cases: Mapping[str, str], contracts: _Contracts) -> BookedOrder:
     dfid, event_id, kind, params, resource_key, key, reference, status, reversal, ordered_at_ms, at_ms = row[:11]
     agent_id, contract_hash, entry, body, decision, who, why, word = row[11:]
-    try:
+    with reading(unreadable(dfid)):
         reserved = dict(json.loads(body)) if body else {}
         version, terms = contracts[contract_hash]
         decimals = _decimals(terms, kind) if terms else None
@@ -286,8 +286,6 @@ def _order(row: Row, cases: Mapping[str, str], contracts: _Contracts) -> BookedO
             settled_by=json.loads(word)["who"] if word else "",
             difference=cases.get(key, ""),
         )
-    except NOT_AS_WRITTEN as error:
-        raise unreadable(dfid) from error
 
 
 def _spent(reserved: Mapping[str, Any], status: str) -> int:

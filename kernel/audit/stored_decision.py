@@ -14,7 +14,7 @@ from sds.kernel.contract.compiler import Snapshot
 from sds.kernel.decision.packet import ALTERNATIVES_UNAVAILABLE, DecisionPacket, Decoding
 from sds.kernel.decision.safeguards import EnvelopeInputs
 from sds.kernel.envelope.envelope import envelope_from_data
-from sds.kernel.errors import NOT_AS_WRITTEN, UsageError, unreadable
+from sds.kernel.errors import NOT_AS_WRITTEN, UsageError, reading, unreadable
 from sds.kernel.flow.decision_record import SEALED, seal
 from sds.kernel.flow.states import ADOPTED
 from sds.kernel.storage import ledger
@@ -72,14 +72,12 @@ def read_decided(store: Reader, dfid: str) -> Decided:
             reason_code=NOT_DECIDED,
         )
     texts = Texts(store, dfid)
-    try:
+    with reading(unreadable(dfid)):
         body = json.loads(entry[4])
         found["prompt"], data = texts.prompt(found["prompt"]), texts.data(PROPOSAL, found["proposal"])
         decoding = _decoding(found, texts.fields(FACTS, body.get("decoding", {})))
         schema = _schema(store, found["contract_hash"])
         return Decided(_packet(dfid, found), data, decoding, schema, _faults(store, dfid, entry, body))
-    except NOT_AS_WRITTEN as error:
-        raise unreadable(dfid) from error
 
 
 def _schema(store: Reader, contract_hash: str) -> str:

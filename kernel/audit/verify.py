@@ -14,7 +14,7 @@ from typing import Any
 
 from sds.kernel.audit.tables import Tables
 from sds.kernel.canonical import canonical, one_line
-from sds.kernel.errors import NOT_AS_WRITTEN, StoreError, unreadable
+from sds.kernel.errors import NOT_AS_WRITTEN, StoreError, reading, unreadable
 from sds.kernel.flow.states import answer
 from sds.kernel.storage import ledger
 from sds.kernel.storage.ledger import Checkpoint, Head, PublicKeys
@@ -140,28 +140,22 @@ def flow_record(store: Store, dfid: str) -> dict[str, Any] | None:
     Texts are in clear. In an erased case each is `[erased]`, in a record without the kernel's key `[sealed]`. Raises
     StoreError when the rows cannot be read.
     """
-    try:
-        return _flow_record(store, dfid)
-    except NOT_AS_WRITTEN as error:
-        raise unreadable(dfid) from error
-
-
-def _flow_record(store: Store, dfid: str) -> dict[str, Any] | None:
-    flow = _one(store, "decision_flows", dfid)
-    if flow is None:
-        return None
-    tables = ("context_snapshots", "policy_proposals", "dim_validations", "human_decisions", "execution_log")
-    return {
-        "decision_flows": flow,
-        **{table: _one(store, table, dfid) for table in tables},
-        "attempts": _many(store, "attempts", dfid),
-        "rationale": _rationale(store, dfid),
-        "reservations": _many(store, "reservations", dfid),
-        "saga": _one(store, "sagas", dfid),
-        "children": _children(store, dfid, flow["event_id"]),
-        "reversals": _many(store, "saga_reversals", dfid) or _many(store, "saga_reversals", dfid, by="saga"),
-        "ledger": _many(store, "ledger", dfid),
-    }
+    with reading(unreadable(dfid)):
+        flow = _one(store, "decision_flows", dfid)
+        if flow is None:
+            return None
+        tables = ("context_snapshots", "policy_proposals", "dim_validations", "human_decisions", "execution_log")
+        return {
+            "decision_flows": flow,
+            **{table: _one(store, table, dfid) for table in tables},
+            "attempts": _many(store, "attempts", dfid),
+            "rationale": _rationale(store, dfid),
+            "reservations": _many(store, "reservations", dfid),
+            "saga": _one(store, "sagas", dfid),
+            "children": _children(store, dfid, flow["event_id"]),
+            "reversals": _many(store, "saga_reversals", dfid) or _many(store, "saga_reversals", dfid, by="saga"),
+            "ledger": _many(store, "ledger", dfid),
+        }
 
 
 def _children(store: Reader, dfid: str, event_id: str) -> list[dict[str, Any]]:

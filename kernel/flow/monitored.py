@@ -16,7 +16,7 @@ from sds.kernel.flow.decision_record import Attempt
 from sds.kernel.flow.dispatch import Log
 from sds.kernel.flow.states import WAITING_TAGS
 from sds.kernel.registry import counter_scale, windows
-from sds.kernel.registry.monitors import Counted, MonitoredDecision, Monitors, Standing, Watched
+from sds.kernel.registry.monitors import Counted, MonitoredDecision, Monitors, Watched
 from sds.kernel.storage.ledger import ABOUT, BACK_MS
 from sds.kernel.storage.store import Reader, Row, Store
 
@@ -63,13 +63,6 @@ def label_monitors(contract: Contract) -> Monitors:
     """Return the monitors of a contract that watch later labels."""
     watched = [monitor for monitor in contract.monitors if monitor.of == "calibration"]
     return Monitors(contract.agent_id, "labels", watched)
-
-
-def standing(contract: Contract, store: Reader, now_ms: int) -> tuple[Standing, ...]:
-    """Return the monitors of a contract as they stand, in the contract's order."""
-    both = (decision_monitors(contract), label_monitors(contract))
-    found = {each.name: each for watching in both for each in watching.standing(store, now_ms)}
-    return tuple(found[monitor.name] for monitor in contract.monitors)
 
 
 def tell(log: Log, dfid: str, agent_id: str, watched: Watched) -> None:

@@ -12,7 +12,7 @@ from sds.kernel.contract.schema import Contract
 from sds.kernel.envelope.envelope import ESCALATE
 from sds.kernel.envelope.proposal import Proposal, parse_recorded
 from sds.kernel.envelope.state import Fields
-from sds.kernel.errors import NOT_AS_WRITTEN, StoreError, UsageError, unreadable
+from sds.kernel.errors import NOT_AS_WRITTEN, StoreError, UsageError, reading, unreadable
 from sds.kernel.flow.decision_record import SEALED, seal
 from sds.kernel.flow.intake import Event, event_in
 from sds.kernel.flow.states import numbers_of
@@ -249,40 +249,35 @@ def registered_terms(store: Reader, gate: str) -> Contract:
 
 
 def _case(store: Reader, row: tuple[Any, ...]) -> Case:
-    try:
-        return _parsed(store, row)
-    except NOT_AS_WRITTEN as error:
-        raise unreadable(row[0]) from error
-
-
-def _parsed(store: Reader, row: tuple[Any, ...]) -> Case:
-    (dfid, event_id, agent_id, state, since_ms, trigger, snapshot_id, body, said, params) = row[:10]
-    reasons, reason_code, confidence, alternatives, ordered, execution, resolved, tag = row[10:]
-    texts = Texts(store, dfid, shown=True)
-    event, snapshot = texts.fields(TRIGGER, _object(trigger)), _object(body or "{}")
-    about = difference_in(event)
-    measured = json.loads(alternatives or "[]")
-    return Case(
-        dfid=dfid,
-        event_id=event_id,
-        agent_id=agent_id,
-        state=state,
-        since_ms=since_ms,
-        trigger=event,
-        key=_text(snapshot.get("key") or (str(about["resource_key"]) if about else _key(store, dfid, event))),
-        snapshot_id=snapshot_id or "",
-        fields=dict(snapshot.get("fields", {})),
-        said=texts.data(PROPOSAL, said or b""),
-        numbers=numbers_of(params),
-        reasons=_difference_words(about) if about else _reasons(reasons),
-        reason_code=reason_code,
-        confidence=confidence,
-        alternatives=tuple(map(dict, measured)) if isinstance(measured, list) else (),  # a text says why there are none
-        ordered=ordered,
-        execution=execution,
-        resolved=resolved,
-        tag=tag,
-    )
+    with reading(unreadable(row[0])):
+        (dfid, event_id, agent_id, state, since_ms, trigger, snapshot_id, body, said, params) = row[:10]
+        reasons, reason_code, confidence, alternatives, ordered, execution, resolved, tag = row[10:]
+        texts = Texts(store, dfid, shown=True)
+        event, snapshot = texts.fields(TRIGGER, _object(trigger)), _object(body or "{}")
+        about = difference_in(event)
+        measured = json.loads(alternatives or "[]")
+        return Case(
+            dfid=dfid,
+            event_id=event_id,
+            agent_id=agent_id,
+            state=state,
+            since_ms=since_ms,
+            trigger=event,
+            key=_text(snapshot.get("key") or (str(about["resource_key"]) if about else _key(store, dfid, event))),
+            snapshot_id=snapshot_id or "",
+            fields=dict(snapshot.get("fields", {})),
+            said=texts.data(PROPOSAL, said or b""),
+            numbers=numbers_of(params),
+            reasons=_difference_words(about) if about else _reasons(reasons),
+            reason_code=reason_code,
+            confidence=confidence,
+            # a text says why there are none
+            alternatives=tuple(map(dict, measured)) if isinstance(measured, list) else (),
+            ordered=ordered,
+            execution=execution,
+            resolved=resolved,
+            tag=tag,
+        )
 
 
 def _reasons(text: str | None) -> tuple[str, ...]:

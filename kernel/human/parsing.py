@@ -86,8 +86,8 @@ def _strict_fields(fields: Fields, loose: list[str]) -> dict[str, Value]:
     return {path: value for path, value in fields.items() if path not in loose}
 
 
-class _Number(str):
-    """A number as it was written: the envelope says how many decimals it must show."""
+class Number(str):
+    """A JSON number as it was written: 150.00 keeps its two decimals, which a float loses."""
 
     __slots__ = ()
 
@@ -102,13 +102,13 @@ def parse_change(text: str, context_ref: str) -> Proposal:
     if len(text) > CHANGE_CHARS_MAX:
         raise UsageError(f"the decision has more than {CHANGE_CHARS_MAX} characters")
     try:
-        data = json.loads(text, object_pairs_hook=once, parse_float=_Number, parse_int=_Number, parse_constant=_Number)
+        data = json.loads(text, object_pairs_hook=once, parse_float=Number, parse_int=Number, parse_constant=Number)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"the decision is not JSON: {one_line(error, 200)}", hint=_FORM) from error
     params = data.get("params", {}) if isinstance(data, Mapping) else None
     if not isinstance(params, Mapping) or not {*data} <= {"action", "params", "reason"}:
         raise UsageError("the decision is not an object of action, params and reason", hint=_FORM)
-    if not all(isinstance(value, _Number) for value in params.values()):
+    if not all(isinstance(value, Number) for value in params.values()):
         raise UsageError("every parameter must be a number", hint=_FORM)
     wanted = Proposal(
         str(data.get("action", "")), tuple(sorted(params.items())), str(data.get("reason", "")), context_ref

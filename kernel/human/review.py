@@ -108,7 +108,9 @@ class HumanReview:
         if wanted.decision not in get_args(Decision):  # a caller need not be type-checked
             raise UsageError(f"there is no decision `{wanted.decision}`", hint=", ".join(get_args(Decision)))
         if wanted.decision in ("SETTLED", "REJECTED"):
-            return self._attest(dfid, wanted)
+            found = Receipt("settled" if wanted.decision == "SETTLED" else "rejected", reference=wanted.reference)
+            by = wanted.who, wanted.reason, wanted.acknowledged
+            return attest(self._kernel, dfid, found, *by, now_ms=self._now_ms())
         who, why = said("name", wanted.who), said("reason", wanted.reason)
         wanted = replace(wanted, who=who, reason=why, seen=looked_at(wanted.seen, dfid))
         case = self.case(dfid)
@@ -120,18 +122,6 @@ class HumanReview:
             if order is not None:
                 self._kernel.send(order)
         return self._answer(dfid)
-
-    def _attest(self, dfid: str, wanted: Resolution) -> Answer:
-        found = Receipt("settled" if wanted.decision == "SETTLED" else "rejected", reference=wanted.reference)
-        return attest(
-            self._kernel,
-            dfid,
-            found,
-            who=wanted.who,
-            reason=wanted.reason,
-            acknowledged=wanted.acknowledged,
-            now_ms=self._now_ms(),
-        )
 
     def _carried(self, case: Case, wanted: Resolution) -> ExecutionIntent | None:
         """Do what `_carry` does. Of two humans at once, the second learns of the first before anything else."""
@@ -330,7 +320,7 @@ def _moved(case: Case, message: str, hint: str) -> WorldError:
 
 
 def attest(
-    kernel: Kernel, dfid: str, receipt: Receipt, *, who: str, reason: str, acknowledged: bool, now_ms: int
+    kernel: Kernel, dfid: str, receipt: Receipt, who: str, reason: str, acknowledged: bool, *, now_ms: int
 ) -> Answer:
     """Settle an UNKNOWN order as a human found it outside (DIR 4.7): `settled` with its reference there, or `rejected`.
 

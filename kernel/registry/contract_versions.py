@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from sds.kernel.contract.schema import Contract
 from sds.kernel.contract.sections import EventSpec
-from sds.kernel.errors import NOT_AS_WRITTEN, ContractError, StoreError
+from sds.kernel.errors import ContractError, StoreError, reading
 from sds.kernel.storage.store import Reader, Row
 
 VERSIONS_MAX = 1000
@@ -39,12 +39,10 @@ def versions(store: Reader) -> list[Version]:
         "SELECT c.gate, c.agent_id, c.version, c.hash, a.contract_hash IS NOT NULL, c.registered_at_ms"
         " FROM contracts c LEFT JOIN agents a ON a.contract_hash = c.hash"
     )
-    try:
+    with reading(contracts_unreadable()):
         entered, revoked = _by_hash(store, "CONTRACT"), _by_hash(store, "REVOKED")
         rows.sort(key=lambda row: entered.get(row[3], _NO_ENTRY)[0])
         return [_version(row, entered.get(row[3], _NO_ENTRY)[1], row[3] in revoked) for row in rows[-VERSIONS_MAX:]]
-    except NOT_AS_WRITTEN as error:
-        raise contracts_unreadable() from error
 
 
 def contracts_unreadable() -> StoreError:
@@ -69,13 +67,11 @@ def recorded_contract(body: str) -> Contract:
 
     Before proposal schema 2 a rationale had a length and no order.
     """
-    try:
+    with reading(ContractError("a registered contract cannot be read by this program", hint="sds ledger verify")):
         data: dict[str, Any] = json.loads(body)
         if longest := data.pop("rationale_chars_max", 0):
             data["rationale"] = {"order": "before", "chars_max": longest}
         return Contract.model_validate_json(json.dumps(data))
-    except NOT_AS_WRITTEN as error:
-        raise ContractError("a registered contract cannot be read by this program", hint="sds ledger verify") from error
 
 
 def registered_contract(store: Reader, gate: str) -> Contract | None:

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from sds.kernel.contract.monitors import LAST_MIN, MICRO, MonitorSpec, micros
-from sds.kernel.errors import NOT_AS_WRITTEN, StoreError
+from sds.kernel.errors import NOT_AS_WRITTEN, StoreError, reading
 from sds.kernel.registry import registry
 from sds.kernel.registry.windows import Stream, Sums, Vector, Windows
 from sds.kernel.storage.store import Reader, Row, Store
@@ -208,11 +208,9 @@ class Monitors:
 
     def standing(self, store: Reader, now_ms: int) -> tuple[Standing, ...]:
         """Return every monitor as it stands now. Writes nothing. Before its windows are filled, a record has no values."""
-        try:
+        with reading(self._unreadable()):
             totals = self._windows.now(store, now_ms)
             return tuple(_standing(judge, totals) for judge in self._judges)
-        except NOT_AS_WRITTEN as error:
-            raise self._unreadable() from error
 
     def _unreadable(self) -> StoreError:
         what = f"the windows of the monitors of agent `{self.agent_id}` cannot be read"

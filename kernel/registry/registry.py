@@ -14,8 +14,9 @@ from typing import Any, Literal
 
 from sds.kernel.canonical import REASON_CHARS_MAX, canonical, one_line, person, reason_line
 from sds.kernel.contract.schema import Contract
-from sds.kernel.errors import NOT_AS_WRITTEN, ContractError, StoreError, TransitionError
+from sds.kernel.errors import ContractError, StoreError, TransitionError, reading
 from sds.kernel.registry import carried_spend, compatibility, counter_scale, forgotten_draws, windows
+from sds.kernel.registry.compatibility import Known, Refusal
 from sds.kernel.registry.contract_versions import contracts_unreadable
 from sds.kernel.storage import ledger
 from sds.kernel.storage.store import Reader, Store
@@ -91,23 +92,19 @@ def register(
         raise ContractError(refused.message, hint=refused.hint)
 
 
-def refusal(record: Reader, contract: Contract, *, now_ms: int) -> compatibility.Refusal | None:
+def refusal(record: Reader, contract: Contract, *, now_ms: int) -> Refusal | None:
     """Return why this contract could not be put in force now; None: it could. Writes nothing."""
     return _refusal(record, contract, _known(record, contract), now_ms)
 
 
-def _refusal(
-    record: Reader, contract: Contract, known: list[compatibility.Known], now_ms: int
-) -> compatibility.Refusal | None:
-    try:
+def _refusal(record: Reader, contract: Contract, known: list[Known], now_ms: int) -> Refusal | None:
+    with reading(contracts_unreadable()):
         refused = compatibility.refusal(contract, known)
         if refused is None and all(each.contract_hash != contract.hash for each in known):
             refused = counter_scale.refusal(record, contract, now_ms)
             for each in known:
                 in_force, earlier = _body(record, each.contract_hash), _earlier(record, contract)
                 refused = refused or forgotten_draws.refusal(record, earlier, in_force, contract)
-    except NOT_AS_WRITTEN as error:
-        raise contracts_unreadable() from error
     return refused
 
 
@@ -122,19 +119,17 @@ def _earlier(record: Reader, contract: Contract) -> list[Mapping[str, Any]]:
     return [dict(json.loads(body)) for (body,) in rows]
 
 
-def _known(store: Reader, contract: Contract) -> list[compatibility.Known]:
+def _known(store: Reader, contract: Contract) -> list[Known]:
     rows = store.rows(
         "SELECT a.agent_id, a.gate, a.status, a.contract_hash, c.version, r.contract_hash FROM agents a"
         " JOIN contracts c ON c.hash = a.contract_hash LEFT JOIN contract_revocations r ON r.contract_hash = c.hash"
         " WHERE a.gate = ? OR a.agent_id = ?",
         (contract.gate, contract.agent_id),
     )
-    return [compatibility.Known(*row) for row in rows]
+    return [Known(*row) for row in rows]
 
 
-def _write_refusal(
-    store: Store, entry: Mapping[str, str], refused: compatibility.Refusal, *, new: bool, now_ms: int
-) -> None:
+def _write_refusal(store: Store, entry: Mapping[str, str], refused: Refusal, *, new: bool, now_ms: int) -> None:
     """Write a failed handshake once: a process that starts over and over must not fill the ledger."""
     body = {**entry, "refused": one_line(refused.message, REASON_CHARS_MAX)} | (
         {"was": "INITIALIZING", "status": "RETIRED"} if new else {}
@@ -144,25 +139,16 @@ def _write_refusal(
         ledger.append(store, now_ms, "REFUSED", "", body)
 
 
-def _put_in_force(
-    store: Store, contract: Contract, entry: Mapping[str, str], known: list[compatibility.Known], now_ms: int
-) -> None:
+def _put_in_force(store: Store, contract: Contract, entry: Mapping[str, str], known: list[Known], now_ms: int) -> None:
     """Write a contract that is new, and bind its agent to it."""
     if not known:
         _insert(store, contract, entry, now_ms)
         _take_into_service(store, contract, now_ms)
     elif known[0].contract_hash != contract.hash:
-        carried = _carry_spend(store, contract, known[0].contract_hash, now_ms)
+        with reading(contracts_unreadable()):
+            carried = carried_spend.carry(store, _body(store, known[0].contract_hash), contract, now_ms)
         _insert(store, contract, {**entry, **({"carried": carried} if carried else {})}, now_ms)
         store.run("UPDATE agents SET contract_hash = ? WHERE agent_id = ?", (contract.hash, contract.agent_id))
-
-
-def _carry_spend(store: Store, contract: Contract, before: str, now_ms: int) -> str:
-    """Count what was spent in the running windows under a contract's new limits; return the digest of it, or ""."""
-    try:
-        return carried_spend.carry(store, _body(store, before), contract, now_ms)
-    except NOT_AS_WRITTEN as error:
-        raise contracts_unreadable() from error
 
 
 def _insert(store: Store, contract: Contract, entry: Mapping[str, str], now_ms: int) -> None:
@@ -199,14 +185,12 @@ def _revoke_superseded(store: Store, contract: Contract, entry: Mapping[str, str
         (contract.agent_id, contract.hash),
     )
     for known, text in rows:
-        try:
+        with reading(contracts_unreadable()):
             body = json.loads(text)
             lost = sorted(set(body["authority"]) - set(contract.authority))
             recounted = counter_scale.recounted(body, contract)
             uncounted = carried_spend.uncounted_limits(body, contract)
             forgets = forgotten_draws.forgets(body, contract)
-        except NOT_AS_WRITTEN as error:
-            raise contracts_unreadable() from error
         if lost or recounted or uncounted or forgets:
             what = f"withdraws {', '.join(lost)}" if lost else "counts in other units"
             if uncounted and not (lost or recounted):

@@ -61,6 +61,20 @@ def number_range(name: str, allowed: Any) -> str:
     return f"{name} {low} to {high}{step}" if allowed.lo < allowed.hi else f"{name} {low}"
 
 
+def shares(probabilities: Mapping[str, float]) -> str:
+    """Return the probabilities of what a model could choose, likeliest first."""
+    likeliest = sorted(probabilities.items(), key=lambda share: -share[1])
+    return ", ".join(f"{label} {p:.3f}" for label, p in likeliest)
+
+
+def print_facts(console: Console, title: str, facts: Mapping[str, object]) -> None:
+    """Print facts below their title, one a line; nothing where there are none."""
+    if facts:
+        console.print(title)
+    for name, value in facts.items():
+        console.print(f"  {name}: {'-' if value is None or value == '' else plain(value)}")
+
+
 def print_either(as_json: bool, data: Mapping[str, Any] | list[Any], lines: Iterable[str], *, none: str = "") -> None:
     """Print JSON, or lines for people. `none` goes to standard error where there is no line."""
     if as_json:

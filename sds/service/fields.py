@@ -12,6 +12,7 @@ from fastapi import Request
 from sds.kernel.canonical import no_number, one_line
 from sds.kernel.errors import EventError
 from sds.kernel.flow.intake import in_utf8, once
+from sds.kernel.human.parsing import Number
 from sds.service.body import read_body
 from sds.service.problems import Problem, unknown_parameter
 
@@ -20,12 +21,6 @@ _TYPES: Mapping[str, type] = {TEXT: str, FLAG: bool, OBJECT: dict}
 
 
 NESTED_MAX = 32  # levels of objects and lists
-
-
-class Number(str):
-    """A number as it was written: 150.00 keeps its two decimals, which a float loses."""
-
-    __slots__ = ()
 
 
 def body_schema(

@@ -27,7 +27,7 @@ def no_room(_path: Path) -> None:
     [
         lambda folder: make_once(folder / "world.db", folder / "queue.jsonl", [], no_room),
         lambda folder: write_bank(folder / "absent" / "bank.db", []),
-        lambda folder: write_airline(folder / "absent" / "airline.db", World((), (), (), 0)),
+        lambda folder: write_airline(folder / "absent" / "airline.db", World((), (), ())),
     ],
     ids=["a folder", "a bank", "an airline"],
 )

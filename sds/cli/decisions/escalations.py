@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
@@ -12,7 +12,7 @@ import typer
 
 from sds.cli.common import GateOption, JsonFlag, OpenedGate, Reason, defined, open_store, operator, whole_dfid
 from sds.cli.many import IdsFile, Report, for_each, ids_of
-from sds.cli.render import Console, echo, number_range, plain, print_either, print_json
+from sds.cli.render import Console, echo, number_range, plain, print_either, print_facts, print_json, shares
 from sds.escalations import choices, decision_text, described, impacts, summary
 from sds.gates.opening import preview_kernel, recovery_kernel
 from sds.host.clock import now_ms
@@ -99,8 +99,8 @@ def _print(terms: Contract, case: Case, look: CaseView, facts: dict[str, Any]) -
     console.print(f"{case.dfid}  {plain(case.event_id)}  {case.resolved or case.state}, since {facts['since']}")
     for line in ["an order was sent, and its outcome is unknown"] if case.unknown else case.reasons:
         console.print(f"  {plain(line)}")
-    _section(console, "event", case.trigger)
-    _section(
+    print_facts(console, "event", case.trigger)
+    print_facts(
         console, f"state, as the agent read it ({case.snapshot_id[:12] or 'never'}), and now", _state(terms, case, look)
     )
     console.print(f"  now: {look.seen}")
@@ -109,23 +109,15 @@ def _print(terms: Contract, case: Case, look: CaseView, facts: dict[str, Any]) -
     proposal = {"decision": facts["proposed"] or "none", "impact": facts["impact"] or "-"}
     proposal |= {"confidence": f"{case.confidence:.3f}"} if case.confidence is not None else {}
     for choice in case.alternatives:
-        shares = dict(sorted(choice.get("probabilities", {}).items(), key=lambda share: -share[1]))
-        proposal[str(choice.get("choice"))] = ", ".join(f"{label} {p:.3f}" for label, p in shares.items())
-    _section(console, "ordered" if case.ordered else "proposed", proposal)
+        proposal[str(choice.get("choice"))] = shares(choice.get("probabilities", {}))
+    print_facts(console, "ordered" if case.ordered else "proposed", proposal)
     if facts["commands"]:
         kinds = look.packet.envelope.kinds if case.can_be_carried_out else ()
         decidable = {kind.kind: _bounds(terms, kind) for kind in kinds if kind.kind != ESCALATE}
-        if decidable:
-            _section(console, "a human may decide now", decidable)
+        print_facts(console, "a human may decide now", decidable)
         console.print("type one of these commands")
     for command in facts["commands"]:
         console.print(f"  {command}")
-
-
-def _section(console: Console, title: str, facts: Mapping[str, object]) -> None:
-    console.print(title)
-    for name, value in facts.items():
-        console.print(f"  {name}: {plain(value)}")
 
 
 def _state(terms: Contract, case: Case, look: CaseView) -> dict[str, str]:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 from sds.cli.common import GateOption, JsonFlag, OpenedGate, Reason, defined, open_store, operator, whole_dfid
-from sds.cli.render import Console, counted, echo, plain, print_either, print_json
+from sds.cli.render import Console, counted, echo, print_either, print_facts, print_json, shares
 from sds.definitions.definition import GateDefinition
 from sds.gates.opening import recovery_kernel
 from sds.host.clock import now_ms, when
@@ -21,7 +21,7 @@ from sds.host.keys import read_public
 from sds.host.paths import gate_home, known_public_keys, ledger_key
 from sds.kernel.audit import verify as auditing
 from sds.kernel.envelope.proposal import Proposal, parse_recorded
-from sds.kernel.errors import NOT_AS_WRITTEN, SdsError, UsageError, unreadable
+from sds.kernel.errors import SdsError, UsageError, reading, unreadable
 from sds.kernel.flow import undecided
 from sds.kernel.flow.states import Answer, State, answer
 from sds.kernel.human.parsing import said
@@ -55,10 +55,8 @@ def audit(
     if as_json:
         print_json(record)
         return
-    try:
+    with reading(unreadable(record["decision_flows"]["dfid"])):
         _show(record)
-    except NOT_AS_WRITTEN as error:
-        raise unreadable(record["decision_flows"]["dfid"]) from error
 
 
 def flows(
@@ -245,33 +243,33 @@ def _show(record: dict[str, Any]) -> None:
     flow, snapshot = record["decision_flows"], record["context_snapshots"] or {}
     proposal, verdict, order = (record[t] or {} for t in ("policy_proposals", "dim_validations", "execution_log"))
     facts = {k: flow[k] for k in ("dfid", "parent_dfid", "agent_id", "state", "tag", "contract_hash")}
-    _lines(console, "flow", {"opened": when(flow["created_at_ms"]), **facts})
-    _lines(console, "trigger", json.loads(flow["trigger_event"]))
+    print_facts(console, "flow", {"opened": when(flow["created_at_ms"]), **facts})
+    print_facts(console, "trigger", json.loads(flow["trigger_event"]))
     if snapshot:
         body = json.loads(snapshot["body"])
-        _lines(console, f"snapshot {snapshot['snapshot_id']}", {**body["fields"], "version": body["version"]})
+        print_facts(console, f"snapshot {snapshot['snapshot_id']}", {**body["fields"], "version": body["version"]})
         console.print("prompt")
         for text in json.loads(snapshot["prompt"]):
             console.print("\n".join(f"  | {line}" for line in text.splitlines()))
         suspected = json.loads(snapshot["security"])
         if suspected:
-            _lines(console, "security", {"patterns found in the claim": ", ".join(suspected)})
+            print_facts(console, "security", {"patterns found in the claim": ", ".join(suspected)})
     for attempt in record["attempts"]:
         console.print(f"rejected attempt {attempt['attempt_number']}")
         _reasons(console, attempt["reasons"])
     _proposal(console, proposal)
-    _lines(console, "rationale", _rationale(record))
+    print_facts(console, "rationale", _rationale(record))
     if verdict:
         facts = {k: verdict[k] for k in ("outcome", "gate_reached", "attempt_number")}
-        _lines(console, "verdict", {"at": when(verdict["evaluated_at_ms"]), **facts})
+        print_facts(console, "verdict", {"at": when(verdict["evaluated_at_ms"]), **facts})
         _reasons(console, verdict["reasons"])
-        _lines(console, "drift", json.loads(verdict["drift"] or "{}"))
+        print_facts(console, "drift", json.loads(verdict["drift"] or "{}"))
     _saga(console, record)
     _humans(console, record)
     if order:
         facts = {k: order[k] for k in ("status", "kind", "params", "idempotency_key", "external_receipt")}
-        _lines(console, "receipt", facts)
-    _lines(console, "ledger", {str(entry["idx"]): _entry(entry) for entry in record["ledger"]})
+        print_facts(console, "receipt", facts)
+    print_facts(console, "ledger", {str(entry["idx"]): _entry(entry) for entry in record["ledger"]})
 
 
 def _entry(entry: dict[str, Any]) -> str:
@@ -284,15 +282,13 @@ def _proposal(console: Console, proposal: dict[str, Any]) -> None:
     if not proposal:
         return
     certain = {} if proposal["confidence"] is None else {"confidence": f"{proposal['confidence']:.3f}"}
-    _lines(console, "proposal", {"bytes": proposal["proposal"], "model": proposal["model"], **certain})
+    print_facts(console, "proposal", {"bytes": proposal["proposal"], "model": proposal["model"], **certain})
     alternatives = json.loads(proposal["alternatives"])
     if isinstance(alternatives, str):
         console.print(f"alternatives: {alternatives}")
     for choice in alternatives if isinstance(alternatives, list) else ():
-        likeliest = sorted(choice["probabilities"].items(), key=lambda share: -share[1])
-        shares = ", ".join(f"{label} {p:.3f}" for label, p in likeliest)
         said = f"alternatives of {choice['choice']} ({choice['z']:.3g} of the unmasked probability)"
-        _lines(console, said, {choice["chosen"]: shares})
+        print_facts(console, said, {choice["chosen"]: shares(choice["probabilities"])})
 
 
 def _rationale(record: dict[str, Any]) -> dict[str, Any]:
@@ -307,30 +303,23 @@ def _rationale(record: dict[str, Any]) -> dict[str, Any]:
 
 def _saga(console: Console, record: dict[str, Any]) -> None:
     saga = record["saga"] or {}
-    _lines(console, "saga", {k: saga[k] for k in ("name", "phase", "compensation") if saga})
+    print_facts(console, "saga", {k: saga[k] for k in ("name", "phase", "compensation") if saga})
     for child in record["children"]:
-        _lines(console, f"child {child['dfid']}", {k: v for k, v in child.items() if k != "dfid"})
+        print_facts(console, f"child {child['dfid']}", {k: v for k, v in child.items() if k != "dfid"})
     for reversal in record["reversals"]:
         facts = {k: reversal[k] for k in ("status", "reference", "idempotency_key")}
-        _lines(console, f"reversal of {reversal['dfid']}", facts)
+        print_facts(console, f"reversal of {reversal['dfid']}", facts)
 
 
 def _humans(console: Console, record: dict[str, Any]) -> None:
     if human := record["human_decisions"]:
         names = ("decision", "who", "reason", "impact", "seen", "snapshot_id", "proposal")
-        _lines(console, "human", {"at": when(human["decided_at_ms"]), **{k: human[k] for k in names}})
+        print_facts(console, "human", {"at": when(human["decided_at_ms"]), **{k: human[k] for k in names}})
     for entry in record["ledger"]:
         if by := json.loads(entry["body"]).get("by"):
-            _lines(console, "taken over" if entry["kind"] == "ADOPTED" else "settled by a human's word", by)
+            print_facts(console, "taken over" if entry["kind"] == "ADOPTED" else "settled by a human's word", by)
 
 
 def _reasons(console: Console, text: str) -> None:
     for gate, code, message in json.loads(text):
         console.print(f"  gate {gate}: {code}: {message}")
-
-
-def _lines(console: Console, title: str, facts: dict[str, Any]) -> None:
-    if facts:
-        console.print(title)
-    for name, value in facts.items():
-        console.print(f"  {name}: {'-' if value is None or value == '' else plain(value)}")

@@ -11,7 +11,7 @@ from sds.kernel.canonical import digest
 from sds.kernel.contract.compiler import Rules
 from sds.kernel.contract.schema import Contract
 from sds.kernel.envelope.envelope import DecisionEnvelope
-from sds.kernel.errors import NOT_AS_WRITTEN, unreadable
+from sds.kernel.errors import reading, unreadable
 from sds.kernel.flow.states import numbers_of
 from sds.kernel.human.cases import read_case
 from sds.kernel.storage.store import Reader
@@ -40,10 +40,8 @@ def recorded_labels(store: Reader, contract: Contract) -> Iterator[LabelledCase 
     seen = dict[str, str]()  # case -> the first flow that decided it
     for dfid, kind, params, snapshot in store.rows(_DECIDED, (contract.gate,)):
         text = str(read_case(store, contract, dfid).trigger.get(text_field, "")) if text_field else ""
-        try:
+        with reading(unreadable(dfid)):
             fields, numbers = json.loads(snapshot)["fields"], numbers_of(params)
-        except NOT_AS_WRITTEN as error:
-            raise unreadable(dfid) from error
         if text in (ERASED, LOCKED):
             yield LeftOut(
                 dfid, "its text was erased" if text == ERASED else "its text is sealed, and the key is missing"

@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sds.escalations import choices, waits
+from sds.escalations import choices, scale_of, waits
 from sds.gate import Gate
 from sds.kernel.audit.verify import flow_record
 from sds.kernel.contract.human_terms import Impact
 from sds.kernel.contract.schema import Contract
 from sds.kernel.envelope.envelope import KindBound, format_literal
-from sds.kernel.errors import NOT_AS_WRITTEN, SdsError, unreadable
+from sds.kernel.errors import SdsError, reading, unreadable
 from sds.kernel.human.cases import Case
 from sds.kernel.human.review import CaseView, HumanReview
 from sds.service.console import words
@@ -30,7 +30,9 @@ _SHOWN = ("outcome", "decision", "who", "reason", "reason_code", "status", "refe
 
 @dataclass(frozen=True, slots=True)
 class FieldRow:
-    """One field of the state, as text: its label, where the contract has one, as the agent read it, now, and (`looked`) on the page whose form was sent, if any."""
+    """One field of the state, as text: its label, where the contract has one; as the agent read it; now; and (`looked`) on the page
+    whose form was sent, if any.
+    """
 
     path: str
     label: str
@@ -192,10 +194,9 @@ def _fields(
 
 def numbers(terms: Contract, action: str, values: Mapping[str, int], currency: str) -> Iterator[tuple[str, str]]:
     """Yield the numbers of a decision as text: in major units, or in minor ones where the contract does not know the kind."""
-    spec = terms.kinds.get(action)
     for name, value in values.items():
-        known = spec is not None and (name in spec.params or name in spec.fills)
-        yield name, words.amount(value, spec.scale(name), currency) if spec and known else f"{value} minor units"
+        scale = scale_of(terms, action, name)
+        yield name, f"{value} minor units" if scale is None else words.amount(value, scale, currency)
 
 
 def alternative(measured: Mapping[str, Any], terms: Contract, currency: str) -> Alternatives:
@@ -255,7 +256,7 @@ def history(gate: Gate, dfid: str, *, texts: bool) -> Iterator[Entry]:
     Raises StoreError where the ledger cannot be read.
     """
     record = flow_record(gate.store, dfid) or {"ledger": ()}
-    try:
+    with reading(unreadable(dfid)):
         for entry in record["ledger"]:
             body = json.loads(entry["body"])
             body |= body["by"] if isinstance(body.get("by"), dict) else {}
@@ -263,5 +264,3 @@ def history(gate: Gate, dfid: str, *, texts: bool) -> Iterator[Entry]:
                 body["reason"] = words.FOR_REVIEWERS
             detail = ", ".join(words.plain(body[name]) for name in _SHOWN if body.get(name) not in (None, ""))
             yield Entry(entry["at_ms"], entry["kind"], words.entry(entry["kind"]), detail)
-    except NOT_AS_WRITTEN as error:
-        raise unreadable(dfid) from error

@@ -11,7 +11,7 @@ from sds.gate import Gate
 from sds.kernel.audit.verify import flow_record
 from sds.kernel.contract.schema import Contract
 from sds.kernel.envelope.proposal import Proposal, parse_recorded
-from sds.kernel.errors import NOT_AS_WRITTEN, UsageError, unreadable
+from sds.kernel.errors import UsageError, reading, unreadable
 from sds.service.console import words
 from sds.service.console.case import Alternatives, Entry, alternative, history, numbers
 from sds.service.console.words import FOR_REVIEWERS, Piece
@@ -58,7 +58,7 @@ def decision_page(gate: Gate, dfid: str, *, currency: str, texts: bool) -> Decis
     record = flow_record(gate.store, dfid)
     if record is None:
         raise UsageError(f"there is no decision `{dfid}` in the record", reason_code="DFID_UNKNOWN")
-    try:
+    with reading(unreadable(dfid)):
         if not texts:
             record = without_texts(gate.contract, record)
         flow = record["decision_flows"]
@@ -76,8 +76,6 @@ def decision_page(gate: Gate, dfid: str, *, currency: str, texts: bool) -> Decis
             alternatives=tuple(_alternatives(gate, proposed, currency)),
             history=tuple(history(gate, dfid, texts=texts)),
         )
-    except NOT_AS_WRITTEN as error:
-        raise unreadable(dfid) from error
 
 
 def without_texts(terms: Contract, record: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 from sds.engines.protocol import language_model_of
 from sds.gate import Gate
-from sds.kernel.audit.agent_history import Halt, Move, last_halt, last_move
+from sds.kernel.audit.agent_history import Halt, Move, last_halt, last_move, standing
 from sds.kernel.executor import breaker
-from sds.kernel.flow import monitored
 from sds.kernel.human import cases
 from sds.kernel.registry import registry
 from sds.kernel.registry.monitors import Standing
@@ -139,7 +138,7 @@ def _halt(gate: Gate) -> Halt | None:
 
 
 def _agents(gate: Gate, now_ms: int) -> list[Agent]:
-    mine = monitored.standing(gate.contract, gate.store, now_ms)
+    mine = standing(gate.contract, gate.store, now_ms)
     return [
         Agent(
             each.agent_id,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sds.host.clock import when
-from sds.kernel.errors import NOT_AS_WRITTEN, StoreError
+from sds.kernel.errors import StoreError, reading
 from sds.kernel.flow.states import FINAL, UNDECIDED_TAGS
 from sds.kernel.storage.store import Reader
 
@@ -63,10 +63,8 @@ def read_changes(record: Reader, gate: str, after: int, limit: int = PAGE_MAX) -
         "SELECT idx, at_ms, kind, dfid, body, entry_hash FROM ledger WHERE idx > ? ORDER BY idx LIMIT ?",
         (after, min(limit, PAGE_MAX)),
     )
-    try:
+    with reading(StoreError(f"the ledger of gate `{gate}` cannot be read", hint="sds ledger verify")):
         return [_change(gate, *row) for row in rows]
-    except NOT_AS_WRITTEN as error:
-        raise StoreError(f"the ledger of gate `{gate}` cannot be read", hint="sds ledger verify") from error
 
 
 def _change(gate: str, idx: int, at_ms: int, kind: str, dfid: str, text: str, entry_hash: str) -> Change:

@@ -14,12 +14,13 @@ from sds.host.clock import when
 from sds.kernel.canonical import REASON_CHARS_MAX
 from sds.kernel.executor.protocol import REFERENCE_CHARS_MAX
 from sds.kernel.human.cases import BEFORE_ALL, Decision, Place
+from sds.kernel.human.parsing import Number
 from sds.kernel.human.review import Resolution
 from sds.service import review
 from sds.service.callers import Caller, Reviewer, Viewer
 from sds.service.console import taken
 from sds.service.console.taken import KEPT_MS, Taken
-from sds.service.fields import FLAG, OBJECT, TEXT, Number, as_written, body_schema, read_fields
+from sds.service.fields import FLAG, OBJECT, TEXT, as_written, body_schema, read_fields
 from sds.service.problems import Problem
 from sds.service.routes.described import ok
 from sds.service.routes.looking import Cursor

@@ -23,7 +23,7 @@ LATE = Flight("AA1-JFK-1", "AA", 1, "JFK", "MIA", 1_360_000_000, 190, 200, 1_752
 
 def one_ticket(path: Path, flight: Flight = LATE, **changes: object) -> TicketSource:
     ticket = replace(Ticket("TKT-1", flight.flight_id, "cust-1", 20_000), **changes)  # type: ignore[arg-type]
-    write_airline(path / "airline.db", World((flight,), (ticket,), (), AS_OF_AT))
+    write_airline(path / "airline.db", World((flight,), (ticket,), ()))
     return TicketSource(path / "airline.db")
 
 

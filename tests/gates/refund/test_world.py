@@ -13,7 +13,7 @@ from sds.gates.refund.source import TicketSource
 from sds.gates.refund.world.airline import write_airline
 from sds.gates.refund.world.claims import SEVERE, TEXT_CHARS_MAX, Cause, corpus
 from sds.gates.refund.world.flights import CONDITIONS, Flight, condition, load_flights, metres
-from sds.gates.refund.world.tickets import AS_OF_AT, World, is_due, make_world
+from sds.gates.refund.world.tickets import World, is_due, make_world
 from sds.kernel.errors import StateError
 from tests.scale import scale
 
@@ -139,7 +139,7 @@ class TestWorld:
         known = {t.ticket_id for t in world.tickets}
         met = Counter(
             unknown=sum(c.ticket_id not in known for c in world.claims),
-            not_due=sum(not is_due(by_id[t.flight_id], AS_OF_AT) for t in world.tickets),
+            not_due=sum(not is_due(by_id[t.flight_id]) for t in world.tickets),
             fully_refunded=sum(t.refunded_minor == t.fare_minor for t in world.tickets),
             partly_refunded=sum(0 < t.refunded_minor < t.fare_minor for t in world.tickets),
             compensated=sum(t.compensated for t in world.tickets),

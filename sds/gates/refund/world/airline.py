@@ -13,7 +13,7 @@ from random import Random
 from sds.gates.databases import changing, never_replaced, new_database, versioned
 
 from .flights import CONDITIONS
-from .tickets import World, is_due
+from .tickets import AS_OF_AT, World, is_due
 
 
 def airline_path(folder: Path) -> Path:
@@ -57,10 +57,10 @@ END;
 
 def write_airline(path: Path, world: World) -> None:
     """Write a world to a new file. Raises StateError when the file exists or cannot be written."""
-    flights = [(*astuple(flight), is_due(flight, world.as_of_at)) for flight in world.flights]
+    flights = [(*astuple(flight), is_due(flight)) for flight in world.flights]
     tickets = [astuple(ticket) for ticket in world.tickets]
     with new_database(path, _SCHEMA) as db:
-        db.execute("INSERT INTO about VALUES (1, ?)", (world.as_of_at,))
+        db.execute("INSERT INTO about VALUES (1, ?)", (AS_OF_AT,))
         db.executemany("INSERT INTO flights VALUES (?,?,?,?,?,?,?,?,?,?,?)", flights)
         db.executemany("INSERT INTO tickets VALUES (?,?,?,?,?,?,?,1)", tickets)
 

@@ -54,21 +54,20 @@ class World:
     flights: tuple[Flight, ...]
     tickets: tuple[Ticket, ...]
     claims: tuple[Claim, ...]
-    as_of_at: int
 
 
-def is_due(flight: Flight, as_of_at: int) -> bool:
-    """Return whether the flight's outcome can be known: its scheduled departure is long enough before `as_of_at`."""
-    return flight.sched_dep_at + DUE_AFTER_S <= as_of_at
+def is_due(flight: Flight) -> bool:
+    """Return whether the flight's outcome can be known: its scheduled departure is long enough before `AS_OF_AT`."""
+    return flight.sched_dep_at + DUE_AFTER_S <= AS_OF_AT
 
 
-def make_world(flights: Sequence[Flight], claims: int, rng: Random, as_of_at: int = AS_OF_AT) -> World:
+def make_world(flights: Sequence[Flight], claims: int, rng: Random) -> World:
     """Generate `claims` claims, each with a ticket of its own and special cases at their rates. Their texts come from
     the test part of the corpus. Raises ValueError.
     """
     if not 0 <= claims <= CLAIMS_MAX:
         raise ValueError(f"`{claims}` claims are not between 0 and {CLAIMS_MAX}")
-    pools, deck = _pools(flights, as_of_at), Deck(corpus("test"))
+    pools, deck = _pools(flights), Deck(corpus("test"))
     used: dict[str, Flight] = {}
     tickets: list[Ticket] = []
     written: list[Claim] = []
@@ -83,13 +82,13 @@ def make_world(flights: Sequence[Flight], claims: int, rng: Random, as_of_at: in
         if case != "unknown_ticket":
             used[flight.flight_id] = flight
             tickets.append(ticket)
-    return World(tuple(used.values()), tuple(tickets), tuple(written), as_of_at)
+    return World(tuple(used.values()), tuple(tickets), tuple(written))
 
 
-def _pools(flights: Sequence[Flight], as_of_at: int) -> dict[str, list[Flight]]:
+def _pools(flights: Sequence[Flight]) -> dict[str, list[Flight]]:
     pools: dict[str, list[Flight]] = {name: [] for name in (*_INCIDENTS, "not_due")}
     for flight in flights:
-        pools[_incident(flight) if is_due(flight, as_of_at) else "not_due"].append(flight)
+        pools[_incident(flight) if is_due(flight) else "not_due"].append(flight)
     empty = [name for name, pool in pools.items() if not pool]
     if empty:
         raise ValueError(f"no flight is `{empty[0]}`")
