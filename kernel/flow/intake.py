@@ -28,7 +28,6 @@ NAME_CHARS_MAX = 64
 EVENT_BYTES_MAX = 64 * 1024
 PREVIEW = "preview"  # stands for the flow's id in a packet that belongs to no flow
 SAVE_AS = "save it as UTF-8 without a byte order mark"
-OTHER_BODY = "send what was sent first, or give the event an id of its own"
 _MARKS_OF_UTF_16 = (BOM_UTF16_LE, BOM_UTF16_BE)  # a mark of UTF-32 begins with the first, or with NUL
 # One event: its case's key and erasure (columns 0-4), the contract that a new flow would be under (5), whether its gate
 # has adopted flows (6), and its body hash and last flow (7-13).
@@ -289,8 +288,8 @@ def refuse_another(store: Reader, event: Event, fingerprint: str, *, dfid: str) 
     if fingerprint in (event.fingerprint, digest(event.body)):
         return
     if not vault.recognises(store, fingerprint, event.original or event.body):
-        message = f"event `{event.id}` was seen with another body"
-        raise EventError(message, reason_code="EVENT_CONFLICT", hint=OTHER_BODY, dfid=dfid)
+        message, hint = f"event `{event.id}` was seen with another body", vault.mend_of_another(store, dfid)
+        raise EventError(message, reason_code="EVENT_CONFLICT", hint=hint, dfid=dfid)
 
 
 def write_event(store: Store, gate: str, event: Event, restarts: int) -> str:

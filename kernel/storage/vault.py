@@ -124,6 +124,13 @@ def fingerprint_in(trigger: str) -> str | None:
     return next((str(value[FINGERPRINT]) for value in fields if isinstance(value, dict)), None)
 
 
+def mend_of_another(store: Reader, dfid: str) -> str:
+    """Return what to do with an event whose flow the record does not recognise."""
+    if is_lost(store, dfid):
+        return "the key that recognises its text is lost, so it may be the same: do not send it under another id"
+    return "send what was sent first, or give the event an id of its own"
+
+
 def recognises(store: Reader, fingerprint: str, body: str) -> bool:
     """Tell whether `fingerprint` is that of this body: under any of the kernel's keys, or as an older version made it."""
     return fingerprint == digest(body) or fingerprint in store.keyring.fingerprints(body)

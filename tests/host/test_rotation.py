@@ -15,7 +15,7 @@ from sds.host.backup import back_up
 from sds.host.restoring import restore
 from sds.host.rotation import rotate
 from sds.kernel.audit import verify
-from sds.kernel.errors import StoreError, UsageError
+from sds.kernel.errors import EventError, StoreError, UsageError
 from sds.kernel.executor.protocol import ExecutionIntent
 from sds.kernel.operations.recovery import Recovered
 from sds.kernel.registry import registry
@@ -242,6 +242,9 @@ def test_whoever_is_stopped_while_they_say_that_keys_are_lost_says_it_again(
     renewed(bed, lost=True)
     with bed.gate() as gate:
         assert "[sealed]" in str(verify.flow_record(gate.store, dfid))
+        with pytest.raises(EventError, match="was seen with another body") as refused:
+            gate.decide(bed.event(0, text=text))
+        assert (dfid, True) == (refused.value.dfid, "do not send it under another id" in refused.value.hint)
         assert "CLOSED" == gate.decide(bed.event(1)).state
         assert () == verify.verify(gate.store, public=paths.public_keys_of(bed.own)).faults
     with pytest.raises(UsageError, match="are not lost"):
