@@ -13,9 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-from sds.kernel.errors import StoreError, UsageError
+from sds.kernel.errors import UsageError
 
-_BACK = "move it back with its -wal and -shm; if it is gone, end this program and restore the record from a backup"
 _open: WeakValueDictionary[int, OpenFile] = WeakValueDictionary()
 
 
@@ -24,16 +23,8 @@ class OpenFile:
 
     def __init__(self, path: Path) -> None:
         self.file, self.process = _file(path), os.getpid()
-        self._path = path.absolute()  # the process may change its folder
+        self.path = path.absolute()  # the process may change its folder
         _open[id(self)] = self
-
-    def check_place(self) -> None:
-        """Raise StoreError where who opens its path does not get this file: it was moved away, deleted or replaced."""
-        with suppress(OSError):
-            if _file(self._path) == self.file:
-                return
-        why = "its file was moved away, deleted or replaced, and nobody would find what is written"
-        raise StoreError(f"the store refused: {why}", hint=_BACK)
 
     def close(self) -> None:
         _open.pop(id(self), None)

@@ -52,6 +52,7 @@ _OLDER_CLOCK_STEPS = (
 )
 _UNSTORABLE = (OverflowError, UnicodeEncodeError)  # a number beyond 64 bits, text that has no UTF-8
 
+_BACK = "move it back with its -wal and -shm; if it is gone, end this program and restore the record from a backup"
 _WRITE, _RESTORE = "check that you may write in its folder", "restore the record from a backup, or use another folder"
 _MENDS = {
     sqlite3.SQLITE_CANTOPEN: _WRITE,
@@ -300,7 +301,7 @@ class SqliteStore(SqliteReader, Store):
                     self._wait_for_disk(durable)
                     self._db.execute("BEGIN IMMEDIATE")
                     yield _fetched(self._db, first, values) if first else []
-                    self.file.check_place()
+                    self._check_place()
                     self._db.execute("COMMIT")
                 except BaseException:
                     if self._db.in_transaction:
@@ -319,6 +320,15 @@ class SqliteStore(SqliteReader, Store):
             self._durable = False  # until it is certain
             self._db.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
             self._durable = durable
+
+    def _check_place(self) -> None:
+        """Raise StoreError where who opens the path does not get this file: it was moved away, deleted or replaced."""
+        with suppress(OSError):
+            found = self.file.path.stat()
+            if (found.st_dev, found.st_ino) == self.file.file:
+                return
+        why = "its file was moved away, deleted or replaced, and nobody would find what is written"
+        raise StoreError(f"the store refused: {why}", hint=_BACK)
 
     def flush(self) -> None:
         """Write the log to the disk. What has left it is in the database, durably."""

@@ -12,8 +12,9 @@ from types import MappingProxyType
 
 from sds.kernel.errors import StoreError
 
-_OBJECTS = "SELECT rowid AS n, name, sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name, sql"
-SCHEMA = f"SELECT name, group_concat(sql, ';') FROM ({_OBJECTS}) GROUP BY name ORDER BY min(n)"
+SCHEMA = (
+    "SELECT name, group_concat(sql, ';') FROM sqlite_master WHERE sql IS NOT NULL GROUP BY name ORDER BY min(rowid)"
+)
 # A view, or a trigger that does not say that it comes after: it may ignore a row
 _MAY_LOSE = re.compile(r"\bCREATE (?:VIEW|TRIGGER (?!\w+\s+AFTER\s))", re.IGNORECASE)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
+from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 
 from tests.executors.apis.certificates import certificate
 from tests.executors.gateways import connected, in_thread, order
@@ -48,10 +51,29 @@ def test_while_certificates_do_not_fit_or_are_gone_the_last_ones_are_shown(tmp_p
         assert "settled" == executor.dispatch(order("c" * 64), "c" * 64, 5.0).status
 
 
+def refuse_all(listener: socket.socket, server_side: ssl.SSLContext) -> None:
+    """Refuse the certificate of whoever connects, and read what they send until they close: to close before them would discard
+    the alert that says why.
+    """
+    with suppress(OSError):  # the listener is shut
+        while True:
+            connection, _ = listener.accept()
+            with connection.dup() as below:
+                with suppress(ssl.SSLError), server_side.wrap_socket(connection, server_side=True) as let_in:
+                    let_in.recv(1)
+                while below.recv(4096):
+                    pass
+
+
 def test_a_certificate_of_ours_that_has_expired_is_named_in_what_became_of_the_order(tmp_path: Path) -> None:
     """The gateway refuses it after the order was sent (TLS 1.3), so the order is unknown."""
     certificate(tmp_path, "client", days=-1)
     server_side = letting_in(tmp_path, certificate(tmp_path, "server"))
-    with in_thread(tmp_path, tls=server_side) as server, connected(tmp_path, server.url, OURS) as executor:
-        found = executor.dispatch(order("a" * 64), "a" * 64, 5.0)
-    assert ("unknown", True) == (found.status, "CERTIFICATE_EXPIRED" in found.detail)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = Thread(target=refuse_all, args=(listener, server_side), daemon=True)
+        thread.start()
+        with connected(tmp_path, f"https://127.0.0.1:{listener.getsockname()[1]}", OURS) as executor:
+            found = executor.dispatch(order("a" * 64), "a" * 64, 5.0)
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    assert ("unknown", True) == (found.status, "CERTIFICATE_EXPIRED" in found.detail), found.detail
