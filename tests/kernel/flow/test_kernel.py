@@ -145,6 +145,18 @@ def test_another_mission_under_the_same_contract_suspends(world: World):
     assert ("ESCALATED", "MISSION_DISSONANCE", "SUSPENDED") == (answer.state, answer.tag, status(world))
 
 
+def test_one_that_was_suspended_after_the_judgement_is_not_suspended_again_and_its_case_is_a_humans(world: World):
+    packet = world.packet()
+    data = refund()(packet)
+    with world.store.transaction():
+        world.store.run("UPDATE contracts SET mission_hash = 'another'")
+    verdict = world.kernel.judge(packet, data, Decoding())
+    suspend(world)
+    assert world.kernel.commit(packet, data, Decoding(), verdict, None) is None
+    assert ("ESCALATED", "SUSPENDED") == (world.kernel.answer(packet.dfid).state, status(world))
+    assert [1] == world.column("SELECT count(*) FROM ledger WHERE kind = 'AGENT' AND body LIKE '%\"SUSPENDED\"%'")
+
+
 def test_the_agent_is_revoked_between_reasoning_and_execution_with_live_state_unchanged(world: World):
     packet = world.packet()
     suspend(world)

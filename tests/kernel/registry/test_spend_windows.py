@@ -208,3 +208,14 @@ def test_a_time_of_the_record_that_is_none_is_told_in_one_typed_line(zone: str |
     limit = SpendLimit(name="till", window="day", max_minor=1, timezone=zone)
     with pytest.raises(StoreError, match=f"^the record has a time that no calendar has: {at_ms} ms$"):
         spend.counts(limit, at_ms, HOUR_MS)
+
+
+def test_an_order_in_flight_is_still_counted_by_the_limits_that_counted_it_alone(folder: Path):
+    others = {"window: day": True, "window: hour": False, BERLIN: False, "window: day, sliding: true": False}
+    with till(folder, "window: day") as world:
+        dfid, now_ms = world.pay("60.00").dfid, world.clock()
+        counted = {limit: spend.still_counted(world.store, limited(limit), dfid, {}, now_ms) for limit in others}
+        days = [
+            spend.still_counted(world.store, limited("window: day"), dfid, {}, now_ms + n * DAY_MS) for n in (-1, 1)
+        ]
+    assert (others, [False, False]) == (counted, days)
