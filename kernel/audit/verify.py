@@ -109,19 +109,6 @@ def _database(reader: Reader) -> list[str]:
     ]
 
 
-def foreign_schema(reader: Reader) -> list[str]:
-    """Return what no version of this program writes in a record's schema. The SQL in it would run as soon as the record is used;
-    a mere index does nothing.
-    """
-    wanted = reader.expected_schema
-    strange = (
-        name
-        for name, sql in sorted(reader.schema.items())
-        if sql != wanted.get(name) and not sql.startswith("CREATE INDEX")
-    )
-    return [f"schema: `{name}` is not this program's" for name in strange]
-
-
 def _against_head(
     hashes: Mapping[int, str], expected: Head | Checkpoint, head: Head, public: PublicKeys | None
 ) -> list[str]:

